@@ -4,28 +4,32 @@ SHELL := bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint bench fuzz wheel manifests lock newest soak scoreboard fidelity switchback held-out sealed docs dashboard proto clean
+.PHONY: help setup demo test check-long lint size bench fuzz wheel manifests lock newest soak scoreboard fidelity switchback sealed docs dashboard proto clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 19
 
-setup: .venv/ready balancer/native/kernel.so balancer/native/module.so ## everything that is needed, into .venv
+setup: .venv/ready balancer/kernel/compiled/kernel.so balancer/native/module.so ## everything that is needed, into .venv
 
 .venv/ready: pyproject.toml deploy/setup triton/requirements.txt $(wildcard deploy/lock/*.txt)
 	@PYTHON=$(PYTHON) deploy/setup
 
 # Of the same sources as the serving process: another one is not loaded.
-balancer/native/kernel.so: .venv/ready $(shell find policies balancer/core balancer/native -name '*.py')
+balancer/kernel/compiled/kernel.so: .venv/ready $(shell find policies balancer/kernel -name '*.py')
+	$(BIN)/python -m balancer.kernel.compiled.build
+
+balancer/native/module.so: balancer/kernel/compiled/kernel.so $(wildcard envoy/module/*.[ch] balancer/native/*.py balancer/extproc/*.py)
 	$(BIN)/python -m balancer.native.build
 
-balancer/native/module.so: balancer/native/kernel.so $(wildcard balancer/native/module/*.[ch] balancer/front/*.py balancer/gateway/*.py)
-	$(BIN)/python -m balancer.front.build
-
 demo: setup ## the whole stack, real requests, nine policies; report in out/demo
-	$(BIN)/python -m tools.demo
+	$(BIN)/python -m dev.demo
 
-test: setup ## all tests, with real Envoy and real Triton, in two processes
-	$(BIN)/pytest -n 2
+test: setup ## all tests but the long ones, with real Envoy and real Triton, in three processes
+	$(BIN)/pytest -n 3
+
+check-long: setup ## what takes hours: the long tests, `make fuzz` and `make soak`
+	$(BIN)/pytest -n 3 -m long
+	$(MAKE) fuzz soak
 
 lint: setup ## style, length of files, types, and who may import whom
 	$(BIN)/ruff check .
@@ -34,21 +38,28 @@ lint: setup ## style, length of files, types, and who may import whom
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+size: ## how large the project is: lines of code, lines of tests, words of pages
+	@git ls-files '*.py' '*.c' '*.h' ':!tests' ':!*_pb2.py' | xargs cat | wc -l | xargs printf '%7d lines of code\n'
+	@git ls-files 'tests/*.py' 'tests/*.c' | xargs cat | wc -l | xargs printf '%7d lines of tests\n'
+	@git ls-files '*.md' | xargs cat | wc -w | xargs printf '%7d words of pages\n'
+	@wc -w < README.md | xargs printf '%7d of them in README.md\n'
+	@grep -c '^| `' docs/config.md | xargs printf '%7d settings\n'
+
 bench: setup ## speed and memory; report in out/bench
 	@# The client, h2load; where it cannot be installed from here, the benchmark says what to do.
 	@command -v h2load >/dev/null || [[ $$(id -u) != 0 ]] || \
 	  { apt-get update -qq && apt-get install --yes -qq --no-install-recommends nghttp2-client >/dev/null; }
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m dev.bench
 
 fuzz: setup ## random hostile inputs: 10,000,000 for the module's reader, 100,000 states for it, 100,000 at every port, 25 minutes; report in out/fuzz
-	$(BIN)/python -m benchmarks.fuzz.request
-	$(BIN)/python -m benchmarks.fuzz.state
-	$(BIN)/python -m benchmarks.fuzz
-	$(BIN)/python -m benchmarks.fuzz --proxied --out out/fuzz/proxied
+	$(BIN)/python -m dev.fuzz.request
+	$(BIN)/python -m dev.fuzz.state
+	$(BIN)/python -m dev.fuzz
+	$(BIN)/python -m dev.fuzz --proxied --out out/fuzz/proxied
 
 wheel: setup ## a package with kernel and module in it, for machines without a compiler; in out/wheel. ARCH=aarch64: for those (extra balancer[cc])
-	@$(if $(ARCH),$(BIN)/python -m balancer.native.build --target $(ARCH) --out out/$(ARCH)/kernel.so)
-	@$(if $(ARCH),$(BIN)/python -m balancer.front.build --target $(ARCH) --out out/$(ARCH)/module.so)
+	@$(if $(ARCH),$(BIN)/python -m balancer.kernel.compiled.build --target $(ARCH) --out out/$(ARCH)/kernel.so)
+	@$(if $(ARCH),$(BIN)/python -m balancer.native.build --target $(ARCH) --out out/$(ARCH)/module.so)
 	@# What is left there of a build before would come along.
 	rm -rf build
 	WHEEL_ARCH=$(ARCH) $(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir out/wheel .
@@ -65,30 +76,27 @@ lock: setup ## the versions that set-up, CI and images install, anew within what
 newest: ## all tests over the newest of all that pyproject.toml allows, in an environment of its own, out/newest
 	@mkdir -p out
 	VENV=out/newest NEWEST=1 PYTHON=$(PYTHON) deploy/setup
+	out/newest/bin/python -m balancer.kernel.compiled.build
 	out/newest/bin/python -m balancer.native.build
-	out/newest/bin/python -m balancer.front.build
-	out/newest/bin/pytest -n 2
+	out/newest/bin/pytest -n 3
 
 soak: setup ## 1,000,000 requests while parts die, hang and change, 25 minutes; report in out/soak
-	$(BIN)/python -m benchmarks.soak
+	$(BIN)/python -m dev.soak
 
 dashboard: setup ## the Grafana dashboard, made of its description; writes deploy/observability/dashboard.json
-	$(BIN)/python -m tools.dashboard deploy/observability/dashboard.json
+	$(BIN)/python -m dev.dashboard deploy/observability/dashboard.json
 
 scoreboard: setup ## all policies in all scenarios, some 10 minutes; writes docs/scoreboard
 	$(BIN)/balancer scoreboard --jobs 2 --out docs/scoreboard
 
 fidelity: setup ## the simulator held against the live stack, 5 minutes; writes docs/fidelity
-	$(BIN)/python -m experiments.live_fidelity --page docs/fidelity
+	$(BIN)/python -m dev.experiments.live fidelity --page docs/fidelity
 
 switchback: setup ## wlpr, expected_latency and learned in turns on the live stack, 8 minutes; writes docs/switchback
-	$(BIN)/python -m experiments.live_switchback --page docs/switchback
-
-held-out: setup ## the shipped learned policy on held-out scenarios and other fleets, 10 minutes; writes docs/learned
-	$(BIN)/python -m experiments.held_out --out docs/learned
+	$(BIN)/python -m dev.experiments.live switchback --page docs/switchback
 
 sealed: setup ## the shipped learned policy on scenarios that nobody has looked at, once, 7 minutes; writes docs/learned
-	$(BIN)/python -m experiments.sealed open
+	$(BIN)/python -m dev.experiments.sealed open
 
 docs: setup ## the page of config fields, and all pages as a site with search, in site
 	$(BIN)/python -m balancer.config.page docs/config.md
@@ -100,8 +108,8 @@ docs: setup ## the page of config fields, and all pages as a site with search, i
 	@echo "Written: site/index.html (python -m http.server --directory site)"
 
 proto: setup ## code from the .proto files
-	$(MAKE) -C balancer/telemetry
+	$(MAKE) -C balancer/reports
 	$(MAKE) -C envoy
 
 clean: ## remove what the targets made
-	rm -rf .venv out site *.egg-info balancer/native/kernel.so balancer/native/kernel.h balancer/native/module.so balancer/native/module/bounds.h balancer/native/module/shared.h
+	rm -rf .venv out site *.egg-info balancer/kernel/compiled/kernel.so balancer/kernel/compiled/kernel.h balancer/native/module.so envoy/module/bounds.h envoy/module/shared.h

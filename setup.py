@@ -15,8 +15,8 @@ from setuptools.command.build_py import build_py
 HERE = Path(__file__).parent
 MACHINE = os.environ.get("WHEEL_ARCH") or platform.machine()
 """That the libraries are for; those of another machine than this one are in out/MACHINE."""
-FOLDER = HERE / "balancer" / "native" if platform.machine() == MACHINE else HERE / "out" / MACHINE
-LIBRARIES = [FOLDER / name for name in ("kernel.so", "module.so")]
+PLACES = (Path("balancer", "kernel", "compiled", "kernel.so"), Path("balancer", "native", "module.so"))
+LIBRARIES = [HERE / path if platform.machine() == MACHINE else HERE / "out" / MACHINE / path.name for path in PLACES]
 
 
 def platform_tag() -> str:
@@ -32,9 +32,9 @@ class Sources(build_py):
     def run(self) -> None:
         """See distutils."""
         super().run()
-        for path in LIBRARIES:
+        for path, place in zip(LIBRARIES, PLACES, strict=True):
             if path.exists() and not self.editable_mode:
-                shutil.copy(path, Path(self.build_lib, "balancer", "native"))
+                shutil.copy(path, Path(self.build_lib, place))
 
 
 class Wheel(bdist_wheel):

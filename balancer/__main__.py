@@ -1,5 +1,5 @@
 """`python -m balancer` is `balancer`."""
 
-from balancer.cli import main
+from balancer.cli.main import main
 
 main()

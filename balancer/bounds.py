@@ -1,8 +1,8 @@
 """How large and how many: the bounds of everything that comes from outside, declared once.
 
 Each kind of message has one gate, which turns it into values of the core's types and refuses what is out of bounds:
-requests in `balancer.gateway.kserve`, outcomes in `balancer.gateway.outcomes`, reports in
-`balancer.telemetry.codec`. What passed a gate is finite, non-negative and small, so estimators need not look again.
+requests in `balancer.extproc.kserve`, outcomes in `balancer.extproc.outcomes`, reports in
+`balancer.reports.codec`. What passed a gate is finite, non-negative and small, so estimators need not look again.
 """
 
 from __future__ import annotations
@@ -23,6 +23,12 @@ MAX_PREFIX_BYTES = 65_536
 """Of a gRPC message, before its tensors: as much is held until a worker is chosen."""
 MAX_JSON_BYTES = 2**20
 """Of JSON that is read for what concerns routing: as much is held until a worker is chosen."""
+MAX_INFLATED_BYTES = 80 * 2**20
+"""Of a compressed message, inflated: it is read to its end."""
+MAX_INFLATED_TOTAL_BYTES = 256 * 2**20
+"""Of all compressed messages together that one balancer process forwards, which has some three copies of each."""
+MAX_INFLATING = 1024
+"""Compressed messages that Envoy's module reads at once; each takes some 40 KB."""
 MAX_DEADLINE_S = 1e9
 """Of a header; later ones mean none."""
 MAX_IN_FLIGHT = 200_000

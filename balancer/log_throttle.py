@@ -1,4 +1,4 @@
-"""How often a log tells of what strangers can bring about as often as they like: once a second."""
+"""How often a log tells of what strangers can bring about as often as they like: once a second, or less often."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Callable
 _EVERY_S = 1.0
 
 
-class Seldom:
+class LogThrottle:
     """Says when the next line of each kind is due."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], every_s: float = _EVERY_S) -> None:
         """`clock` gives seconds that only grow."""
-        self._clock = clock
+        self._clock, self._every_s = clock, every_s
         self._told_s: dict[str, float] = {}
 
     def due(self, kind: str = "") -> bool:
-        """Whether none of the kind was due within the last second; then one is now. Kinds come from code, never from
+        """Whether none of the kind was due within the last period; then one is now. Kinds come from code, never from
         input.
         """
         now_s = self._clock()
-        if now_s - self._told_s.get(kind, -math.inf) < _EVERY_S:
+        if now_s - self._told_s.get(kind, -math.inf) < self._every_s:
             return False
         self._told_s[kind] = now_s
         return True

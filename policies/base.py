@@ -1,8 +1,8 @@
 """What a policy is: a pure function from a view of the fleet to a probability for each worker.
 
-A pick samples the probabilities, a table publishes them, policy gradient differentiates their logarithm, off-policy
+A pick samples the probabilities, policy gradient differentiates their logarithm, off-policy
 evaluation divides by them, and a test compares them exactly. Whatever has memory (in-flight counts, latency averages,
-tokens) is an estimator of `balancer.core` and reaches a policy as a column of the view, so a policy can be swapped,
+tokens) is an estimator of `balancer.kernel` and reaches a policy as a column of the view, so a policy can be swapped,
 shadowed or simulated at any moment without warming up.
 
 Arrays carry optional leading batch axes: production passes `(n,)`, the simulator `(environments, n)`.

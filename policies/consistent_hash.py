@@ -53,9 +53,9 @@ class ConsistentHash(CostPolicy):
         return {"load": self.load}
 
     @staticmethod
-    def cost(lot: FloatArray, weight: FloatArray) -> FloatArray:
+    def cost(draw: FloatArray, weight: FloatArray) -> FloatArray:
         """The worker's bid for the key."""
-        return rendezvous_cost(lot, weight)
+        return rendezvous_cost(draw, weight)
 
     @staticmethod
     def candidate(

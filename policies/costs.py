@@ -13,10 +13,10 @@ from policies.base import FleetView, FloatArray, Policy, Request
 from policies.choices import Choice
 from policies.columns import COLUMNS
 from policies.facts import Fact
-from policies.hashing import lots
+from policies.hashing import draws
 from policies.rows import IN_PYTHON, Rows
 
-LOT = "lot"
+DRAW = "draw"
 """A column beside those of the view: the worker's lot for the request's key, uniform in [0, 1)."""
 ONE = "one"
 """A column of ones, for an option that leaves another column out."""
@@ -31,7 +31,7 @@ class Wiring(NamedTuple):
     """Where the parameters of a policy's functions come from; parameters by name."""
 
     columns: dict[str, str]
-    """The column that a parameter is; `LOT` and `ONE` are some."""
+    """The column that a parameter is; `DRAW` and `ONE` are some."""
     options: dict[str, FloatArray]
     """Numbers: bools as 0 and 1, one of several texts as its place among them."""
     facts: dict[str, Fact]
@@ -52,7 +52,7 @@ class CostPolicy(Policy):
 
     `cost` and `candidate` hold for one worker as for arrays of them: NumPy's functions of elements and operators, no
     branches. The names of their parameters say what they are given: columns of the view, what a request has
-    (`OF_REQUEST`), options of the policy, its `facts`, and `lot`. So they run over arrays in NumPy, and compiled,
+    (`OF_REQUEST`), options of the policy, its `facts`, and `draw`. So they run over arrays in NumPy, and compiled,
     worker by worker, in the simulator.
     """
 
@@ -77,7 +77,7 @@ class CostPolicy(Policy):
         options, hints = self.options(), get_type_hints(type(self))
         for name in dict.fromkeys((*parameters(type(self).cost), *parameters(type(self).candidate))):
             column = self._column(name)
-            if column in (*COLUMNS, LOT, ONE):
+            if column in (*COLUMNS, DRAW, ONE):
                 columns[name] = column
             elif name in options:
                 numbers[name] = np.asarray(_number(options[name], hints[name]))
@@ -97,7 +97,7 @@ class CostPolicy(Policy):
 
     def _call(self, function: Callable[..., Any]) -> _Call:
         wiring, names = self.wiring, parameters(function)
-        columns = [name for name in names if wiring.columns.get(name, LOT) in COLUMNS]
+        columns = [name for name in names if wiring.columns.get(name, DRAW) in COLUMNS]
         options = {name: wiring.options[name] for name in names if name in wiring.options}
         options.update({name: _ONE for name in names if wiring.columns.get(name) == ONE})
         others = tuple(name for name in names if name not in columns and name not in options)
@@ -127,8 +127,8 @@ class CostPolicy(Policy):
     def _called(self, call: _Call, request: Request, fleet: FleetView, facts: Mapping[str, FloatArray]) -> Any:
         given = {name: getattr(fleet, column) for name, column in call.columns}
         for name in call.others:
-            if name == LOT:
-                given[name] = lots(request, fleet)
+            if name == DRAW:
+                given[name] = draws(request, fleet)
             elif name == "keyed":
                 given[name] = float(request.key is not None)
             else:

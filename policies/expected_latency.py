@@ -60,7 +60,7 @@ class ExpectedLatency(CostPolicy):
     On herding: balancers that read the same reports would all run to the same worker, if they trusted reports alone.
     What prevents it is in the estimate and not in the choice: every pick counts at once, for the others' picks too, so
     the worker just picked looks longer to the next request. The softmin therefore only needs to part near ties. A
-    wider one buys nothing, even with many balancers and old reports, and costs where there are few: see README.md.
+    wider one buys nothing, even with many balancers and old reports, and costs where there are few.
 
     Where a worker's cache makes requests of a key cheaper, what that is expected to save counts `saving_factor` times:
     who goes elsewhere takes those that follow with it, and drives another key out there. Where keys are not seen to

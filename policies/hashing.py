@@ -55,19 +55,19 @@ def key_of(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 
-def lots(request: Request, fleet: FleetView) -> FloatArray:
+def draws(request: Request, fleet: FleetView) -> FloatArray:
     """The lot of each worker for the request's key, or its number where it has none: uniform in [0, 1), `(..., n)`."""
     key = request.number if request.key is None else request.key
     mixed = np.uint64(mix(key)) if isinstance(key, int) else mix_array(np.atleast_1d(key).astype(np.uint64, copy=False))
-    return lot_of(fleet.name_hash, mixed)
+    return hash_draw(fleet.name_hash, mixed)
 
 
-def lot_of(name_hash: UintArray, mixed_key: np.uint64 | UintArray) -> FloatArray:
+def hash_draw(name_hash: UintArray, mixed_key: np.uint64 | UintArray) -> FloatArray:
     """From a worker's name hash and `mix` of a key, element by element."""
     return unit_array(mix_array(name_hash ^ mixed_key))
 
 
-def rendezvous_cost(lot: FloatArray, weight: FloatArray) -> FloatArray:
+def rendezvous_cost(draw: FloatArray, weight: FloatArray) -> FloatArray:
     """What a worker bids for a key, finite and >= 0, element by element: the least bid wins.
 
     The bid is `-ln(u) / weight`, with `u` uniform in (0, 1] from the hash of key and worker, so a worker wins in
@@ -75,5 +75,5 @@ def rendezvous_cost(lot: FloatArray, weight: FloatArray) -> FloatArray:
     Ravishankar, "Using name-based mappings to increase hit rates", IEEE/ACM ToN 1998; the weighted form: Resch, "New
     hashing algorithms for data storage", SNIA SDC 2015.
     """
-    bids: FloatArray = np.log(1.0 - lot) / -weight  # 1 - u is never 0, as u may be
+    bids: FloatArray = np.log(1.0 - draw) / -weight  # 1 - u is never 0, as u may be
     return bids

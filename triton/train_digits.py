@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from sklearn.neural_network import MLPClassifier
 
-from tools.stack.digits import load_split
+from balancer.stack.digits import load_split
 
 WEIGHTS = Path(__file__).parent / "models" / "digits" / "1" / "weights.npz"
 _REQUIRED_ACCURACY = 0.95

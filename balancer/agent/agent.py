@@ -1,4 +1,4 @@
-"""Runs beside one Triton and tells every balancer how it fares, 20 to 100 times a second."""
+"""Runs beside one Triton and tells every balancer how it fares, 20 to 100 times a second while requests flow."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from balancer import bounds
+from balancer.agent.device import DeviceMonitor
+from balancer.agent.drain import Drain, DrainError
+from balancer.agent.limits import ModelLimits
+from balancer.agent.pace import Pace
+from balancer.agent.triton_port import TritonPort
+from balancer.agent.triton_source import TritonSource, TritonState
 from balancer.balancer_tls import BalancerTls, credentials
-from balancer.core import bounds
-from balancer.core.bounds import OutOfBoundsError
-from balancer.core.events import Report
-from balancer.core.others import ANSWER_WITHIN_S
+from balancer.bounds import OutOfBoundsError
 from balancer.errors import OperatorError
 from balancer.files.schema import UNIX
-from balancer.telemetry import control
-from balancer.telemetry.device import Device
-from balancer.telemetry.drain import Drain, DrainError
-from balancer.telemetry.limits import Limits
-from balancer.telemetry.streams import Replicas
-from balancer.telemetry.triton_port import TritonPort
-from balancer.telemetry.triton_source import TritonSource, TritonState
+from balancer.reports import control
+from balancer.reports.streams import Replicas
+from balancer.scheduler.events import Report
+from balancer.scheduler.others import ANSWER_WITHIN_S
 
 MIN_REPORT_HZ = 20.0
 MAX_REPORT_HZ = 100.0
@@ -43,6 +44,7 @@ class AgentOptions:
     triton_http: str = "127.0.0.1:8000"
     """That closes first when Triton stops; empty: not asked, so that a stop is noticed later."""
     report_hz: float = 50.0
+    """While requests flow."""
     device: str = ""
     """Device kind, such as `A100`; empty: as NVML says."""
     memory_bytes: int = 0
@@ -102,12 +104,17 @@ async def run_agent(options: AgentOptions, stop: asyncio.Event) -> None:
 class _Agent:
     def __init__(self, options: AgentOptions) -> None:
         self._options = options
-        self._source = TritonSource(options.triton_grpc, options.triton_metrics, options.triton_tls)
-        self._device = Device(options.device, options.memory_bytes)
-        self._replicas = Replicas(options.balancers, options.tls)
-        self._port = TritonPort(options.triton_http) if options.triton_http else None
+        self._pace = Pace()
+        self._source = TritonSource(
+            options.triton_grpc, options.triton_metrics, options.triton_tls, pause=self._pace.pause
+        )
+        self._device = DeviceMonitor(options.device, options.memory_bytes)
+        self._replicas = Replicas(options.balancers, options.tls, self._look_now)
+        self._port: TritonPort | None = None
+        if options.triton_http:
+            self._port = TritonPort(options.triton_http, pause=self._pace.pause, closed=self._look_now)
         self._drain = Drain(self._replicas)
-        self._limits = Limits()
+        self._limits = ModelLimits()
         self._triton: TritonState | None = None
         self._hurry = asyncio.Event()
 
@@ -127,7 +134,7 @@ class _Agent:
     async def drained(self, timeout_s: float) -> str:
         """Drain; why that was not done within the time, or empty."""
         self._drain.begin()
-        self._hurry.set()
+        self._look_now()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._drain.drained()
@@ -137,12 +144,17 @@ class _Agent:
             return str(error)
         return ""
 
+    def _look_now(self) -> None:
+        """Something happens: report at once, and at full rate."""
+        self._pace.wake()
+        self._hurry.set()
+
     def _answers(self) -> bool:
         return self._triton is not None and self._triton.reached
 
     async def _let_finish(self) -> None:
         """Triton stops: tell the balancers now, and wait until it may."""
-        self._hurry.set()
+        self._look_now()
         with contextlib.suppress(DrainError):
             await self._drain.drained()
 
@@ -160,9 +172,12 @@ class _Agent:
             self._drain.observe(triton, loop.time())
             number = number + 1 if triton.incarnation == incarnation else 0
             incarnation = triton.incarnation
-            self._replicas.offer(self._report_of(triton, number))
+            report = self._report_of(triton, number)
+            self._replicas.offer(report)
+            now_s = loop.time()
+            quiet_s = self._pace.observe(triton, 0.0 if report.draining else self._replicas.pause_s, now_s)
             # Late by a period or more: leave reports out rather than send two at once.
-            due_s = max(due_s + period_s, loop.time())
+            due_s = max(min(due_s, now_s) + max(period_s, quiet_s), now_s)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(due_s):
                     await self._hurry.wait()

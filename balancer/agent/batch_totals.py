@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from balancer.telemetry.metrics_text import ModelKey
+from balancer.agent.metrics_text import ModelKey
 
 Batches = tuple[tuple[int, int, float], ...]
-"""(rows, executions, seconds of compute in all) for each batch size, as in `balancer.core.events.ModelReport`."""
+"""(rows, executions, seconds of compute in all) for each batch size, as in `balancer.scheduler.events.ModelReport`."""
 
 
 class BatchTotals:

@@ -30,7 +30,7 @@ class DeviceState:
     """Share of the last sample period in which a kernel ran, 0 to 1, mean over the devices; NaN: unknown."""
 
 
-class Device:
+class DeviceMonitor:
     """The newest state of the worker's devices; `watch` must run beside it.
 
     Where both kind and memory are given NVML is not asked: the worker emulates a device, or the operator knows better.

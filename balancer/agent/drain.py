@@ -6,9 +6,9 @@ import asyncio
 import logging
 import math
 
-from balancer.telemetry.quiet import ended, is_busy, quiet_s
-from balancer.telemetry.streams import Replicas
-from balancer.telemetry.triton_source import TritonState
+from balancer.agent.quiet import ended, is_busy, quiet_s
+from balancer.agent.triton_source import TritonState
+from balancer.reports.streams import Replicas
 
 logger = logging.getLogger(__name__)
 

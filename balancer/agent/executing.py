@@ -6,6 +6,8 @@ from collections import deque
 
 _MIN_WINDOW_S = 0.15
 _MAX_WINDOW_S = 2.0
+_RARE_S = 0.06
+"""Between two looks: more than at 20 a second."""
 _SERVICE_TIMES = 4.0
 """Service times that the window spans: the counter moves only when a request ends, so a shorter one sees jumps."""
 
@@ -35,6 +37,9 @@ class ExecutingEstimate:
         busy_s = (compute_us - start_us) * 1e-6
         if now_s <= start_s or busy_s <= 0.0:
             return 0.0
+        if samples[1][1:] == samples[0][1:] and samples[1][0] - start_s > _RARE_S:
+            # Looked at rarely while nothing happened: the window begins in between, where the counters were the same.
+            start_s = max(start_s, now_s - self._window_s)
         if succeeded > start_succeeded:
             service_s = busy_s / (succeeded - start_succeeded)
             self._window_s = min(max(_SERVICE_TIMES * service_s, _MIN_WINDOW_S), _MAX_WINDOW_S)

@@ -7,13 +7,13 @@ import math
 from collections import Counter
 from dataclasses import replace
 
-from balancer.core import bounds
-from balancer.core.events import ModelReport
+from balancer import bounds
+from balancer.scheduler.events import ModelReport
 
 logger = logging.getLogger(__name__)
 
 
-class Limits:
+class ModelLimits:
     """What one agent's Triton says, as far as a report may carry it."""
 
     def __init__(self) -> None:

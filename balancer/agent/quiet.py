@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from balancer.core.events import ModelReport
+from balancer.scheduler.events import ModelReport
 
 _LEAST_QUIET_S = 0.3
 _MOST_QUIET_S = 10.0

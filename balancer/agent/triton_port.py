@@ -28,10 +28,17 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class TritonPort:
-    """Triton's HTTP port, asked 20 times a second whether it still takes connections."""
+    """Triton's HTTP port, asked 20 times a second, or rarely while all is quiet, whether it takes connections."""
 
-    def __init__(self, address: str) -> None:
-        """`address` is `host:port`; nothing is opened yet."""
+    def __init__(
+        self,
+        address: str,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        closed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`address` is `host:port`; nothing is opened yet. `pause` waits between two questions; `closed` is called when
+        Triton closes the connection that is kept, as it does when it is killed."""
+        self._pause, self._closed = pause, closed
         self.address = address
         host, _, port = address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
@@ -63,6 +70,7 @@ class TritonPort:
                 if takes:
                     self._was_open, self._stopping = True, False
                     await self._hold()
+                    await self._pause(0.0)  # the question took its time
                 elif takes is False and self._was_open and not self._stopping:
                     await self._stop(answers, on_stop)
                 else:
@@ -107,6 +115,7 @@ class TritonPort:
         if self._held is None or self._held.closed.is_set():
             with contextlib.suppress(OSError, TimeoutError):
                 self._held = await self._connect()
+                self._held.on_lost = self._closed
 
     async def _connect(self) -> _Connection:
         async with asyncio.timeout(_TIMEOUT_S):
@@ -118,6 +127,7 @@ class TritonPort:
 
     def _let_go(self) -> None:
         if self._held is not None:
+            self._held.on_lost = lambda: None
             self._held.close()
             self._held = None
 
@@ -127,6 +137,7 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.closed = asyncio.Event()
+        self.on_lost: Callable[[], None] = lambda: None
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -136,6 +147,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed.set()
+        self.on_lost()
 
     @property
     def peer(self) -> tuple[str, int] | None:

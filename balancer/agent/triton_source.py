@@ -10,18 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from balancer.agent.batch_totals import Batches, BatchTotals
+from balancer.agent.executing import ExecutingEstimate
+from balancer.agent.metrics_page import MetricsPage, MetricsUnavailableError
+from balancer.agent.metrics_text import MetricsError, MetricsParser, ModelKey, ModelMetrics
 from balancer.balancer_tls import BalancerTls, credentials
-from balancer.core.events import ModelReport
-from balancer.telemetry.batch_totals import Batches, BatchTotals
-from balancer.telemetry.executing import ExecutingEstimate
-from balancer.telemetry.metrics_page import MetricsPage, MetricsUnavailableError
-from balancer.telemetry.metrics_text import MetricsError, MetricsParser, ModelKey, ModelMetrics
+from balancer.scheduler.events import ModelReport
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +70,16 @@ class TritonSource:
     as the clock is not set back.
     """
 
-    def __init__(self, grpc_address: str, metrics_address: str, tls: BalancerTls | None = None) -> None:
-        """Addresses are `host:port`; `tls`: of the gRPC port, None where it has none. Nothing is opened yet."""
+    def __init__(
+        self,
+        grpc_address: str,
+        metrics_address: str,
+        tls: BalancerTls | None = None,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Addresses are `host:port`; `tls`: of the gRPC port, None where it has none; `pause`: waits between two calls
+        for the index. Nothing is opened yet."""
+        self._pause = pause
         self._page = MetricsPage(metrics_address, _METRICS_TIMEOUT_S)
         self._parser = MetricsParser()
         self._grpc_address = grpc_address
@@ -84,9 +93,11 @@ class TritonSource:
         self._metrics: dict[ModelKey, ModelMetrics] = {}
         self._executing: dict[ModelKey, ExecutingEstimate] = {}
         self._batches = BatchTotals()
-        self._statistics_due = True
+        self._finished = -1.0
+        self._statistics_due = asyncio.Event()
+        self._statistics_due.set()
         self._gone = False
-        self._trouble: dict[str, str] = {}
+        self._problems: dict[str, str] = {}
 
     async def watch(self) -> None:
         """Keep the index and the statistics fresh, until cancelled."""
@@ -120,6 +131,10 @@ class TritonSource:
             self._gone = False
             self._renew()
         self._metrics = metrics
+        finished = sum(model.succeeded + model.failed for model in metrics.values())
+        if finished != self._finished:
+            self._finished = finished
+            self._statistics_due.set()
         now_s = time.monotonic()
         models = tuple(self._model(key, loaded, now_s) for key, loaded in self._index.items())
         return TritonState(ready=self._index_answered, incarnation=self._incarnation, models=models)
@@ -151,7 +166,7 @@ class TritonSource:
     def _renew(self) -> None:
         """Counters start anew: begin the next incarnation, and forget what the last one measured."""
         self._incarnation = _next_incarnation(self._incarnation)
-        self._statistics_due = True
+        self._statistics_due.set()
         self._executing.clear()
         self._batches.clear()
         logger.info("Triton's counters started anew: incarnation %d", self._incarnation)
@@ -165,7 +180,7 @@ class TritonSource:
                 self._index_answered = False
                 self._note("index", f"{self._grpc_address}: {error.code().name} {error.details()}")
             self.looked.set()
-            await asyncio.sleep(_INDEX_PERIOD_S)
+            await self._pause(_INDEX_PERIOD_S)
 
     async def _read_index(self, stub: Any) -> None:
         response = await stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=_CALL_TIMEOUT_S)
@@ -182,7 +197,7 @@ class TritonSource:
             del self._executing[key]
             self._batches.ended(key)
         if index != self._index:
-            self._statistics_due = True
+            self._statistics_due.set()
         self._index, self._index_answered = index, True
 
     async def _read_shape(self, stub: Any, key: ModelKey) -> None:
@@ -198,19 +213,18 @@ class TritonSource:
         self._shapes[key] = _Shape(max(config.max_batch_size, 1), max(instances, 1))
 
     async def _watch_statistics(self, stub: Any) -> None:
-        read_at, pause_s = -1.0, _STATISTICS_PAUSE_S[0]
         while True:
-            finished = sum(metrics.succeeded + metrics.failed for metrics in self._metrics.values())
-            if self._statistics_due or finished != read_at:
-                self._statistics_due, read_at = False, finished
-                began_s = time.monotonic()
-                try:
-                    await self._read_statistics(stub)
-                    pause_s = statistics_pause_s(time.monotonic() - began_s)
-                except grpc.aio.AioRpcError as error:
-                    # Whether Triton is ready is the index's to say.
-                    self._statistics_due, pause_s = True, _STATISTICS_PAUSE_S[1]
-                    logger.debug("no statistics from %s: %s", self._grpc_address, error.details())
+            await self._statistics_due.wait()
+            self._statistics_due.clear()
+            began_s = time.monotonic()
+            try:
+                await self._read_statistics(stub)
+                pause_s = statistics_pause_s(time.monotonic() - began_s)
+            except grpc.aio.AioRpcError as error:
+                # Whether Triton is ready is the index's to say.
+                self._statistics_due.set()
+                pause_s = _STATISTICS_PAUSE_S[1]
+                logger.debug("no statistics from %s: %s", self._grpc_address, error.details())
             await asyncio.sleep(pause_s)
 
     async def _read_statistics(self, stub: Any) -> None:
@@ -225,13 +239,13 @@ class TritonSource:
             if self._index.get(key):
                 self._batches.update(key, _batches(model))
 
-    def _note(self, source: str, trouble: str) -> None:
+    def _note(self, source: str, problem: str) -> None:
         """Log what is wrong with a source when that changes, not with every read."""
-        if self._trouble.get(source) == trouble:
+        if self._problems.get(source) == problem:
             return
-        self._trouble[source] = trouble
-        if trouble:
-            logger.warning("Triton is not ready: %s", trouble)
+        self._problems[source] = problem
+        if problem:
+            logger.warning("Triton is not ready: %s", problem)
         else:
             logger.info("Triton's %s can be read", source)
 

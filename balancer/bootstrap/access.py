@@ -8,91 +8,49 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 from urllib.parse import urlsplit
 
 from balancer.balancer_tls import BalancerTls
+from balancer.bootstrap.addresses import Node, cluster_of, grpc_cluster, manager_of
+from balancer.bootstrap.keys import read_jwks, read_keys
+from balancer.bootstrap.sections import JwtSection, LocalRateLimitSection, Per, RateLimitSection
+from balancer.bootstrap.tls import Secrets, server_socket
+from balancer.extproc import names
 from balancer.files.schema import join_address
-from balancer.gateway import names
-from balancer.gateway.api_keys import read_keys
-from balancer.gateway.bootstrap_addresses import cluster_of, grpc_cluster
-from balancer.gateway.bootstrap_tls import Node, Secrets, server_socket
-from balancer.gateway.jwks import read_jwks
 
-Per = Literal["principal", "tenant", "address"]
 NOBODY = "-"
 """In place of a principal or tenant that nobody named, so that requests without share one limit."""
 _HEALTH = (
     *("/v2/health/live", "/v2/health/ready", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"),
     *("/inference.GRPCInferenceService/ServerLive", "/inference.GRPCInferenceService/ServerReady"),
 )
+# What an overlay may change.
+_KEY_HEADER = "x-api-key"
+_MOST_COUNTED = 10_000
+"""Clients that are counted apart, a few hundred bytes each; for one more, the one seen least recently begins anew."""
+_DOMAIN = "balancer"
+"""What the rate limit service calls its limits for these requests."""
+_SERVICE_TIMEOUT = "0.050s"
+"""That a request waits for the service: more than it takes within a data center, less than clients mind."""
 _HTTPS = 443
 _HTTP = 80
-
-
-@dataclass(frozen=True, slots=True)
-class Jwt:
-    """Tokens that clients must show (`authorization: Bearer ...`), and what is read of them."""
-
-    issuer: str
-    audiences: tuple[str, ...]
-    jwks_file: Path | None = None
-    """The issuer's keys, read when the bootstrap is printed."""
-    jwks_url: str = ""
-    """Where they are published, in place of a file."""
-    jwks_ca: Path | None = None
-    """What signed the certificate of a URL of https."""
-    principal_claim: str = "sub"
-    tenant_claim: str = ""
-    """Empty: the principal is the tenant."""
-
-
-@dataclass(frozen=True, slots=True)
-class ApiKeys:
-    """Keys that clients must show."""
-
-    file: Path
-    """Of `api_keys.read_keys`, read when the bootstrap is printed."""
-    header: str = "x-api-key"
-
-
-@dataclass(frozen=True, slots=True)
-class LocalLimit:
-    """Requests that one Envoy lets pass."""
-
-    per: Per
-    requests: int
-    every_s: float
-    burst: int
-    most_counted: int
-    """That are counted apart; for one more, the one that was seen least recently begins anew."""
-
-
-@dataclass(frozen=True, slots=True)
-class GlobalLimit:
-    """Requests that all Envoys let pass, as a rate limit service says (RLS v3)."""
-
-    per: Per
-    service: str
-    """`host:port` or `unix:/path`."""
-    domain: str
-    timeout_s: float
-    refuse_when_away: bool
-    tls: BalancerTls | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
     """What the listener asks of clients."""
 
-    jwt: Jwt | None = None
-    api_keys: ApiKeys | None = None
+    jwt: JwtSection | None = None
+    jwks_ca: Path = Path("/etc/ssl/certs/ca-certificates.crt")
+    """What signed the certificate of the server of `jwt.jwks_url`: by default whom Envoy's machine trusts (Debian)."""
+    api_keys: Path | None = None
+    """A file of `read_keys`, read when the bootstrap is printed."""
     client_certificates: bool = False
     """Whether the listener verifies one of each client."""
     health_is_open: bool = False
     """Whether health calls need no token and no key."""
-    local_limit: LocalLimit | None = None
-    global_limit: GlobalLimit | None = None
+    local_limit: LocalRateLimitSection | None = None
+    global_limit: RateLimitSection | None = None
     tenant_header: str = "x-tenant"
     """That the balancer reads."""
     named: bool = False
@@ -123,14 +81,14 @@ def guard_listener(bootstrap: Node, access: Access, secrets: Secrets) -> None:
     if not access.names_principals:
         return
     resources = bootstrap["static_resources"]
-    manager = resources["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    manager = manager_of(resources["listeners"][0])
     (extension,) = manager["early_header_mutation_extensions"]
     extension["typed_config"]["mutations"][:0] = _early(access)
     filters = []
     if access.jwt is not None:
         filters.append(_jwt_filter(access.jwt, access, secrets))
         if access.jwt.jwks_url:
-            resources["clusters"].append(_jwks_cluster(access.jwt))
+            resources["clusters"].append(_jwks_cluster(access.jwt.jwks_url, access.jwks_ca))
     if access.api_keys is not None:
         filters.append(_api_keys_filter(access.api_keys, secrets))
         if access.health_is_open:
@@ -142,9 +100,9 @@ def guard_listener(bootstrap: Node, access: Access, secrets: Secrets) -> None:
         filters.append(_local_limit_filter(access.local_limit, access))
     if access.global_limit is not None:
         filters.append(_global_limit_filter(access.global_limit, access))
-        resources["clusters"].append(_rate_limit_cluster(access.global_limit, secrets))
+        resources["clusters"].append(grpc_cluster(names.RATE_LIMIT_CLUSTER, access.global_limit.service))
     manager["http_filters"][:0] = filters
-    manager["local_reply_config"] = {"mappers": _refusals()}
+    manager["local_reply_config"]["mappers"] += _refusals()
 
 
 def _set(header: str, value: str, action: str = "OVERWRITE_IF_EXISTS_OR_ADD") -> Node:
@@ -168,7 +126,7 @@ def _type(name: str) -> str:
     return f"{names.HTTP_FILTERS_TYPE}{name}"
 
 
-def _jwt_filter(jwt: Jwt, access: Access, secrets: Secrets) -> Node:
+def _jwt_filter(jwt: JwtSection, access: Access, secrets: Secrets) -> Node:
     claims = [{"header_name": names.PRINCIPAL_HEADER, "claim_name": jwt.principal_claim}]
     if jwt.tenant_claim:
         claims.append({"header_name": access.tenant_header, "claim_name": jwt.tenant_claim})
@@ -182,7 +140,7 @@ def _jwt_filter(jwt: Jwt, access: Access, secrets: Secrets) -> Node:
     }
     if jwt.jwks_file is not None:
         # Not the file's name: Envoy would read it once only.
-        provider["local_jwks"] = {"inline_string": read_jwks(jwt.jwks_file)}
+        provider["local_jwks"] = {"inline_string": read_jwks(Path(jwt.jwks_file))}
     else:
         provider["remote_jwks"] = {
             "http_uri": {"uri": jwt.jwks_url, "cluster": names.JWKS_CLUSTER, "timeout": "5s"},
@@ -196,24 +154,23 @@ def _jwt_filter(jwt: Jwt, access: Access, secrets: Secrets) -> Node:
     return secrets.filter(names.JWT_FILTER, typed)
 
 
-def _jwks_cluster(jwt: Jwt) -> Node:
-    url = urlsplit(jwt.jwks_url)
+def _jwks_cluster(address: str, authority: Path) -> Node:
+    url = urlsplit(address)
     host, secure = url.hostname or "", url.scheme == "https"
     server = join_address(host, url.port or (_HTTPS if secure else _HTTP))
     cluster = cluster_of(names.JWKS_CLUSTER, server)
     if secure:
-        assert jwt.jwks_ca is not None
         # Read at the start only: authorities of public sites change over years.
-        trust = BalancerTls(jwt.jwks_ca, host)
+        trust = BalancerTls(authority, host)
         cluster["transport_socket"] = server_socket(trust, Secrets(None), "jwks_authority", "", "http/1.1")
     return cluster
 
 
-def _api_keys_filter(keys: ApiKeys, secrets: Secrets) -> Node:
+def _api_keys_filter(keys: Path, secrets: Secrets) -> Node:
     config = {
         "@type": _type("api_key_auth.v3.ApiKeyAuth"),
-        "credentials": [{"key": key, "client": client} for client, key in read_keys(keys.file)],
-        "key_sources": [{"header": keys.header}],
+        "credentials": [{"key": key, "client": client} for client, key in read_keys(keys)],
+        "key_sources": [{"header": _KEY_HEADER}],
         "forwarding": {"header": names.PRINCIPAL_HEADER, "hide_credentials": True},
     }
     return secrets.filter(names.API_KEYS_FILTER, config, "envoy.api_keys")
@@ -228,7 +185,6 @@ def _leave_health_open(manager: Node) -> None:
 
 
 def _principal_filter(access: Access) -> Node:
-    """Everybody has a principal and a tenant from here on."""
     mutations = [_set(names.PRINCIPAL_HEADER, NOBODY, "ADD_IF_ABSENT")]
     if access.names_tenants:
         from_claim = access.jwt is not None and access.jwt.tenant_claim
@@ -255,7 +211,6 @@ def _names_filter(access: Access) -> Node:
 
 
 def _counted(per: Per, access: Access) -> tuple[str, Node]:
-    """The key of what is counted, and how Envoy finds its value."""
     if per == "address":
         # Whoever has one address of IPv6 has 2^64.
         return "masked_remote_address", {"masked_remote_address": {"v6_prefix_mask_len": 64}}
@@ -263,10 +218,10 @@ def _counted(per: Per, access: Access) -> tuple[str, Node]:
     return per, {"request_headers": {"header_name": header, "descriptor_key": per}}
 
 
-def _local_limit_filter(limit: LocalLimit, access: Access) -> Node:
+def _local_limit_filter(limit: LocalRateLimitSection, access: Access) -> Node:
     key, action = _counted(limit.per, access)
     bucket = {
-        "max_tokens": limit.burst,
+        "max_tokens": limit.requests,
         "tokens_per_fill": limit.requests,
         "fill_interval": f"{limit.every_s:.3f}s",
     }
@@ -282,20 +237,19 @@ def _local_limit_filter(limit: LocalLimit, access: Access) -> Node:
         "rate_limits": [{"actions": [action]}],
         # Without a value: one bucket for each.
         "descriptors": [{"entries": [{"key": key}], "token_bucket": bucket}],
-        "max_dynamic_descriptors": limit.most_counted,
+        "max_dynamic_descriptors": _MOST_COUNTED,
         "rate_limited_as_resource_exhausted": True,
     }
     return {"name": names.LOCAL_RATE_LIMIT_FILTER, "typed_config": typed}
 
 
-def _global_limit_filter(limit: GlobalLimit, access: Access) -> Node:
+def _global_limit_filter(limit: RateLimitSection, access: Access) -> Node:
     _, action = _counted(limit.per, access)
     typed = {
         "@type": _type("ratelimit.v3.RateLimit"),
-        "domain": limit.domain,
+        "domain": _DOMAIN,
         "rate_limits": [{"actions": [action]}],
-        "timeout": f"{limit.timeout_s:.3f}s",
-        "failure_mode_deny": limit.refuse_when_away,
+        "timeout": _SERVICE_TIMEOUT,
         "status_on_error": {"code": "ServiceUnavailable"},
         "rate_limited_as_resource_exhausted": True,
         "rate_limit_service": {
@@ -306,17 +260,9 @@ def _global_limit_filter(limit: GlobalLimit, access: Access) -> Node:
     return {"name": names.RATE_LIMIT_FILTER, "typed_config": typed}
 
 
-def _rate_limit_cluster(limit: GlobalLimit, secrets: Secrets) -> Node:
-    cluster = grpc_cluster(names.RATE_LIMIT_CLUSTER, limit.service)
-    if limit.tls is not None:
-        socket = server_socket(limit.tls, secrets, "rate_limit_authority", "rate_limit_certificate")
-        cluster["transport_socket"] = socket
-    return cluster
-
-
 def _refusals() -> list[Node]:
-    """What the filters say: for REST in Triton's JSON, and of limits in words."""
-    rest = {"header_filter": {"header": _GRPC | {"invert_match": True}}}
+    # Triton's own client sends tensors over REST without a content type.
+    rest = {"header_filter": {"header": _GRPC | {"invert_match": True, "treat_missing_header_as_empty": True}}}
     own = _cel("response.code_details == 'local_rate_limited'")
     limited = {"or_filter": {"filters": [{"response_flag_filter": {"flags": ["RL"]}}, own]}}
     unreadable = _cel("response.code_details.startsWith('rbac_access_denied')")
@@ -330,9 +276,9 @@ def _refusals() -> list[Node]:
     )
     mappers: list[Node] = []
     for which, words in ((limited, too_often), (away, no_service), (unreadable, no_name)):
-        said = {"body": {"inline_string": words}}
-        mappers.append({"filter": _both(which, rest), **said, "body_format_override": json})
-        mappers.append({"filter": which, **said})
+        body = {"body": {"inline_string": words}}
+        mappers.append({"filter": _both(which, rest), **body, "body_format_override": json})
+        mappers.append({"filter": which, **body})
     return [*mappers, {"filter": _both(unknown, rest), "body_format_override": json}]
 
 

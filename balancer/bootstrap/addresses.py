@@ -1,13 +1,22 @@
-"""Addresses in Envoy's bootstrap, as Envoy reaches what listens there."""
+"""Parts of Envoy's bootstrap: its nodes, addresses as Envoy reaches what listens there, clusters."""
 
 from __future__ import annotations
 
 import ipaddress
+from typing import Any
 
 from balancer.errors import OperatorError
+from balancer.extproc import names
 from balancer.files.schema import UNIX, split_address
-from balancer.gateway import names
-from balancer.gateway.bootstrap_tls import Node
+
+Node = dict[str, Any]
+"""A mapping of the bootstrap, as YAML gives it."""
+
+
+def manager_of(listener: Node) -> Node:
+    """The listener's HTTP connection manager: its routes, filters and logs."""
+    manager: Node = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    return manager
 
 
 def check_balancers(balancers: tuple[str, ...]) -> None:
@@ -79,9 +88,9 @@ def grpc_cluster(name: str, server: str) -> Node:
     return cluster_of(name, server) | {"typed_extension_protocol_options": {names.HTTP_OPTIONS: options}}
 
 
-def either(name: str, ours: str, workers: str) -> Node:
-    """A cluster of two: the balancer's processes that are well; while there are none, the workers themselves."""
-    aggregate = {"@type": names.AGGREGATE_TYPE, "clusters": [ours, workers]}
+def either(name: str, ours: str, instead: str) -> Node:
+    """A cluster of two: the balancer's processes that are well; while there are none, what serves instead of them."""
+    aggregate = {"@type": names.AGGREGATE_TYPE, "clusters": [ours, instead]}
     return {
         "name": name,
         "connect_timeout": "1s",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib.resources
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,24 +20,19 @@ from typing import cast
 import yaml
 
 from balancer.balancer_tls import BalancerTls
-from balancer.errors import OperatorError
-from balancer.gateway import names
-from balancer.gateway.bootstrap_access import NOTHING_ASKED, Access, guard_listener
-from balancer.gateway.bootstrap_addresses import address_of, check_balancers, discovery_type
-from balancer.gateway.bootstrap_fleet import FleetOptions, ask_the_balancer, nobody_names_himself
-from balancer.gateway.bootstrap_logs import AuditLog, access_logger, audit_logger
-from balancer.gateway.bootstrap_native import NativeOptions, decide_natively
-from balancer.gateway.bootstrap_proxy import forward_by_balancer, forward_rest_by_balancer
-from balancer.gateway.bootstrap_tls import (
-    ListenerTls,
-    Node,
-    Secrets,
-    TritonTls,
-    balancer_socket,
-    listener_socket,
-    triton_sockets,
-)
-from balancer.gateway.bootstrap_traces import TraceOptions, add_traces
+from balancer.bootstrap.access import NOTHING_ASKED, Access, guard_listener
+from balancer.bootstrap.addresses import Node, address_of, discovery_type
+from balancer.bootstrap.around import NOTHING_KEPT, Kept, go_around, refuse_unpicked
+from balancer.bootstrap.fleet import FleetOptions, ask_the_balancer, nobody_names_himself
+from balancer.bootstrap.logs import access_logger, audit_logger
+from balancer.bootstrap.native import NativeOptions, decide_natively
+from balancer.bootstrap.overlay import merge
+from balancer.bootstrap.proxy import forward_by_balancer, forward_rest_by_balancer, hold_compressed
+from balancer.bootstrap.sections import EnvoyTlsSection, TracesSection, TritonTlsSection
+from balancer.bootstrap.tls import Secrets, balancer_socket, listener_socket, triton_sockets
+from balancer.bootstrap.traces import add_traces
+from balancer.extproc import names
+from balancer.files.yaml_document import read_document, read_file
 
 _HEADER = """\
 # Printed by `balancer envoy`; envoy/bootstrap.yaml in the source is the same with comments.
@@ -45,11 +41,7 @@ _HEADER = """\
 
 @dataclass(frozen=True, slots=True)
 class BootstrapOptions:
-    """What differs between deployments. The defaults are those of envoy/bootstrap.yaml.
-
-    Raises:
-        OperatorError: if a value cannot work; the message names field, value and remedy.
-    """
+    """What differs between deployments, checked by the config; the defaults are those of envoy/bootstrap.yaml."""
 
     listener_address: str = "0.0.0.0"
     listener_port: int = 8080
@@ -62,32 +54,28 @@ class BootstrapOptions:
     A name may resolve to several addresses, but beside a Unix socket only IP addresses may stand; brackets around
     IPv6.
     """
-    node_id: str = "gateway"
-    """Tells Envoys apart in the balancer's logs."""
-    message_timeout_s: float = 0.2
-    """How long a request waits for its pick before it goes on without."""
-    longest_answer_s: float = 0.0
-    """How long a balancer may ask Envoy to wait for a pick; 0: it may not."""
-    health_timeout_s: float = 0.5
-    """How long a balancer process may take to answer a health check before it is asked for no more picks."""
-    flush_interval_s: float = 0.005
-    """How long an outcome may wait for others before it is sent to the balancer."""
     request_buffer_limit_bytes: int = 80 * 2**20
     """Largest gRPC message, also the largest request that can be retried; 2 MiB of HTTP/2 window pass in any case."""
+    max_heap_bytes: int = 2 * 2**30
+    """Memory at which Envoy is full; it sheds from 80% of it on."""
+    # The next four are constants to the config: an overlay may change all but the second. Tests set them.
+    message_timeout_s: float = 0.2
+    """How long a request waits for its pick before it goes on without."""
+    health_timeout_s: float = 0.5
+    """How long a balancer process may take to answer a health check before it is asked for no more picks."""
     request_timeout_s: float = 300.0
     """How long a request may take to arrive, unless its answer begins before that."""
     max_connections: int = 10_000
     """Connections of clients; one more is closed at once."""
-    max_heap_bytes: int = 2 * 2**30
-    """Memory at which Envoy is full; it sheds from 80% of it on."""
     access_log: str = ""
     """File (or /dev/stdout) for one JSON object per request; empty: none."""
-    traces: TraceOptions | None = None
+    traces: TracesSection | None = None
     """Requests that are traced; None: none."""
-    audit_log: AuditLog | None = None
-    listener_tls: ListenerTls | None = None
+    audit_log: str = ""
+    """Likewise, for the audit log."""
+    listener_tls: EnvoyTlsSection | None = None
     balancer_tls: BalancerTls | None = None
-    triton_tls: TritonTls | None = None
+    triton_tls: TritonTlsSection | None = None
     access: Access = NOTHING_ASKED
     """What is asked of clients; by default nothing."""
     native: NativeOptions | None = None
@@ -99,39 +87,15 @@ class BootstrapOptions:
 
     forwarded: tuple[str, ...] = ()
     """Models of which it does, where it does not of all."""
-
-    def __post_init__(self) -> None:
-        for name in ("listener_port", "admin_port"):
-            port = getattr(self, name)
-            if not 0 <= port <= 65535:
-                raise OperatorError(f"{name}: {port} is no TCP port; give 1 to 65535, or 0 for any free one")
-        for name in (
-            *("message_timeout_s", "health_timeout_s", "flush_interval_s", "request_timeout_s"),
-            *("request_buffer_limit_bytes", "max_connections", "max_heap_bytes"),
-        ):
-            value = getattr(self, name)
-            if not value > 0:
-                raise OperatorError(f"{name}: {value} must be greater than 0")
-        if self.request_buffer_limit_bytes > 2**32 - 1:
-            raise OperatorError(
-                f"request_buffer_limit_bytes: {self.request_buffer_limit_bytes} is more than Envoy can count (4 GiB)"
-            )
-        if not self.balancers:
-            raise OperatorError("balancers: empty; give the host:port of at least one balancer process")
-        try:
-            check_balancers(self.balancers)
-        except ValueError as error:
-            raise OperatorError(f"balancers: {error}") from error
-        if self.balancer_tls is not None:
-            if bool(self.balancer_tls.certificate) != bool(self.balancer_tls.private_key):
-                raise OperatorError("balancer_tls: certificate and private_key go together; give both or neither")
-            if not self.balancer_tls.server_name:
-                raise OperatorError("balancer_tls.server_name: empty; give a name of the balancer's certificate")
+    kept: Kept = NOTHING_KEPT
+    """What only a balancer keeps: without one, Envoy refuses these requests."""
+    overlay: Path | None = None
+    """A file of Envoy's own configuration that is merged over all this."""
 
 
 def template() -> str:
     """The text of envoy/bootstrap.yaml, comments included."""
-    return importlib.resources.files("balancer.gateway").joinpath("bootstrap.yaml").read_text(encoding="utf-8")
+    return importlib.resources.files("balancer.bootstrap").joinpath("bootstrap.yaml").read_text(encoding="utf-8")
 
 
 def render(options: BootstrapOptions) -> str:
@@ -164,7 +128,6 @@ def write_secrets(folder: Path, files: Mapping[str, str]) -> None:
 
 def _rendered(options: BootstrapOptions, secrets: Secrets) -> str:
     bootstrap = copy.deepcopy(_parsed_template())
-    bootstrap["node"]["id"] = options.node_id
     _set_address(bootstrap["admin"], options.admin_address, options.admin_port)
     _fill_listener(bootstrap["static_resources"]["listeners"][0], options, secrets)
     _fill_clusters(bootstrap["static_resources"]["clusters"], options, secrets)
@@ -172,6 +135,9 @@ def _rendered(options: BootstrapOptions, secrets: Secrets) -> str:
         add_traces(bootstrap, options.traces)
     forwarded = None if options.proxy else options.forwarded
     forwards = options.proxy or bool(options.forwarded)
+    (listener,) = bootstrap["static_resources"]["listeners"]
+    asking = copy.deepcopy(listener)
+    refuse_unpicked(listener, options.kept)
     if forwards:
         forward_by_balancer(bootstrap, forwarded)
     if options.native is not None:
@@ -182,12 +148,19 @@ def _rendered(options: BootstrapOptions, secrets: Secrets) -> str:
             nobody_names_himself(bootstrap)
         if forwards:
             forward_rest_by_balancer(bootstrap, options.request_buffer_limit_bytes, forwarded)
+    if forwards:
+        hold_compressed(bootstrap, options.request_buffer_limit_bytes)
+        go_around(bootstrap, asking, options.kept)
     guard_listener(bootstrap, options.access, secrets)
     limits = {
         monitor["name"]: monitor["typed_config"] for monitor in bootstrap["overload_manager"]["resource_monitors"]
     }
     limits[names.HEAP_MONITOR]["max_heap_size_bytes"] = options.max_heap_bytes
     limits[names.CONNECTIONS_MONITOR]["max_active_downstream_connections"] = options.max_connections
+    if options.overlay is not None:
+        # What the template shares by anchors is one object in several places: only the place that is named may change.
+        bootstrap = json.loads(json.dumps(bootstrap))
+        merge(bootstrap, secrets.files, read_document(read_file(options.overlay), str(options.overlay)))
     return _dump(bootstrap)
 
 
@@ -224,24 +197,29 @@ def _fill_listener(listener: Node, options: BootstrapOptions, secrets: Secrets) 
     manager = chain["filters"][0]["typed_config"]
     manager["request_timeout"] = _seconds(options.request_timeout_s)
     (first_logger,) = manager["access_log"]
-    first_logger["typed_config"]["common_config"]["buffer_flush_interval"] = _seconds(options.flush_interval_s)
     manager["access_log"] = [_outcome_logger(first_logger, process) for process in range(len(options.balancers))]
+    router = manager["http_filters"][-1]["typed_config"]
+    (first_logger,) = router["upstream_log"]
+    router["upstream_log"] = [_for_process(first_logger, process) for process in range(len(options.balancers))]
     if options.access_log:
         manager["access_log"].append(access_logger(options.access_log))
-    if options.audit_log is not None:
+    if options.audit_log:
         manager["access_log"].append(audit_logger(options.audit_log))
     ext_proc = next(f for f in manager["http_filters"] if f["name"] == names.PICKS_FILTER)
     ext_proc["typed_config"]["message_timeout"] = _seconds(options.message_timeout_s)
-    if options.longest_answer_s > 0:
-        ext_proc["typed_config"]["max_message_timeout"] = _seconds(options.longest_answer_s)
     (host,) = manager["route_config"]["virtual_hosts"]
     host["request_body_buffer_limit"] = options.request_buffer_limit_bytes
 
 
 def _outcome_logger(first: Node, process: int) -> Node:
-    logger = copy.deepcopy(first)
+    logger = _for_process(first, process)
     metadata_filter = logger["filter"]["metadata_filter"]
     metadata_filter["matcher"]["value"]["string_match"]["exact"] = str(process)
+    return logger
+
+
+def _for_process(first: Node, process: int) -> Node:
+    logger = copy.deepcopy(first)
     logger["typed_config"]["common_config"]["grpc_service"]["envoy_grpc"]["cluster_name"] = names.process_cluster(
         process
     )

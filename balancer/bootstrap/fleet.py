@@ -9,9 +9,9 @@ import copy
 from dataclasses import dataclass
 
 from balancer.balancer_tls import BalancerTls
-from balancer.gateway import names
-from balancer.gateway.bootstrap_addresses import address_of, discovery_type, either
-from balancer.gateway.bootstrap_tls import Node, Secrets, server_socket
+from balancer.bootstrap.addresses import Node, address_of, discovery_type, either, manager_of
+from balancer.bootstrap.tls import Secrets, server_socket
+from balancer.extproc import names
 
 _SERVICE = "/inference.GRPCInferenceService/"
 _QUESTIONS = {
@@ -50,7 +50,7 @@ def ask_the_balancer(bootstrap: Node, fleet: FleetOptions, tls: BalancerTls | No
     """Change a complete bootstrap, its first listener."""
     resources = bootstrap["static_resources"]
     listeners = resources["listeners"]
-    manager = listeners[0]["filter_chains"][0]["filters"][0]["typed_config"]
+    manager = manager_of(listeners[0])
     (host,) = manager["route_config"]["virtual_hosts"]
     routes = host["routes"]
     off = _deciders_off(manager)
@@ -58,7 +58,7 @@ def ask_the_balancer(bootstrap: Node, fleet: FleetOptions, tls: BalancerTls | No
     _insert(routes, _REFUSED, [_to_grpc(path, off) for path in (*_READ, *(_CHANGED if fleet.changes else ()))])
     rest = (_READ_REST, *((_CHANGED_REST,) if fleet.changes else ()))
     _insert(routes, _REFUSED_REST, [_to_rest(pattern, off) for pattern in rest])
-    manager["access_log"] = [_not_of_fleet(log) for log in manager["access_log"]]
+    manager["access_log"] = [_by_worker(log) for log in manager["access_log"]]
     clusters = resources["clusters"]
     like = next(cluster for cluster in clusters if cluster["name"] == names.BALANCER_CLUSTER)
     ours = [_grpc_cluster(like, fleet.grpc), _rest_cluster(like, fleet.rest)]
@@ -75,7 +75,7 @@ def ask_the_balancer(bootstrap: Node, fleet: FleetOptions, tls: BalancerTls | No
 
 def nobody_names_himself(bootstrap: Node) -> None:
     """Take the header that names callers out of what clients send, where no filter does: the balancer goes by it."""
-    manager = bootstrap["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    manager = manager_of(bootstrap["static_resources"]["listeners"][0])
     (extension,) = manager["early_header_mutation_extensions"]
     extension["typed_config"]["mutations"].insert(0, {"remove": names.PRINCIPAL_HEADER})
 
@@ -86,14 +86,12 @@ def _path(route: Node) -> str:
 
 
 def _deciders_off(manager: Node) -> Node:
-    """For routes on which nothing is decided."""
     present = {each["name"] for each in manager["http_filters"]}
     off = {"@type": names.FILTER_OFF_TYPE, "disabled": True}
     return {name: dict(off) for name in (names.PICKS_FILTER, names.NATIVE_FILTER) if name in present}
 
 
 def _answered(route: Node, off: Node) -> Node:
-    """A route of the template to the balancer, or a worker."""
     grpc = "grpc" in route["match"]
     cluster = f"{names.FLEET_GRPC_CLUSTER if grpc else names.FLEET_REST_CLUSTER}{names.OR_WORKER}"
     return {**_marked(off), **route, "route": {**route["route"], "cluster": cluster}}
@@ -127,12 +125,15 @@ def _insert(routes: list[Node], before: str, new: list[Node]) -> None:
     routes[at:at] = new
 
 
-def _not_of_fleet(log: Node) -> Node:
+def _by_worker(log: Node) -> Node:
     """The log of outcomes, without calls of which no worker served one."""
     if log["name"] != names.OUTCOMES_LOG:
         return log
-    others = {"header_filter": {"header": {"name": names.FLEET_HEADER, "present_match": True, "invert_match": True}}}
-    return {**log, "filter": {"and_filter": {"filters": [others, log["filter"]]}} if "filter" in log else others}
+    by_worker = {"header_filter": {"header": {"name": names.FLEET_HEADER, "present_match": True, "invert_match": True}}}
+    return {
+        **log,
+        "filter": {"and_filter": {"filters": [by_worker, log["filter"]]}} if "filter" in log else by_worker,
+    }
 
 
 def _grpc_cluster(like: Node, addresses: tuple[str, ...]) -> Node:

@@ -1,7 +1,8 @@
-"""The file of API keys: which client has which."""
+"""Files of keys: which client has which API key, and an issuer's public keys (JWKS)."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from balancer.files.yaml_document import ConfigError, read_document, read_file
 
 MOST_KEYS = 10_000
 _CLIENT = re.compile(r"[A-Za-z0-9._@:/-]{1,128}")
+_REMEDY = 'give the JSON that the issuer publishes: {"keys": [...]}'
 _KEY = re.compile(r"[\x21-\x7e]{16,256}")
 
 
@@ -57,3 +59,23 @@ def _of_client(path: Path, client: object, value: object) -> list[tuple[str, str
 def _named(client: object) -> str:
     """Cut: whoever writes the line the wrong way round has a key in the place of a name."""
     return f"the one that begins with {str(client)[:4]!r}"
+
+
+def read_jwks(path: Path) -> str:
+    """The file's content, which Envoy can use.
+
+    Raises:
+        OperatorError: it cannot be read or used; the message shows none of it.
+    """
+    content = read_file(path)
+    try:
+        keys = json.loads(content)["keys"]
+        kinds = [key["kty"] for key in keys]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise OperatorError(f"{path}: is no JWKS; {_REMEDY}") from error
+    if not kinds:
+        raise OperatorError(f"{path}: has no key; {_REMEDY}")
+    if "oct" in kinds:
+        rule = "who can verify with it can sign with it too; let the issuer sign with a private key, such as ES256"
+        raise OperatorError(f"{path}: a key is symmetric (kty oct): {rule}")
+    return content if isinstance(content, str) else content.decode()

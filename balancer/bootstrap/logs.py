@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from balancer.gateway import names
-from balancer.gateway.bootstrap_tls import Node
-
-_MILLION = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class AuditLog:
-    """Who asked for what, whence, and who served it."""
-
-    file: str
-    """Or /dev/stdout."""
-    share: float = 1.0
+from balancer.bootstrap.addresses import Node
+from balancer.extproc import names
 
 
 def access_logger(path: str) -> Node:
     """One line for each request, with all that tells where its time went."""
     return _logger(
+        names.FILE_LOG,
         path,
         {
             "time": "%START_TIME%",
@@ -51,13 +39,12 @@ def access_logger(path: str) -> Node:
     )
 
 
-def audit_logger(log: AuditLog) -> Node:
-    """One line for each request of a share. Neither query nor any header that may carry a secret stands in it.
-
-    The share is drawn by Envoy: by the request's id, as its logs draw otherwise, clients could choose to be left out.
-    """
-    logger = _logger(
-        log.file,
+def audit_logger(path: str) -> Node:
+    """One line for each request: who asked for what, whence, and who served it, without the query and any header that
+    may carry a secret."""
+    return _logger(
+        names.AUDIT_LOG,
+        path,
         {
             "time": "%START_TIME%",
             "request_id": f"%REQ({names.REQUEST_ID_HEADER.upper()})%",
@@ -65,8 +52,8 @@ def audit_logger(log: AuditLog) -> Node:
             "principal": f"%REQ({names.PRINCIPAL_HEADER.upper()})%",
             "method": "%REQ(:METHOD)%",
             "path": "%PATH(NQ)%",
-            "model": f"%DYNAMIC_METADATA({names.TOLD_NAMESPACE}:{names.MODEL_KEY})%",
-            "policy": f"%DYNAMIC_METADATA({names.TOLD_NAMESPACE}:{names.POLICY_KEY})%",
+            "model": f"%DYNAMIC_METADATA({names.LOG_NAMESPACE}:{names.MODEL_KEY})%",
+            "policy": f"%DYNAMIC_METADATA({names.LOG_NAMESPACE}:{names.POLICY_KEY})%",
             "worker": "%UPSTREAM_HOST_NAME_WITHOUT_PORT%",
             "served": "%UPSTREAM_HOST%",
             "status": "%RESPONSE_CODE%",
@@ -74,19 +61,10 @@ def audit_logger(log: AuditLog) -> Node:
             "details": "%RESPONSE_CODE_DETAILS%",
         },
     )
-    if log.share < 1:
-        percent = {"numerator": round(log.share * _MILLION), "denominator": "MILLION"}
-        sampled = {
-            "runtime_key": "balancer.audit_share",
-            "percent_sampled": percent,
-            "use_independent_randomness": True,
-        }
-        logger["filter"] = {"runtime_filter": sampled}
-    return logger
 
 
-def _logger(path: str, fields: Node) -> Node:
+def _logger(name: str, path: str, fields: Node) -> Node:
     return {
-        "name": names.FILE_LOG,
+        "name": name,
         "typed_config": {"@type": names.FILE_LOG_TYPE, "path": path, "log_format": {"json_format": fields}},
     }

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from balancer.gateway import names
-from balancer.gateway.bootstrap_tls import Node
-from balancer.gateway.bootstrap_traces import decision_tags, traced_logger
+from balancer.bootstrap.addresses import Node, manager_of
+from balancer.bootstrap.traces import decision_tags, traced_logger
+from balancer.extproc import names
 
 _AT_ONCE = {"buffer_size_bytes": 0, "buffer_flush_interval": "3600s"}
 """Outcomes of the few that were asked about: to gather them wakes each of Envoy's threads all the time, also without
@@ -26,7 +26,7 @@ _ROOM_HEADERS = 16
 
 @dataclass(frozen=True, slots=True)
 class NativeOptions:
-    """What decides within Envoy; see balancer/native/module/README.md."""
+    """What decides within Envoy; see envoy/module/README.md."""
 
     module: Path
     """That Envoy loads."""
@@ -34,6 +34,8 @@ class NativeOptions:
     """That the module loads."""
     folder: Path
     """That the balancer shares."""
+    endpoints: Path | None = None
+    """Where the files of `endpoints.LastKnown` are, so that Envoy follows them; None: it follows the stream."""
 
 
 def decide_natively(bootstrap: Node, native: NativeOptions, forwarded: tuple[str, ...] = ()) -> None:
@@ -42,24 +44,26 @@ def decide_natively(bootstrap: Node, native: NativeOptions, forwarded: tuple[str
     resources = bootstrap["static_resources"]
     (listener,) = resources["listeners"]
     resources["listeners"].append(_asking_listener(listener))
-    resources["clusters"].append(_asking_cluster(resources["clusters"]))
+    resources["clusters"].append(internal_cluster(resources["clusters"], names.ASKING))
     bootstrap["bootstrap_extensions"] = [
         {"name": names.INTERNAL_LISTENERS, "typed_config": {"@type": names.INTERNAL_LISTENERS_TYPE}}
     ]
-    manager = _manager(listener)
+    manager = manager_of(listener)
     router = manager["http_filters"][-1]
-    logs = [log for log in manager["access_log"] if log["name"] == names.FILE_LOG]
+    # The module sees answers end.
+    router["typed_config"] = {key: value for key, value in router["typed_config"].items() if "upstream_log" not in key}
+    logs = [log for log in manager["access_log"] if log["name"] in (names.FILE_LOG, names.AUDIT_LOG)]
     manager["http_filters"] = [
-        _module_filter(native, forwarded, told=bool(logs) or "tracing" in manager),
+        _module_filter(native, forwarded, leaves_metadata=bool(logs) or "tracing" in manager),
         router,
     ]
     _mutations(manager).pop()  # the id that the balancer tells requests apart by, where it is asked
-    told_of = next(log for log in manager["access_log"] if log["name"] == names.OUTCOMES_LOG)
+    outcomes = next(log for log in manager["access_log"] if log["name"] == names.OUTCOMES_LOG)
     manager["access_log"] = [_of_what_was_settled(log) for log in logs]
     if "tracing" in manager:
         # Of what is forwarded the balancer knows.
         known = (names.FORWARDED_HEADER,) if forwarded else ()
-        manager["access_log"].append(_only_settled(traced_logger(told_of), *known))
+        manager["access_log"].append(_only_settled(traced_logger(outcomes), *known))
         manager["tracing"]["custom_tags"] = decision_tags(names.DECISION_NAMESPACE, names.DECISION_NAMESPACE)
     (host,) = manager["route_config"]["virtual_hosts"]
     for route in host["routes"]:
@@ -69,11 +73,11 @@ def decide_natively(bootstrap: Node, native: NativeOptions, forwarded: tuple[str
     for cluster in resources["clusters"]:
         if cluster["name"] in (names.GRPC_CLUSTER, names.HTTP_CLUSTER):
             _follow_module(cluster, native)
-
-
-def _manager(listener: Node) -> Node:
-    manager: Node = listener["filter_chains"][0]["filters"][0]["typed_config"]
-    return manager
+            if native.endpoints is not None:
+                config = cluster["eds_cluster_config"] = copy.deepcopy(cluster["eds_cluster_config"])
+                del config["eds_config"]["ads"]
+                path = native.endpoints / names.LAST_KNOWN[cluster["name"]]
+                config["eds_config"]["path_config_source"] = {"path": str(path)}
 
 
 def _mutations(manager: Node) -> list[Node]:
@@ -83,36 +87,42 @@ def _mutations(manager: Node) -> list[Node]:
 
 
 def _asking_listener(listener: Node) -> Node:
+    asking = internal_listener(listener, names.ASKING)
+    manager = manager_of(asking)
+    for log in [*manager["access_log"], *manager["http_filters"][-1]["typed_config"]["upstream_log"]]:
+        if log["name"] == names.OUTCOMES_LOG:
+            log["typed_config"]["common_config"] |= _AT_ONCE
+    return asking
+
+
+def internal_listener(listener: Node, name: str) -> Node:
     """That of the template, for connections from within this Envoy, whose requests were checked on their way in."""
-    asking = copy.deepcopy(listener)
-    asking["name"] = names.ASKING
-    del asking["address"]
-    asking["internal_listener"] = {}
-    asking["ignore_global_conn_limit"] = True
-    asking["filter_chains"][0].pop("transport_socket", None)
-    manager = _manager(asking)
-    manager["stat_prefix"] = names.ASKING
+    within = copy.deepcopy(listener)
+    within["name"] = name
+    del within["address"]
+    within["internal_listener"] = {}
+    within["ignore_global_conn_limit"] = True
+    within["filter_chains"][0].pop("transport_socket", None)
+    manager = manager_of(within)
+    manager["stat_prefix"] = name
     # Who the client is, and what its request is called, stands in headers by now.
     manager["use_remote_address"] = False
     manager["generate_request_id"] = False
     _mutations(manager)[:] = [{"remove": names.ASKING_HEADER}, _mutations(manager)[-1]]
     manager["max_request_headers_kb"] += _ROOM_KB
     manager["common_http_protocol_options"]["max_headers_count"] += _ROOM_HEADERS
-    for log in manager["access_log"]:
-        if log["name"] == names.OUTCOMES_LOG:
-            log["typed_config"]["common_config"] |= _AT_ONCE
-    return asking
+    return within
 
 
-def _asking_cluster(clusters: list[Node]) -> Node:
-    """To that listener; without limits and over HTTP/2, as to a process of the balancer."""
+def internal_cluster(clusters: list[Node], name: str) -> Node:
+    """To such a listener; without limits and over HTTP/2, as to a process of the balancer."""
     like = next(cluster for cluster in clusters if cluster["name"] == names.process_cluster(0))
-    address = {"envoy_internal_address": {"server_listener_name": names.ASKING}}
+    address = {"envoy_internal_address": {"server_listener_name": name}}
     return {
-        "name": names.ASKING,
+        "name": name,
         "type": "STATIC",
         "load_assignment": {
-            "cluster_name": names.ASKING,
+            "cluster_name": name,
             "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address}}]}],
         },
         "circuit_breakers": like["circuit_breakers"],
@@ -135,9 +145,9 @@ _ASKED_ROUTE: Node = {
 }
 
 
-def _module_filter(native: NativeOptions, forwarded: tuple[str, ...], told: bool) -> Node:
-    """`told`: what was decided is left in metadata, for Envoy's log and traces; each request pays for it."""
-    lines = [str(native.kernel), str(native.folder), names.TOLD if told else ""]
+def _module_filter(native: NativeOptions, forwarded: tuple[str, ...], leaves_metadata: bool) -> Node:
+    """`leaves_metadata`: what was decided is left in metadata, for Envoy's log and traces; each request pays for it."""
+    lines = [str(native.kernel), str(native.folder), names.TOLD if leaves_metadata else ""]
     value = "\n".join([*lines, list_of(forwarded)] if forwarded else lines)
     text = {"@type": "type.googleapis.com/google.protobuf.StringValue", "value": value}
     return {
@@ -173,11 +183,11 @@ def _of_what_was_settled(log: Node) -> Node:
     return _only_settled(log)
 
 
-def _only_settled(log: Node, *others: str) -> Node:
+def _only_settled(log: Node, *headers: str) -> Node:
     """Of requests that the module did not leave to the internal listener, and that have none of the other headers."""
     conditions = [
         {"header_filter": {"header": {"name": name, "present_match": True, "invert_match": True}}}
-        for name in (names.ASKING_HEADER, *others)
+        for name in (names.ASKING_HEADER, *headers)
     ]
     conditions += [log["filter"]] if "filter" in log else []
     return {**log, "filter": {"and_filter": {"filters": conditions}} if len(conditions) > 1 else conditions[0]}

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import copy
 
-from balancer.core import bounds
-from balancer.gateway import names
-from balancer.gateway.bootstrap_addresses import either
-from balancer.gateway.bootstrap_tls import Node
-from balancer.gateway.kserve import METHODS, SERVICE, Kind
+from balancer import bounds
+from balancer.bootstrap.addresses import Node, either, manager_of
+from balancer.bootstrap.around import in_lua
+from balancer.extproc import names
+from balancer.extproc.kserve import METHODS, SERVICE, Kind
 
 _REST = "rest"
 """The template's name of routes by HTTP, the first of which is that of inferences."""
@@ -29,6 +29,7 @@ function envoy_on_request(request)
 end
 """
 """What finds the route anew once the model is known."""
+_STREAMS = {f"{SERVICE}{method}" for method, kind in METHODS.items() if kind is Kind.STREAM}
 _MARKED = {"name": names.FORWARDED_HEADER, "string_match": {"exact": names.FORWARDED}}
 _FORWARDED = {f"{SERVICE}{method}" for method, kind in METHODS.items() if kind in (Kind.INFERENCE, Kind.STREAM)}
 _INFER = r"/v2/models/[^/]+(/versions/[^/]+)?/infer"
@@ -36,33 +37,49 @@ _JSON_BYTES = "inference-header-content-length"
 _BODY_BYTES = "content-length"
 _MOST = 2**62
 _UNASKED_TYPE = f"{names.HTTP_FILTERS_TYPE}ext_proc.v3.ExtProcPerRoute"
+_PICKED_FOR = f"xds.route_name != '{names.PROXIED}'"
 _TOLD_BY_ENVOY = f"!(has(upstream.address) && xds.route_name == '{names.PROXIED}')"
 
 
 def forward_by_balancer(bootstrap: Node, models: tuple[str, ...] | None) -> None:
-    """Change a complete bootstrap in which Envoy asks for each request; `models`: that are forwarded, None: all."""
+    """Change a complete bootstrap in which Envoy asks for each request; `models`: that are forwarded, None: all.
+
+    While the balancer is away they go to the cluster `around`, which is still to be added.
+    """
     resources = bootstrap["static_resources"]
-    manager = resources["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    manager = manager_of(resources["listeners"][0])
     (host,) = manager["route_config"]["virtual_hosts"]
     mine = [route for route in host["routes"] if route["match"].get("path") in _FORWARDED]
+    compressed = next(route for route in host["routes"] if route["name"] == names.COMPRESSED_ROUTE)
+    host["routes"].remove(compressed)
+    if models is None:
+        # What is forwarded, gRPC inflates for the balancer. Else Envoy's script could not see which model a compressed
+        # message is for: it is refused.
+        host["routes"].insert(host["routes"].index(mine[-1]) + 1, compressed)
     if models is not None:
         _mark(manager["http_filters"], models)
         marked = [{**route, "match": {**route["match"], "headers": [_MARKED]}} for route in mine]
         for route in mine:
             route["name"] = names.FORWARDABLE
         host["routes"][:0] = mine = marked
+    clusters = resources["clusters"]
+    ours = copy.deepcopy(next(cluster for cluster in clusters if cluster["name"] == names.BALANCER_CLUSTER))
+    ours["name"] = ours["load_assignment"]["cluster_name"] = names.PROXY_GRPC_CLUSTER
+    # Errors here are answers, those of workers and refusals: only health checks take a process out.
+    del ours["outlier_detection"]
     for route in mine:
-        _to_proxy(route, names.PROXY_CLUSTER, found_late=models is not None)
+        _to_proxy(route, names.PROXY_CLUSTER, manager, ours, found_late=models is not None)
     for log in manager["access_log"]:
         if log["name"] == names.OUTCOMES_LOG:
             log["filter"] = {"and_filter": {"filters": [log["filter"], _cel(_TOLD_BY_ENVOY)]}}
-    resources["clusters"].append(either(names.PROXY_CLUSTER, names.BALANCER_CLUSTER, names.GRPC_CLUSTER))
+    for log in manager["http_filters"][-1]["typed_config"]["upstream_log"]:
+        log["filter"] = {"and_filter": {"filters": [_cel(_PICKED_FOR), log["filter"]]}}
+    clusters += [ours, either(names.PROXY_CLUSTER, names.PROXY_GRPC_CLUSTER, names.AROUND)]
 
 
 def _mark(filters: list[Node], models: tuple[str, ...]) -> None:
-    """Have Envoy mark requests for some models, just before it would ask about them."""
     code = _MARK % {
-        "models": ", ".join(f"[{_in_lua(name)}] = true" for name in models),
+        "models": ", ".join(f"[{in_lua(name)}] = true" for name in models),
         **{"extraction": names.EXTRACTION, "header": names.FORWARDED_HEADER, "mark": names.FORWARDED},
     }
     typed = {"@type": names.LUA_TYPE, "default_source_code": {"inline_string": code}}
@@ -70,33 +87,49 @@ def _mark(filters: list[Node], models: tuple[str, ...]) -> None:
     filters.insert(at, {"name": names.FORWARDED_FILTER, "typed_config": typed})
 
 
-def _in_lua(text: str) -> str:
-    """A text as Lua reads it, byte by byte, whatever is in it."""
-    return '"' + "".join(f"\\{byte:03d}" for byte in text.encode()) + '"'
-
-
-def _to_proxy(route: Node, cluster: str, *, found_late: bool = False) -> None:
+def _to_proxy(route: Node, cluster: str, manager: Node, ours: Node, *, found_late: bool) -> None:
     """The balancer reads the message itself, and sends again what may be. Envoy does so where no balancer took it.
-    `found_late`: when filters stand already, so that one can but see by itself that it is not to ask."""
+
+    Args:
+        route: That is changed.
+        cluster: Where it leads.
+        manager: Its connection manager, for the filters that are there.
+        ours: The cluster of the balancer's processes alone.
+        found_late: When filters stand already, so that one can but see by itself that it is not to ask.
+    """
     off = {"@type": names.FILTER_OFF_TYPE, "disabled": True}
     route["name"] = names.PROXIED
-    route["typed_per_filter_config"] = (
-        {names.PICKS_FILTER: {"@type": _UNASKED_TYPE, "disabled": True}}
-        if found_late
-        else {names.PICKS_FILTER: off, names.EXTRACTION: off}
-    )
+    present = {each["name"] for each in manager["http_filters"]}
+    unused = {name: off for name in (names.PICKS_FILTER, names.EXTRACTION, names.KEPT_FILTER) if name in present}
+    if found_late:
+        unused = {name: {"@type": _UNASKED_TYPE, "disabled": True} for name in unused if name == names.PICKS_FILTER}
+    route["typed_per_filter_config"] = unused
+    route["request_headers_to_add"] = [
+        {
+            "header": {"key": names.COMPRESSED_HEADER, "value": "%REQ(grpc-encoding)%"},
+            "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+        }
+    ]
     action = copy.deepcopy(route["route"])
     action["cluster"] = cluster
+    several = len(ours["load_assignment"]["endpoints"][0]["lb_endpoints"]) > 1
     action["retry_policy"] = {
         "retry_on": "connect-failure,refused-stream,reset-before-request",
         "num_retries": 2,
-        # Where the balancer cannot be reached, the workers are next.
+        # Where the balancer cannot be reached, another process is next if there is one, and then the way around.
         "retry_priority": {
             "name": names.PREVIOUS_PRIORITIES,
-            "typed_config": {"@type": names.PREVIOUS_PRIORITIES_TYPE, "update_frequency": 1},
+            "typed_config": {"@type": names.PREVIOUS_PRIORITIES_TYPE, "update_frequency": 2 if several else 1},
         },
         "retry_back_off": {"base_interval": "0.001s", "max_interval": "0.010s"},
     }
+    if several:
+        action["retry_policy"] |= {
+            "retry_host_predicate": [
+                {"name": names.PREVIOUS_HOSTS, "typed_config": {"@type": names.PREVIOUS_HOSTS_TYPE}}
+            ],
+            "host_selection_retry_max_attempts": 5,
+        }
     route["route"] = action
 
 
@@ -104,26 +137,23 @@ def forward_rest_by_balancer(bootstrap: Node, most_bytes: int, models: tuple[str
     """Change such a bootstrap, in which the balancer answers calls about the fleet by HTTP too; `most_bytes`: of a body
     that it takes. Where a listener within Envoy asks, it forwards as well."""
     resources = bootstrap["static_resources"]
-    for listener in resources["listeners"]:
-        _forward_rest(listener["filter_chains"][0]["filters"][0]["typed_config"], most_bytes, some=models is not None)
     clusters = resources["clusters"]
     ours = copy.deepcopy(next(cluster for cluster in clusters if cluster["name"] == names.FLEET_REST_CLUSTER))
     ours["name"] = ours["load_assignment"]["cluster_name"] = names.PROXY_REST_CLUSTER
     ours["health_checks"][0]["http_health_check"] = {"path": names.PROXY_HEALTH_PATH}
-    clusters += [ours, either(f"{ours['name']}{names.OR_WORKER}", ours["name"], names.HTTP_CLUSTER)]
+    clusters += [ours, either(f"{ours['name']}{names.OR_WORKER}", ours["name"], names.AROUND)]
+    for listener in resources["listeners"]:
+        manager = manager_of(listener)
+        _forward_rest(manager, ours, most_bytes, some=models is not None)
 
 
-def _forward_rest(manager: Node, most_bytes: int, *, some: bool) -> None:
-    """`some`: not all models are forwarded."""
+def _forward_rest(manager: Node, ours: Node, most_bytes: int, *, some: bool) -> None:
     (host,) = manager["route_config"]["virtual_hosts"]
     routes = host["routes"]
     at = next(place for place, route in enumerate(routes) if route["name"] == _REST)
     as_picked = [_rest_route(routes[at], headers) for headers in _as_picked(most_bytes)]
     forwarded = _rest_route(routes[at], (_MARKED,) if some else ())
-    _to_proxy(forwarded, f"{names.PROXY_REST_CLUSTER}{names.OR_WORKER}", found_late=some)
-    present = {each["name"] for each in manager["http_filters"]}
-    off = forwarded["typed_per_filter_config"]
-    forwarded["typed_per_filter_config"] = {name: config for name, config in off.items() if name in present}
+    _to_proxy(forwarded, f"{names.PROXY_REST_CLUSTER}{names.OR_WORKER}", manager, ours, found_late=some)
     forwardable = [{**_rest_route(routes[at], ()), "name": names.FORWARDABLE}] if some else []
     routes[at:at] = [*as_picked, forwarded, *forwardable]
 
@@ -146,6 +176,31 @@ def _rest_route(like: Node, headers: tuple[Node, ...]) -> Node:
     route = copy.deepcopy(like)
     route["match"] = {"safe_regex": {"regex": _INFER}, **({"headers": list(headers)} if headers else {})}
     return route
+
+
+def hold_compressed(bootstrap: Node, most_bytes: int) -> None:
+    """Have Envoy keep compressed requests that are forwarded until they are whole. The balancer keeps room for each
+    that it reads, so nobody is to send one slowly. But no stream, which has no end."""
+    for listener in bootstrap["static_resources"]["listeners"]:
+        manager = manager_of(listener)
+        (host,) = manager["route_config"]["virtual_hosts"]
+        forwarded = [route for route in host["routes"] if route["name"] == names.PROXIED]
+        whole = [route for route in forwarded if route["match"].get("path") not in _STREAMS]
+        for route in whole:
+            host["routes"].insert(host["routes"].index(route), _held(route, most_bytes))
+        if whole:
+            kept = {"@type": names.BUFFER_TYPE, "max_request_bytes": most_bytes}
+            manager["http_filters"].insert(-1, {"name": names.BUFFER_FILTER, "typed_config": kept, "disabled": True})
+
+
+def _held(route: Node, most_bytes: int) -> Node:
+    held = copy.deepcopy(route)
+    encoding = "grpc-encoding" if "path" in route["match"] else "content-encoding"
+    compressed = {"name": encoding, "string_match": {"safe_regex": {"regex": "(?i)gzip|deflate"}}}
+    held["match"]["headers"] = [*held["match"].get("headers", ()), compressed]
+    on = {"@type": names.BUFFER_PER_ROUTE_TYPE, "buffer": {"max_request_bytes": most_bytes}}
+    held["typed_per_filter_config"] = {**held.get("typed_per_filter_config", {}), names.BUFFER_FILTER: on}
+    return held
 
 
 def _cel(expression: str) -> Node:

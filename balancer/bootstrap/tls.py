@@ -2,38 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from balancer.balancer_tls import BalancerTls
+from balancer.bootstrap.addresses import Node
+from balancer.bootstrap.sections import EnvoyTlsSection, TritonTlsSection
 from balancer.errors import OperatorError
-from balancer.gateway.names import FILTER_OF_FILE_TYPE, GRPC_CLUSTER, HTTP_CLUSTER, TLS_SOCKET, TLS_TYPE
-
-Node = dict[str, Any]
-"""A mapping of the bootstrap, as YAML gives it."""
-
-
-@dataclass(frozen=True, slots=True)
-class ListenerTls:
-    """TLS towards clients. Paths are read by Envoy."""
-
-    certificate: Path
-    """Chain, PEM."""
-    private_key: Path
-    """PEM."""
-    client_ca: Path | None = None
-    """PEM; clients must then show a certificate that it signed (mTLS)."""
-
-
-@dataclass(frozen=True, slots=True)
-class TritonTls:
-    """TLS from Envoy to the workers. Paths are read by Envoy."""
-
-    trust: BalancerTls
-    """What is trusted of every worker, and shown to it."""
-    rest: bool = True
-    """Whether to their HTTP ports too; Triton itself has TLS at its gRPC port only."""
+from balancer.extproc.names import FILTER_OF_FILE_TYPE, GRPC_CLUSTER, HTTP_CLUSTER, TLS_SOCKET, TLS_TYPE
 
 
 class Secrets:
@@ -102,13 +77,13 @@ class Secrets:
         return {"name": name, "sds_config": source}
 
 
-def listener_socket(tls: ListenerTls, secrets: Secrets) -> Node:
+def listener_socket(tls: EnvoyTlsSection, secrets: Secrets) -> Node:
     """The transport socket of the listener."""
-    context = secrets.certificate("listener_certificate", tls.certificate, tls.private_key)
+    context = secrets.certificate("listener_certificate", Path(tls.cert_file), Path(tls.key_file))
     context["alpn_protocols"] = ["h2", "http/1.1"]
     socket: Node = {"@type": f"{TLS_TYPE}DownstreamTlsContext", "common_tls_context": context}
-    if tls.client_ca is not None:
-        context |= secrets.authority("client_authority", tls.client_ca, [])
+    if tls.client_ca_file is not None:
+        context |= secrets.authority("client_authority", Path(tls.client_ca_file), [])
         socket["require_client_certificate"] = True
     return {"name": TLS_SOCKET, "typed_config": socket}
 
@@ -137,11 +112,11 @@ def balancer_socket(tls: BalancerTls, secrets: Secrets) -> Node:
     return server_socket(tls, secrets, "balancer_authority", "gateway_certificate")
 
 
-def triton_sockets(tls: TritonTls, secrets: Secrets) -> dict[str, Node]:
+def triton_sockets(tls: TritonTlsSection, secrets: Secrets) -> dict[str, Node]:
     """The transport sockets of the workers' clusters, by the cluster's name."""
     protocols = {GRPC_CLUSTER: "h2"} | ({HTTP_CLUSTER: "http/1.1"} if tls.rest else {})
     return {
-        cluster: server_socket(tls.trust, secrets, "triton_authority", "triton_client_certificate", protocol)
+        cluster: server_socket(tls.trust(), secrets, "triton_authority", "triton_client_certificate", protocol)
         for cluster, protocol in protocols.items()
     }
 

@@ -7,13 +7,14 @@ Envoy sends them to a collector over OTLP, and hands the W3C trace context on to
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 
-from balancer.gateway import names
-from balancer.gateway.bootstrap_addresses import grpc_cluster
-from balancer.gateway.bootstrap_tls import Node
+from balancer.bootstrap.addresses import Node, grpc_cluster, manager_of
+from balancer.bootstrap.sections import TracesSection
+from balancer.extproc import names
 
 _TRACE_HEADERS = (names.TRACE_HEADER, names.TRACE_STATE_HEADER)
+_SERVICE = "gateway"
+"""Envoy's `service.name`; an overlay may change it."""
 _TIMEOUT = "1s"
 _MILLION = 1_000_000
 _SAMPLED = ".*-[0-9a-f][13579bdf]"
@@ -21,32 +22,18 @@ _SAMPLED = ".*-[0-9a-f][13579bdf]"
 _TRACED_FLUSH = "1s"
 
 
-@dataclass(frozen=True, slots=True)
-class TraceOptions:
-    """Which requests are traced, and where to."""
-
-    collector: str
-    """`host:port` that takes OTLP over gRPC, in plain text."""
-    share: float
-    """Of the requests that come without a trace of their own, 0 to 1."""
-    service: str
-    """Envoy's `service.name`."""
-    follow_clients: bool
-    """Whether a client's trace context is gone on with, and says whether the request is traced."""
-
-
-def add_traces(bootstrap: Node, traces: TraceOptions) -> None:
+def add_traces(bootstrap: Node, traces: TracesSection) -> None:
     """Change a bootstrap with one listener so that its requests are traced."""
     resources = bootstrap["static_resources"]
     (listener,) = resources["listeners"]
-    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    manager = manager_of(listener)
     manager["tracing"] = {
         "provider": {
             "name": names.TRACER,
             "typed_config": {
                 "@type": names.TRACER_TYPE,
                 "grpc_service": {"envoy_grpc": {"cluster_name": names.TRACES_CLUSTER}, "timeout": _TIMEOUT},
-                "service_name": traces.service,
+                "service_name": _SERVICE,
                 "sampler": _sampler(traces.share),
             },
         },
@@ -55,7 +42,7 @@ def add_traces(bootstrap: Node, traces: TraceOptions) -> None:
         "client_sampling": {"value": 0},
         # The way to the worker, each attempt by itself.
         "spawn_upstream_span": True,
-        "custom_tags": decision_tags(names.TOLD_NAMESPACE, names.DESTINATION_NAMESPACE),
+        "custom_tags": decision_tags(names.LOG_NAMESPACE, names.DESTINATION_NAMESPACE),
     }
     if not traces.follow_clients:
         (extension,) = manager["early_header_mutation_extensions"]
@@ -68,7 +55,7 @@ def add_traces(bootstrap: Node, traces: TraceOptions) -> None:
 
 
 def _sampler(share: float) -> Node:
-    """What the trace that a request belongs to says, else a share of new traces, told by their ids."""
+    """What the trace that a request belongs to says, else a share of new traces, by their ids."""
     of_new = {
         "name": f"{names.TRACER}.samplers.trace_id_ratio_based",
         "typed_config": {
@@ -83,7 +70,7 @@ def _sampler(share: float) -> Node:
 
 
 def traced_logger(outcomes: Node) -> Node:
-    """Tells the balancer of sampled requests, where it is not told of each; `outcomes`: what tells of each."""
+    """The log that sends the balancer sampled requests, where `outcomes`, the log of each, is not there."""
     log = copy.deepcopy(outcomes)
     sampled = {"safe_regex": {"regex": _SAMPLED}}
     log["filter"] = {"header_filter": {"header": {"name": names.TRACE_HEADER, "string_match": sampled}}}
@@ -92,10 +79,10 @@ def traced_logger(outcomes: Node) -> Node:
     return log
 
 
-def decision_tags(told: str, destination: str) -> list[Node]:
-    """Attributes of the decision; `told`, `destination`: the namespaces with the policy, and with the endpoints."""
+def decision_tags(policy: str, destination: str) -> list[Node]:
+    """Attributes of the decision; `policy`, `destination`: the namespaces with the policy, and with the endpoints."""
     return [
-        _from_metadata("balancer.policy", told, names.POLICY_KEY),
+        _from_metadata("balancer.policy", policy, names.POLICY_KEY),
         _from_metadata("balancer.decision", names.DECISION_NAMESPACE, names.NUMBER_KEY),
         _from_metadata("balancer.picked", destination, names.DESTINATION),
         _from_metadata("balancer.pick_us", names.DECISION_NAMESPACE, names.PICK_US_KEY),
@@ -103,7 +90,6 @@ def decision_tags(told: str, destination: str) -> list[Node]:
 
 
 def _from_metadata(tag: str, namespace: str, key: str) -> Node:
-    """An attribute of the span; absent where the metadata is."""
     return {
         "tag": tag,
         "metadata": {"kind": {"request": {}}, "metadata_key": {"key": namespace, "path": [{"key": key}]}},

@@ -121,7 +121,6 @@ class Channels:
 
 
 def _contents(tls: BalancerTls) -> tuple[bytes, ...]:
-    """What tells whether the files changed."""
     try:
         return tuple(path.read_bytes() for path in (tls.ca, tls.certificate, tls.private_key) if path is not None)
     except OSError as error:

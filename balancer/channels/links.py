@@ -7,10 +7,10 @@ import logging
 from collections.abc import Iterable
 
 from balancer.balancer_tls import BalancerTls
+from balancer.channels.channels import Channels
+from balancer.channels.rest import RestPorts
 from balancer.discovery.workers import WorkerSpec
 from balancer.errors import OperatorError
-from balancer.workers.channels import Channels
-from balancer.workers.rest import RestPorts
 
 logger = logging.getLogger(__name__)
 

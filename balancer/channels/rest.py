@@ -11,9 +11,9 @@ import aiohttp
 from yarl import URL
 
 from balancer.balancer_tls import BalancerTls
+from balancer.channels.channels import UnknownWorkerError
 from balancer.discovery.workers import WorkerSpec
 from balancer.errors import OperatorError
-from balancer.workers.channels import UnknownWorkerError
 
 _CONNECTED_WITHIN_S = 1.0
 MOST_ANSWER_BYTES = 16 * 2**20

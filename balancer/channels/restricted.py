@@ -40,6 +40,11 @@ def of_http(headers: Iterable[tuple[str, str]]) -> Headers:
     return tuple(sorted((key.lower(), value) for key, value in headers if not _OF_THE_WAY.fullmatch(key)))
 
 
+def plain_name(name: str) -> str:
+    """The name of a header of gRPC, less what says that calls may be restricted by it."""
+    return name.removeprefix(_GRPC)
+
+
 def as_grpc(headers: Iterable[tuple[str, str]]) -> Headers:
     """Headers of HTTP as those of gRPC: a Triton that restricts both by one key has it in either. Left out is what gRPC
     cannot carry."""

@@ -15,10 +15,12 @@ import aiohttp
 
 from balancer.balancer_tls import BalancerTls
 from balancer.errors import OperatorError
+from balancer.files.off_loop import OffLoop
 from balancer.files.schema import join_address, split_address
-from balancer.operate.admin.token import read_token
+from balancer.server.admin.token import read_token
 
 _ANSWER_S = 10.0
+_RESOLVE_S = 60.0
 _MOST_BYTES = 2**25
 _MOST_WORDS = 500
 """Of what a stranger says, in a message."""
@@ -50,10 +52,7 @@ class Balancers:
             OperatorError: there is no token in the file, or no certificate.
         """
         (address,) = self.addresses
-        status, text = await (await self._asking()).ask("GET", address, page, query or {})
-        if status != 200:
-            raise AnswerError(f"{address}: {_why(status, text)}")
-        return text
+        return await (await self._client()).ask("GET", address, page, query or {})
 
     async def post(self, path: str, worker: str) -> tuple[dict[str, Answer], list[str]]:
         """Ask each, where a name stands for all of its addresses; the answers by address, and in words whom it could
@@ -63,18 +62,17 @@ class Balancers:
             AnswerError: one says no.
             OperatorError: there is no token in the file, or no certificate.
         """
-        asking = await self._asking()
-        answers: dict[str, Answer] = {}
-        unreached: list[str] = []
+        client = await self._client()
         places: list[str] = []
+        unreached: list[str] = []
         for found in await asyncio.gather(*map(_resolved, self.addresses), return_exceptions=True):
             if isinstance(found, list):
-                places += found
+                places += [place for place in found if place not in places]
             else:
                 unreached.append(str(found))
-        places = list(dict.fromkeys(places))
-        asked = [asking.change(place, path, worker) for place in places]
-        for place, answer in zip(places, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+        answers: dict[str, Answer] = {}
+        changes = (client.change(place, path, worker) for place in places)
+        for place, answer in zip(places, await asyncio.gather(*changes, return_exceptions=True), strict=True):
             if isinstance(answer, dict):
                 answers[place] = answer
             elif isinstance(answer, _UnreachedError):
@@ -83,7 +81,7 @@ class Balancers:
                 raise answer
         return answers, unreached
 
-    async def _asking(self) -> _Asking:
+    async def _client(self) -> _Client:
         """With the files as they are now: certificates and tokens are renewed."""
         tls = None if self.tls is None else await asyncio.to_thread(_context, self.tls)
         # What is not compressed cannot be more than it seems.
@@ -91,19 +89,17 @@ class Balancers:
         if self.token_file is not None:
             token = await asyncio.to_thread(read_token, self.token_file)
             headers["Authorization"] = f"Bearer {token.decode()}"
-        return _Asking(headers, tls, None if self.tls is None else self.tls.server_name)
+        return _Client(headers, tls, None if self.tls is None else self.tls.server_name)
 
 
 @dataclass(frozen=True, slots=True)
-class _Asking:
-    """One round of questions."""
-
+class _Client:
     headers: Mapping[str, str]
     tls: ssl.SSLContext | None
     server_name: str | None
 
-    async def ask(self, method: str, place: str, path: str, query: Mapping[str, str]) -> tuple[int, bytes]:
-        """Status and text; AnswerError where there is none."""
+    async def ask(self, method: str, place: str, path: str, query: Mapping[str, str]) -> bytes:
+        """What it answers; AnswerError where it does not, or with another status than 200."""
         url = f"{'http' if self.tls is None else 'https'}://{place}{path}"
         limit = aiohttp.ClientTimeout(total=_ANSWER_S)
         how: dict[str, Any] = {"ssl": self.tls or True, "server_hostname": self.server_name}
@@ -118,17 +114,16 @@ class _Asking:
                     text += part
                     if len(text) > _MOST_BYTES:
                         raise AnswerError(f"{place}: answers with more than {_MOST_BYTES} bytes: that is no balancer")
-                return response.status, bytes(text)
+                if response.status != 200:
+                    raise AnswerError(f"{place}: {_why(response.status, bytes(text))}")
+                return bytes(text)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             why = printable(str(error)) or "no answer"
             raise _UnreachedError(f"{place}: {why}; is listen.admin of a balancer there?") from error
 
     async def change(self, place: str, path: str, worker: str) -> Answer:
         """What it answers to a change; AnswerError where that is not done."""
-        status, text = await self.ask("POST", place, path, {"worker": worker})
-        if status != 200:
-            raise AnswerError(f"{place}: {_why(status, text)}")
-        answer = _object(text)
+        answer = _object(await self.ask("POST", place, path, {"worker": worker}))
         if answer is None:
             raise AnswerError(f"{place}: what answers is no balancer; name the listen.admin of one")
         return answer
@@ -140,7 +135,6 @@ def printable(words: str) -> str:
 
 
 def _why(status: int, text: bytes) -> str:
-    """Why an answer is none."""
     answer = _object(text) or {}
     said = str(answer["error"]) if "error" in answer else text[:_MOST_WORDS].decode("utf-8", "replace")
     return f"answers {status}: {printable(said)[:_MOST_WORDS] or 'nothing more; is that a balancer?'}"
@@ -158,9 +152,13 @@ async def _resolved(address: str) -> list[str]:
     """All that a name stands for; OSError where it stands for nothing."""
     host, port = split_address(address)
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        # Not in the loop's own thread: as long as a name server is silent, that would keep the command from ending.
+        found = await OffLoop[list[Any]](_RESOLVE_S).run(
+            lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        )
     except OSError as error:
-        raise OSError(f"{address}: {error.strerror}; give the address of a balancer's listen.admin") from error
+        why = error.strerror or "its name server is silent"
+        raise OSError(f"{address}: {why}; give the address of a balancer's listen.admin") from error
     hosts: dict[int, list[str]] = {}
     for family, _, _, _, place in found:
         hosts.setdefault(family, []).append(str(place[0]))

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import signal
 from pathlib import Path
+from typing import Any
 
 import click
 import uvloop
 
-from balancer import heap
-from balancer.commands.tls_options import tls_of, tls_options
-from balancer.config.logs import LogSection
-from balancer.operate.logs import configure
-from balancer.telemetry.agent import MAX_REPORT_HZ, MIN_REPORT_HZ, AgentOptions, run_agent
-from balancer.telemetry.control import MAX_TIMEOUT_S, default_path
-from balancer.telemetry.control import drain as ask_to_drain
+from balancer.agent.agent import MAX_REPORT_HZ, MIN_REPORT_HZ, AgentOptions, run_agent
+from balancer.cli.admin_options import taken_tls, tls_options
+from balancer.config.sections import LogSection
+from balancer.reports.control import MAX_TIMEOUT_S, default_path
+from balancer.reports.control import drain as ask_to_drain
+from balancer.server import malloc_trim as heap
+from balancer.server.logs import configure
 
 _DEFAULTS = AgentOptions(worker="any", balancers=("127.0.0.1:9102",))
 
@@ -69,7 +70,7 @@ _control = click.option(
     type=click.FloatRange(MIN_REPORT_HZ, MAX_REPORT_HZ),
     default=_DEFAULTS.report_hz,
     show_default=True,
-    help="Reports a second.",
+    help="Reports a second, while requests flow.",
 )
 @click.option("--device", default="", help="Device kind, such as A100 [default: as NVML says].")
 @click.option("--memory-bytes", type=click.IntRange(min=0), default=0, help="Device memory [default: as NVML says].")
@@ -80,50 +81,19 @@ _control = click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
 @click.pass_context
-def agent(
-    context: click.Context,
-    worker: str | None,
-    balancers: tuple[str, ...],
-    triton_grpc: str,
-    triton_metrics: str,
-    triton_http: str,
-    report_hz: float,
-    device: str,
-    memory_bytes: int,
-    tls_ca: Path | None,
-    tls_name: str | None,
-    tls_cert: Path | None,
-    tls_key: Path | None,
-    triton_tls_ca: Path | None,
-    triton_tls_name: str | None,
-    triton_tls_cert: Path | None,
-    triton_tls_key: Path | None,
-    control: Path,
-    log_level: str,
-) -> None:
-    """Read the Triton beside it 20 to 100 times a second, and report to every balancer.
+def agent(context: click.Context, /, control: Path, log_level: str, **options: Any) -> None:
+    """Read the Triton beside it, 20 to 100 times a second while requests flow, and report to every balancer.
 
     Reports say what is ready, queued and executing, how long batches take, and how the device fares.
     """
     if context.invoked_subcommand is not None:
         return
-    if worker is None or not balancers:
+    if options["worker"] is None or not options["balancers"]:
         raise click.UsageError("give --worker and --balancer: on whom to report, and to whom")
-    options = AgentOptions(
-        worker=worker,
-        balancers=balancers,
-        triton_grpc=triton_grpc,
-        triton_metrics=triton_metrics,
-        triton_http=triton_http,
-        report_hz=report_hz,
-        device=device,
-        memory_bytes=memory_bytes,
-        tls=tls_of(tls_ca, tls_name, tls_cert, tls_key),
-        triton_tls=tls_of(triton_tls_ca, triton_tls_name, triton_tls_cert, triton_tls_key, "--triton-tls"),
-        control=control if control.name else None,
-    )
+    tls, triton_tls = taken_tls(options), taken_tls(options, "--triton-tls")
+    path = control if control.name else None
     configure(LogSection.model_validate({"level": log_level}))
-    uvloop.run(_run(options))
+    uvloop.run(_run(AgentOptions(**options, tls=tls, triton_tls=triton_tls, control=path)))
 
 
 @agent.command(epilog=_DRAIN_EPILOG)

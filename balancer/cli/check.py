@@ -10,16 +10,16 @@ from typing import Any
 
 import click
 
-from balancer.commands.admin_client import AnswerError, Balancers
-from balancer.commands.admin_options import admin_options, balancers_of
+from balancer.cli.admin_client import AnswerError, Balancers
+from balancer.cli.admin_options import admin_options, balancers_of
 from balancer.config import config as configs
-from balancer.config import forwarding, lone
+from balancer.config import forwarding, frontend
 from balancer.config.changes import changes
 from balancer.config.config import Config
 from balancer.config.overrides import Overrides
 from balancer.files.yaml_document import ConfigError
-from balancer.operate.preflight import check_files
-from balancer.security import exposure
+from balancer.server.preflight import check_files
+from balancer.server.security import exposure
 
 CHANGES, RESTARTS = 3, 4
 """Exit statuses of `--against`; 1 and 2 are those of errors."""
@@ -63,11 +63,13 @@ def check(file: Path, addresses: str | None, **how: Any) -> None:
     config = configs.parse(sys.stdin.buffer.read(), "stdin") if str(file) == "-" else configs.load(file)
     for note in check_files(config, file):
         click.echo(note, err=True)
-    for warning in (*exposure.warnings(config), *lone.warnings(config), *forwarding.warnings(config)):
+    for warning in (*exposure.warnings(config), *forwarding.warnings(config)):
         click.echo(f"warning: {warning}", err=True)
     if addresses is not None:
         sys.exit(_against(config, balancers_of(addresses, **how)))
     click.echo(f"# {file}, hash {config.hash}")
+    for line in frontend.lines(config):
+        click.echo(f"# {line}")
     click.echo(configs.effective_yaml(config), nl=False)
 
 

@@ -7,13 +7,15 @@ from typing import Any
 
 import click
 
-from balancer.commands.admin_client import Balancers, printable
-from balancer.commands.admin_options import admin_options, balancers_of
+from balancer.cli.admin_client import Balancers, printable
+from balancer.cli.admin_options import admin_options, balancers_of
 
 STILL_BUSY = 3
 """Exit status: every balancer knows, and something is left at the worker."""
 _MAX_TIMEOUT_S = 86_400.0
 _POLL_S = 0.1
+_FIRST_LOOK_S = 1.0
+"""The first look tells the balancers of the drain, and so gets this long even where `--timeout` is shorter."""
 
 _EPILOG = f"""\b
 Examples:
@@ -26,7 +28,7 @@ Examples:
 Exit status:
   0  every balancer knows; with --wait: and nothing is left at the worker
   1  a balancer refused or could not be reached, as standard error says
-  {STILL_BUSY}  with --wait: something was left after --timeout
+  {STILL_BUSY}  with --wait: something was left after --timeout, or nobody said within it that nothing is
 
 A drain ends with `balancer undrain`; when the worker leaves the list, or stands at another address; and with the
 balancer's process. What is to outlast these, the list of workers says: `draining: true`.
@@ -64,7 +66,7 @@ def drain(worker: str, wait: bool, timeout_s: float, **where: Any) -> None:
     left, unreached = asyncio.run(_drain(balancers_of(**where), worker, timeout_s if wait else None))
     if left:
         click.echo(f"Error: not drained after {timeout_s:g} s: {left}", err=True)
-    _complain(unreached)
+    _print_errors(unreached)
     if left:
         raise SystemExit(STILL_BUSY)
     _end(unreached, f"{worker} is drained: nothing is left there" if wait else f"{worker} gets nothing new")
@@ -76,7 +78,7 @@ def drain(worker: str, wait: bool, timeout_s: float, **where: Any) -> None:
 def undrain(worker: str, **where: Any) -> None:
     """Give requests again to a worker that was drained by hand."""
     answers, unreached = asyncio.run(balancers_of(**where).post("/undrain", worker))
-    _complain(unreached)
+    _print_errors(unreached)
     still = any(answer.get("draining") for answer in answers.values())
     further = "; discovery or its agent still says that it drains" if still else ""
     _end(unreached, f"{worker} is no longer drained by hand{further}")
@@ -87,21 +89,28 @@ async def _drain(balancers: Balancers, worker: str, wait_s: float | None) -> tup
 
     Each look tells all of them again, so one that starts anew meanwhile knows it too.
     """
+    if wait_s is None:
+        return "", (await balancers.post("/drain", worker))[1]
     loop = asyncio.get_running_loop()
-    until_s = loop.time() + (wait_s or 0.0)
-    while True:
-        answers, unreached = await balancers.post("/drain", worker)
-        left = "; ".join(
-            f"{place}: {printable(str(answer['why']))}" for place, answer in answers.items() if answer.get("why")
-        )
-        if wait_s is None or not left:
-            return "", unreached
-        if loop.time() >= until_s:
-            return left, unreached
-        await asyncio.sleep(_POLL_S)
+    start_s = loop.time()
+    until_s, left = start_s + max(wait_s, _FIRST_LOOK_S), "no balancer answered in that time"
+    unreached: list[str] = []
+    try:
+        while True:
+            async with asyncio.timeout_at(until_s):
+                answers, unreached = await balancers.post("/drain", worker)
+            until_s = start_s + wait_s
+            left = "; ".join(
+                f"{place}: {printable(str(answer['why']))}" for place, answer in answers.items() if answer.get("why")
+            )
+            if not left or loop.time() >= until_s:
+                return left, unreached
+            await asyncio.sleep(min(_POLL_S, until_s - loop.time()))
+    except TimeoutError:
+        return left, unreached
 
 
-def _complain(unreached: list[str]) -> None:
+def _print_errors(unreached: list[str]) -> None:
     for each in unreached:
         click.echo(f"Error: {each}", err=True)
 

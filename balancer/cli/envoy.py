@@ -8,9 +8,11 @@ from pathlib import Path
 
 import click
 
+from balancer.bootstrap.bootstrap import BootstrapOptions, render, render_with_secrets, write_secrets
 from balancer.config import config as configs
+from balancer.config.frontend import AUTO
 from balancer.errors import OperatorError
-from balancer.gateway.bootstrap import BootstrapOptions, render, render_with_secrets, write_secrets
+from balancer.extproc.endpoints import LastKnown
 
 _EPILOG = """\b
 Examples:
@@ -42,7 +44,13 @@ def envoy(file: Path | None, libraries: Path | None, secrets: Path | None) -> No
     Listener, TLS, timeouts and the balancer's addresses come from the config's sections envoy, listen and processes.
     """
     config = configs.load(file) if file is not None else configs.Config()
+    _have_endpoints(config)
     options = config.bootstrap_options()
+    if options.native is not None and libraries is None and config.envoy.frontend == AUTO:
+        elsewhere = "for an Envoy in another container or on another machine give --libraries, or set pick"
+        click.echo(
+            f"envoy.frontend: auto is native here, so Envoy loads {options.native.module}; {elsewhere}", err=True
+        )
     if libraries is not None:
         options = _loaded_from(libraries.absolute(), options)
     if secrets is None:
@@ -55,6 +63,20 @@ def envoy(file: Path | None, libraries: Path | None, secrets: Path | None) -> No
     except OSError as error:
         raise OperatorError(f"--secrets: cannot write into {secrets}: {error.strerror}; name another folder") from error
     click.echo(bootstrap, nl=False)
+
+
+def _have_endpoints(config: configs.Config) -> None:
+    """Where Envoy is to find the last known endpoints, it does not start without their files."""
+    if (folder := config.endpoints_folder) is None:
+        return
+    try:
+        LastKnown(folder).begin()
+    except OSError as error:
+        click.echo(
+            f"envoy.endpoints_folder: cannot write into {folder}: {error.strerror}; so an Envoy that starts while the "
+            "balancer is away has no endpoints: name a folder that outlives a reboot, or null",
+            err=True,
+        )
 
 
 def _loaded_from(folder: Path, options: BootstrapOptions) -> BootstrapOptions:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -10,18 +13,18 @@ import click
 from balancer.errors import OperatorError
 
 _COMMANDS = {
-    "up": ("tools.stack.command", "Start the whole stack on this machine."),
-    "serve": ("balancer.commands.serve", "Run the balancer alone."),
-    "agent": ("balancer.commands.agent", "Run beside a Triton, and report on it."),
-    "drain": ("balancer.commands.drain", "Give a worker nothing new, by hand."),
-    "undrain": ("balancer.commands.drain", "Take that back."),
-    "check": ("balancer.commands.check", "Validate a config file; what it amounts to, or changes."),
-    "top": ("balancer.commands.top", "Watch a balancer's workers, traffic and events."),
-    "policies": ("balancer.commands.policies", "List the policies and their options."),
-    "envoy": ("balancer.commands.envoy", "Print the Envoy bootstrap for a config."),
-    "load": ("tools.load.command", "Drive a listener and measure."),
+    "up": ("balancer.stack.command", "Start the whole stack on this machine."),
+    "serve": ("balancer.cli.serve", "Run the balancer alone."),
+    "agent": ("balancer.cli.agent", "Run beside a Triton, and report on it."),
+    "drain": ("balancer.cli.drain", "Give a worker nothing new, by hand."),
+    "undrain": ("balancer.cli.drain", "Take that back."),
+    "check": ("balancer.cli.check", "Validate a config file; what it amounts to, or changes."),
+    "top": ("balancer.cli.top", "Watch a balancer's workers, traffic and events."),
+    "policies": ("balancer.cli.policies", "List the policies and their options."),
+    "envoy": ("balancer.cli.envoy", "Print the Envoy bootstrap for a config."),
+    "load": ("balancer.load.command", "Drive a listener and measure."),
     "replay": ("simulator.commands.replay", "Decide again what a decision log records."),
-    "profile": ("tools.profile.command", "Measure a Triton's service times."),
+    "profile": ("balancer.profile.command", "Measure a Triton's service times."),
     "evaluate": ("simulator.commands.evaluate", "Judge policies by a decision log."),
     "simulate": ("simulator.commands.simulate", "Compare policies on simulated fleets."),
     "scenarios": ("simulator.commands.scenarios", "List what there is to simulate."),
@@ -31,10 +34,11 @@ _COMMANDS = {
 """By name: the module that holds the command under that name, and its line in the list: listing imports none."""
 
 _EXTRAS = {
-    "agent": "agent",
     "up": "stack",
     "load": "stack",
-    "profile": "agent",
+    "agent": "agent",
+    "profile": "stack",
+    "replay": "sim",
     "evaluate": "sim",
     "simulate": "sim",
     "scenarios": "sim",
@@ -42,6 +46,9 @@ _EXTRAS = {
     "train": "train",
 }
 """The optional dependencies that a command needs."""
+_EXTRAS_OF_MODULES = {"ray": "ray", "kubernetes": "kubernetes"}
+"""Those that only an option or a section of the config needs, by module."""
+_OURS = ("balancer", "policies", "simulator")
 
 
 class LazyGroup(click.Group):
@@ -56,11 +63,22 @@ class LazyGroup(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         try:
-            module = importlib.import_module(_COMMANDS[cmd_name][0])
-        except ModuleNotFoundError as error:
-            return _unavailable(cmd_name, error.name or str(error))
-        command: click.Command = getattr(module, cmd_name)
+            with _told_what_to_install(cmd_name):
+                command: click.Command = getattr(importlib.import_module(_COMMANDS[cmd_name][0]), cmd_name)
+        except click.ClickException as error:
+            return _unavailable(cmd_name, error)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does; where there is no such command, with the one that was meant."""
+        name = args[0]
+        if name not in _COMMANDS and not name.startswith("-"):
+            close = difflib.get_close_matches(name, _COMMANDS, n=1)
+            meant = f"did you mean {close[0]}?" if close else "balancer --help lists all"
+            ctx.fail(f"there is no command {name!r}; {meant}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands in the group's help."""
@@ -71,19 +89,48 @@ class LazyGroup(click.Group):
         """Run the command.
 
         Raises:
-            click.ClickException: for an OperatorError, with its message.
+            click.ClickException: for an OperatorError, with its message, and where a dependency is missing.
         """
         try:
-            return super().invoke(ctx)
+            with _told_what_to_install(ctx):
+                return super().invoke(ctx)
         except OperatorError as error:
             raise click.ClickException(str(error)) from error
 
 
-def _unavailable(name: str, missing: str) -> click.Command:
-    remedy = f"pip install 'balancer[{_EXTRAS[name]}]'" if name in _EXTRAS else "install the balancer anew"
+@contextmanager
+def _told_what_to_install(command: str | click.Context) -> Iterator[None]:
+    """Raises `click.ClickException` in place of what a missing dependency of the command, or of the one that a context
+    invoked, raises: packages put errors of their own around it.
+    """
+    try:
+        yield
+    except Exception as error:
+        name = command if isinstance(command, str) else command.invoked_subcommand or ""
+        missing = _missing_module(error)
+        extra = _EXTRAS_OF_MODULES.get(missing) or _EXTRAS.get(name)
+        # Without an extra, a command that has begun has a mistake of ours.
+        if not missing or (extra is None and not isinstance(command, str)):
+            raise
+        remedy = "install the balancer anew" if extra is None else f"pip install 'balancer[{extra}]'"
+        raise click.ClickException(
+            f"{name} needs the Python module {missing}, which is not installed: {remedy}"
+        ) from error
 
+
+def _missing_module(error: BaseException | None) -> str:
+    """The package that an error, or what brought it about, says is missing; empty: none, or one of ours."""
+    while error is not None:
+        if isinstance(error, ModuleNotFoundError):
+            name = (error.name or "").partition(".")[0]
+            return "" if name in _OURS else name
+        error = error.__cause__
+    return ""
+
+
+def _unavailable(name: str, error: click.ClickException) -> click.Command:
     def fail() -> None:
-        raise click.ClickException(f"{name} needs the Python module {missing}, which is not installed: {remedy}")
+        raise error
 
     return click.Command(
         name,

@@ -12,16 +12,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from balancer.config.policy_options import installed_policies, options_model, policy_class
-from balancer.core.kernel.answers import is_shipped
-from balancer.native.library import Library, LibraryError
+from balancer.kernel.answers import is_shipped
+from balancer.kernel.compiled.library import Library, LibraryError
 from policies.base import Policy
 from policies.traced import traced
 
 _DECIDES = {
     "compiled": "Compiled.",
     "traced": "Traced to a program that the compiled kernel runs.",
-    "published": "In NumPy, published to Envoy: {}.",
-    "python": "In Python.",
+    "python": "In NumPy, with a front end that asks the balancer{}.",
 }
 
 _EPILOG = """\b
@@ -93,7 +92,7 @@ def _decided(policy: Policy, library: Library | None) -> dict[str, str]:
         return {"decides": "python", "because": ""}
     if library.answers(policy):
         return {"decides": "compiled" if is_shipped(policy) else "traced", "because": ""}
-    return {"decides": "published", "because": traced(policy).reason}
+    return {"decides": "python", "because": traced(policy).reason}
 
 
 def _option(schema: dict[str, Any]) -> dict[str, Any]:
@@ -111,7 +110,8 @@ def _show(described: list[dict[str, Any]]) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(ratio=1)
     for policy in described:
-        how = f" {_DECIDES[policy['decides']].format(policy['because'])}"
+        why = f": {policy['because']}" if policy["because"] else ""
+        how = f" {_DECIDES[policy['decides']].format(why)}"
         origin = "" if policy["distribution"] == "balancer" else f" (from {policy['distribution']})"
         lines = [f"{policy['summary'].rstrip('.')}.{escape(how)}", f"[dim]{escape(policy['source'] + origin)}[/dim]"]
         for option in policy["options"]:

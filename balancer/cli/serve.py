@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from balancer.files.yaml_document import ConfigError, read_value
-from balancer.serve import serve as run
+from balancer.server.serve import serve as run
 
 _EPILOG = """\b
 Examples:

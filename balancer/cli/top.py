@@ -17,9 +17,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from balancer.commands.admin_client import AnswerError, Balancers
-from balancer.commands.admin_options import admin_options, balancers_of
-from balancer.operate.page.document import DOCUMENT, Document, Number
+from balancer.cli.admin_client import AnswerError, Balancers
+from balancer.cli.admin_options import admin_options, balancers_of
+from balancer.server.page.document import DOCUMENT, Number, PageDocument
 
 _PERIOD_S = 1.0
 _EVENTS = 5
@@ -31,7 +31,7 @@ _STYLES = {
     "drained by hand": "yellow",
     "no report": "yellow",
 }
-_TROUBLE = "bold red"
+_ALARM = "bold red"
 _EPILOG = """\b
 Examples:
   balancer top
@@ -70,17 +70,17 @@ def _now(balancer: Balancers, model: str, lines: int) -> RenderableType:
     try:
         return drawn(_document(balancer, model), lines)
     except AnswerError as error:
-        return Text(str(error), style=_TROUBLE)
+        return Text(str(error), style=_ALARM)
 
 
-def _document(balancer: Balancers, model: str) -> Document:
+def _document(balancer: Balancers, model: str) -> PageDocument:
     try:
         return DOCUMENT.validate_json(asyncio.run(balancer.get("/page.json", {"model": model} if model else None)))
     except ValidationError as error:
         raise AnswerError(f"{balancer.addresses[0]}: /page.json is not that of a balancer of this version") from error
 
 
-def drawn(shown: Document, lines: int) -> RenderableType:
+def drawn(shown: PageDocument, lines: int) -> RenderableType:
     """The document, for a terminal of so many lines."""
     parts = [_head(shown), *_notices(shown), _workers(shown, max(lines - 12 - _EVENTS - len(shown.recent.parts), 3))]
     if shown.recent.parts:
@@ -89,31 +89,36 @@ def drawn(shown: Document, lines: int) -> RenderableType:
     return Group(*parts)
 
 
-def _head(shown: Document) -> RenderableType:
+def _head(shown: PageDocument) -> RenderableType:
     process, recent = shown.process, shown.recent
     decides = "Envoy" if process.frontend == "native" and not process.asked_because else "the balancer"
     states = ", ".join(f"{count} {state}" for state, count in shown.states.items()) or "none"
     several = f"   process {process.number} of {process.processes}" if process.processes > 1 else ""
-    return _text(
-        f"policy {process.policy}, decided by {decides}   config {shown.config.hash}{several}\n"
+    traffic = (
         f"{recent.rate_per_s:.1f} requests/s   p50 {_time(recent.p50_s)}   p99 {_time(recent.p99_s)}   "
-        f"errors {recent.errors}   without a pick {recent.without_pick}   workers: {states}"
+        f"errors {recent.errors}   without a policy {recent.without_pick}"
+        if recent.picked + recent.without_pick
+        else f"no requests in the last {_time(recent.window_s)}"
+    )
+    return _text(
+        f"policy {process.decides}; decided by {decides}   config {shown.config.hash}{several}\n"
+        f"{traffic}   workers: {states}"
     )
 
 
-def _notices(shown: Document) -> list[RenderableType]:
+def _notices(shown: PageDocument) -> list[RenderableType]:
     found = [f"not ready: {shown.process.not_ready}"] if shown.process.not_ready else []
     found += [f"config refused, the last good one stays: {problem}" for problem in shown.config.problems]
     found += [f"waits for a restart: {change}" for change in shown.config.waiting]
-    for policy, guard in shown.steering.get("guards", {}).items():
+    for policy, guard in shown.canary.get("guards", {}).items():
         if guard.get("fallen_back"):
             found.append(f"guard: {policy} is out of service, a baseline decides: {guard.get('why')}")
-    if rollout := shown.steering.get("rollout"):
+    if rollout := shown.canary.get("rollout"):
         found.append(f"rollout to {rollout.get('to')}: {rollout.get('state')}, {rollout.get('why') or 'goes on'}")
-    return [_text(words, _TROUBLE) for words in found]
+    return [_text(words, _ALARM) for words in found]
 
 
-def _workers(shown: Document, most: int) -> Table:
+def _workers(shown: PageDocument, most: int) -> Table:
     probability = {each["worker"]: each["probability"] for each in shown.why.get("workers", ())}
     table = _table("worker", "state", "queue", "in flight", "wait", "answers/s", "p50", "p99", "errors", "report age")
     table.add_column(f"gets {_plain(str(shown.why.get('model', '')))}", justify="right")
@@ -123,7 +128,7 @@ def _workers(shown: Document, most: int) -> Table:
         gets = probability.get(worker.name)
         table.add_row(
             _text(worker.name),
-            _text(worker.state, _STYLES.get(worker.state, _TROUBLE)),
+            _text(worker.state, _STYLES.get(worker.state, _ALARM)),
             _number(worker.pending),
             _number(worker.in_flight),
             _time(worker.backlog_s),
@@ -141,19 +146,19 @@ def _workers(shown: Document, most: int) -> Table:
     return table
 
 
-def _traffic(shown: Document) -> Table:
+def _traffic(shown: PageDocument) -> Table:
     table = _table("model", "policy", "requests/s", "p50", "p99", "errors")
     for row in shown.recent.parts:
         rate, errors = f"{row.rate_per_s:.1f}", str(row.errors)
-        policy = _text(row.policy) if row.policy else Text("no pick", "yellow")
+        policy = _text(row.policy) if row.policy else Text("none", "yellow")
         table.add_row(_text(row.model), policy, rate, _time(row.p50_s), _time(row.p99_s), errors)
     return table
 
 
-def _event(shown: Document, at: int) -> Text:
+def _event(shown: PageDocument, at: int) -> Text:
     event = shown.events[at]
     times = f" ({event.count} times)" if event.count > 1 else ""
-    style = {"warning": "yellow", "error": _TROUBLE}.get(event.level, "")
+    style = {"warning": "yellow", "error": _ALARM}.get(event.level, "")
     return _text(f"{_time(max(shown.at_s - event.last_s, 1.0)):>7} ago  {event.kind}: {event.words}{times}", style)
 
 

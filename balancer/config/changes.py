@@ -9,7 +9,7 @@ from typing import Any
 
 RESTART_FIELDS = (
     *("discovery.kubernetes", "discovery.dns", "discovery.file", "listen", "admin"),
-    *("tls", "processes", "first_process", "envoy"),
+    *("tls", "processes", "first_process", "envoy", "state_file"),
 )
 """Fields and sections that a running balancer does not take over; all others are swapped while requests flow."""
 
@@ -20,7 +20,7 @@ _ABSENT = object()
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ConfigChange:
     """One field that differs."""
 
     field: str
@@ -47,37 +47,39 @@ def waits_for_restart(field: str) -> bool:
     return any(f"{field}.".startswith(f"{section}.") for section in RESTART_FIELDS)
 
 
-def changes(old: Mapping[str, Any], new: Mapping[str, Any], said: Mapping[str, Any] | None = None) -> list[Change]:
+def changes(
+    old: Mapping[str, Any], new: Mapping[str, Any], set_fields: Mapping[str, Any] | None = None
+) -> list[ConfigChange]:
     """What `new` changes of `old`, both as `Config.model_dump(mode="json")`, by field.
 
     Args:
         old: The config before.
         new: The config after.
-        said: `new` without what stands at its default (`exclude_defaults=True`): so much is told of a section that
-            comes; None: all.
+        set_fields: `new` without what stands at its default (`exclude_defaults=True`): so much is shown of a section
+            that comes; None: all.
     """
-    return [_change(*differing) for differing in _differing(old, new, new if said is None else said, "")]
+    return [_change(*differing) for differing in _differing(old, new, new if set_fields is None else set_fields, "")]
 
 
-def words_of(found: list[Change]) -> list[str]:
+def words_of(found: list[ConfigChange]) -> list[str]:
     """Their words, as many as people are shown."""
     more = len(found) - MOST_SHOWN
     return [change.words for change in found[:MOST_SHOWN]] + ([f"and {more} more"] if more > 0 else [])
 
 
 def _differing(
-    old: Mapping[str, Any], new: Mapping[str, Any], said: Mapping[str, Any], prefix: str
+    old: Mapping[str, Any], new: Mapping[str, Any], set_fields: Mapping[str, Any], prefix: str
 ) -> Iterator[tuple[str, Any, Any]]:
     for name in sorted(old.keys() | new.keys()):
         field, was, becomes = f"{prefix}{name}", old.get(name, _ABSENT), new.get(name, _ABSENT)
-        told = said.get(name, becomes)
+        shown = set_fields.get(name, becomes)
         if isinstance(was, Mapping) and isinstance(becomes, Mapping):
-            yield from _differing(was, becomes, told, f"{field}.")
+            yield from _differing(was, becomes, shown, f"{field}.")
         elif isinstance(becomes, Mapping):
             # An empty value gives way to the section, of which the fields are told.
             if was and was is not _ABSENT:
                 yield field, was, _ABSENT
-            for each, value in (leaves(told, f"{field}.") or {field: told}).items():
+            for each, value in (leaves(shown, f"{field}.") or {field: shown}).items():
                 yield each, _ABSENT, value
         elif isinstance(was, Mapping):
             yield field, was, becomes or _ABSENT
@@ -85,7 +87,7 @@ def _differing(
             yield field, was, becomes
 
 
-def _change(field: str, was: Any, becomes: Any) -> Change:
+def _change(field: str, was: Any, becomes: Any) -> ConfigChange:
     restart = waits_for_restart(field)
     if was is _ABSENT:
         what = f"{_shown(becomes)} is added"
@@ -95,7 +97,7 @@ def _change(field: str, was: Any, becomes: Any) -> Change:
         what = f"{_shown(was)} becomes {_shown(becomes)}"
     # Names of models are the file's: no control character of theirs may reach a terminal.
     name = field if field.isprintable() else json.dumps(field)
-    return Change(field, f"{name}: {what}, {'by a restart' if restart else 'at once'}", restart)
+    return ConfigChange(field, f"{name}: {what}, {'by a restart' if restart else 'at once'}", restart)
 
 
 def _shown(value: Any) -> str:

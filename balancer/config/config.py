@@ -5,40 +5,41 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from balancer.bootstrap.bootstrap import BootstrapOptions
+from balancer.config.canary import GuardSection, RolloutSection, ShadowSection
 from balancer.config.changes import RESTART_FIELDS, leaves, waits_for_restart
 from balancer.config.discovery import DiscoverySection
 from balancer.config.fleet import FleetSection, check_reached
 from balancer.config.for_envoy import bootstrap_options
-from balancer.config.holding import HoldingSection
+from balancer.config.frontend import AUTO, Frontend, frontend_of, untraceable, untraceable_rule
 from balancer.config.listen import ListenSection, TlsSection
-from balancer.config.logs import DecisionLogSection, LogSection
+from balancer.config.placing import HoldingSection, ZonesSection
 from balancer.config.policy_options import policy_class
-from balancer.config.proxy import ProxySection
 from balancer.config.sections import (
     AdminSection,
+    DecisionLogSection,
     EnvoySection,
     EstimatorsSection,
     LimitsSection,
+    LogSection,
     ModelSection,
     PolicySection,
     RequestsSection,
     TelemetrySection,
 )
-from balancer.config.steering import GuardSection, RolloutSection, ShadowSection
-from balancer.config.zones import ZonesSection
-from balancer.core.settings import GuardSettings, Limits, ModelSettings, Settings, SplitSettings
-from balancer.core.trials.steering import Plan
 from balancer.files.schema import StrictModel, field_error, validate
 from balancer.files.yaml_document import ConfigError, Document, dump, read_document, read_file
-from balancer.front.folder import default_folder
-from balancer.gateway.bootstrap import BootstrapOptions
-from balancer.proxy.rules.settings import ProxySettings
+from balancer.kernel.settings import GuardSettings, Limits, ModelSettings, Settings, SplitSettings
+from balancer.native.folder import default_folder
+from balancer.proxy.settings import ProxySection, ProxySettings
+from balancer.scheduler.canary.selector import CanaryPlan
 from policies.base import Policy
 
 
@@ -54,11 +55,11 @@ class Config(StrictModel):
     guard: GuardSection = Field(default_factory=GuardSection)
     """When a baseline decides in the policy's stead."""
     shadow: ShadowSection | None = None
-    """A policy asked beside the one that decides; null: none."""
+    """A policy that is asked beside the one that decides."""
     rollout: RolloutSection | None = None
-    """A policy that traffic is moved to, step by step; null: none."""
+    """A policy that traffic is moved to, step by step."""
     models: Mapping[str, ModelSection] = {}
-    """The model table, by model name. Models that are not listed have no restrictions."""
+    """By model name. Models that are not listed have no restrictions."""
     limits: LimitsSection = LimitsSection()
     """When requests are turned away."""
     holding: HoldingSection = HoldingSection()
@@ -75,17 +76,16 @@ class Config(StrictModel):
     """Which workers exist."""
     fleet: FleetSection = FleetSection()
     """Calls about the fleet."""
-    listen: ListenSection = ListenSection()
+    listen: ListenSection = Field(default_factory=ListenSection)  # of this config alone: it resolves `auto`
     """Where the balancer listens."""
     admin: AdminSection = AdminSection()
     """Limits and token of the admin pages."""
     tls: TlsSection = TlsSection()
     """Who may connect where it listens."""
     processes: int = Field(default=1, ge=1, le=64)
-    """Balancer processes, a core each. Every one decides alone, by the same policy."""
+    """Balancer processes, a core each. Each decides alone, by the same policy."""
     first_process: int = Field(default=0, ge=0)
-    """The number of this machine's first process, where several machines serve one Envoy: its place in the list
-    `envoy.balancers`, by which outcomes find the process that picked."""
+    """Number of this machine's first process in `envoy.balancers`, where several machines serve one Envoy."""
     envoy: EnvoySection = EnvoySection()
     """Envoy's bootstrap."""
     proxy: ProxySection = ProxySection()
@@ -94,8 +94,17 @@ class Config(StrictModel):
     """Logs."""
     decision_log: DecisionLogSection = DecisionLogSection()
     """Decisions recorded for replay."""
+    state_file: str | None = "auto"
+    """File in which process i (`FILE.i`) keeps what guard, rollout and splits decided, for its next start. It may be
+    lost: delete it to have all decided anew. `auto`: one in `$STATE_DIRECTORY`, `$XDG_STATE_HOME/balancer` or
+    `~/.local/state/balancer`. null: none."""
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """Of the sampling of decisions. Equal seeds and equal inputs give equal decisions."""
+    """Seed of the sampling of decisions. Equal seeds and inputs give equal decisions."""
+
+    @model_validator(mode="after")
+    def _fleet_is_beside_envoy(self) -> Self:
+        self.listen.resolve(on_this_machine=self.envoy.on_this_machine)
+        return self
 
     @model_validator(mode="after")
     def _ports_apart(self) -> Self:
@@ -105,6 +114,13 @@ class Config(StrictModel):
 
     @model_validator(mode="after")
     def _native_is_possible(self) -> Self:
+        folder = self.envoy.shared_folder
+        if self.envoy.frontend in (AUTO, "native") and folder is not None and not Path(folder).is_absolute():
+            rule = "must be an absolute path: balancer and Envoy may have different working directories"
+            raise field_error(("envoy", "shared_folder"), folder, rule)
+        endpoints = self.envoy.endpoints_folder
+        if endpoints is not None and endpoints != "auto" and not Path(endpoints).is_absolute():
+            raise field_error(("envoy", "endpoints_folder"), endpoints, "must be an absolute path, auto or null")
         if self.envoy.frontend != "native":
             return self
         if self.holding.models:
@@ -116,9 +132,8 @@ class Config(StrictModel):
         if not self.envoy.on_this_machine:
             rule = "needs a balancer on the same machine; set pick, or name an address in envoy.balancers that is local"
             raise field_error(("envoy", "frontend"), self.envoy.frontend, rule)
-        if self.envoy.shared_folder is not None and not Path(self.envoy.shared_folder).is_absolute():
-            rule = "must be an absolute path: balancer and Envoy may have different working directories"
-            raise field_error(("envoy", "shared_folder"), self.envoy.shared_folder, rule)
+        for field, name, reason in untraceable(self):
+            raise field_error(tuple(field.split(".")), name, untraceable_rule(reason))
         return self
 
     @model_validator(mode="after")
@@ -168,7 +183,7 @@ class Config(StrictModel):
 
     @model_validator(mode="after")
     def _fleet_is_reached(self) -> Self:
-        check_reached(self.fleet.control, self.listen.fleet, self.envoy, self.tls, self.processes)
+        check_reached(self.fleet.control, self.listen.fleet_at, self.envoy, self.tls, self.processes)
         return self
 
     @model_validator(mode="after")
@@ -189,21 +204,22 @@ class Config(StrictModel):
         """The policy with its options."""
         return self.policy.built
 
-    def plan(self, policy: Policy) -> Plan:
+    def plan(self, policy: Policy) -> CanaryPlan:
         """What guard, shadow and rollout are to do beside `policy`, which is the one that `build_policy` gave."""
         baseline = self.guard.baseline.built
         new = None if self.rollout is None else self.rollout.built
+        guarded = self.guard.settings(self.telemetry.stale_after_s)
 
         def guard(of: Policy | None) -> GuardSettings | None:
             wanted = of is not None and (of.trained if self.guard.enabled == "auto" else self.guard.enabled)
-            return self.guard.settings() if wanted and of != baseline else None
+            return guarded if wanted and of != baseline else None
 
-        return Plan(
+        return CanaryPlan(
             guard=guard(policy),
             baseline=baseline,
             shadow=None if self.shadow is None else self.shadow.built,
             shadow_share=0.0 if self.shadow is None else self.shadow.share,
-            rollout=None if self.rollout is None else self.rollout.settings(self.guard.settings()),
+            rollout=None if self.rollout is None else self.rollout.settings(guarded),
             new=new,
             guard_new=guard(new),
         )
@@ -225,7 +241,6 @@ class Config(StrictModel):
             reports_required=self.telemetry.required,
             stale_after_s=self.telemetry.stale_after_s,
             sticky_keys=self.requests.sticky_keys,
-            max_fallbacks=self.requests.max_fallbacks,
             slow_start_s=self.discovery.slow_start_s,
             outcome_timeout_s=self.requests.outcome_timeout_s,
         )
@@ -236,7 +251,7 @@ class Config(StrictModel):
 
     def proxy_settings(self) -> ProxySettings:
         """What the proxy is configured with."""
-        return self.proxy.settings({name: row.proxy for name, row in self.models.items()})
+        return ProxySettings(self.proxy, {name: row.proxy for name, row in self.models.items()})
 
     def own_envoy_address(self, process: int) -> str:
         """The address that process number `process` (from 0) alone listens on for Envoy, beside the shared one."""
@@ -260,12 +275,29 @@ class Config(StrictModel):
         return self.envoy.frontend == "proxy" or bool(self.envoy.forwarded)
 
     @property
+    def frontend(self) -> Frontend:
+        """Who decides; `auto` resolved, for this machine."""
+        return frontend_of(self)[0]
+
+    @property
     def shared_folder(self) -> Path | None:
         """What the front end `native` shares; None: another front end."""
-        if self.envoy.frontend != "native":
+        if self.frontend != "native":
             return None
         named = self.envoy.shared_folder
         return default_folder(self.listen.envoy) if named is None else Path(named)
+
+    @property
+    def endpoints_folder(self) -> Path | None:
+        """Where Envoys with `native` find the endpoints while no balancer is there; None: nowhere."""
+        named, shared = self.envoy.endpoints_folder, self.shared_folder
+        if shared is None or named is None:
+            return None
+        if named != "auto":
+            return Path(named)
+        # Of no environment but the user's: `balancer envoy` and `balancer serve` have to name the same one.
+        state = Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"))
+        return state / "balancer" / shared.name if self.envoy.shared_folder is None and state.is_absolute() else None
 
     def discovery_file(self, config_path: Path) -> Path | None:
         """The file that lists the workers, for a config file at `config_path`; None: `discovery.workers` does."""

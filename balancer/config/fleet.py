@@ -15,29 +15,24 @@ ANYBODY = "*"
 
 
 class ControlSection(StrictModel):
-    """Who may change the workers through the listener: load and unload models, set traces and logs, register shared
-    memory. A change goes to all workers that it concerns, and again to those that join later."""
+    """Who may change the workers by calls: load and unload models, set traces and logs, register shared memory. A
+    change goes to all workers, and to those that join later."""
 
     callers: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = ()
-    """Principals as Envoy verified them: the client of an API key, the claim of a token, a name in a certificate. `*`:
-    whoever reaches `envoy.listen`, which must then be an address of this machine alone. Empty: nobody. Print Envoy's
-    bootstrap anew when the list becomes empty, or is no longer."""
+    """Names that Envoy verified by key, token or certificate. `*`: everybody who reaches `envoy.listen`, which must
+    then be local. Empty: nobody. Print Envoy's bootstrap anew when you fill or empty it."""
     timeout_s: Annotated[float, Field(gt=0, le=3600)] = 300.0
-    """Seconds that one worker may take for a change, such as loading a model."""
+    """Time limit of a change at one worker."""
     file: ConfigFile | None = None
-    """File in which changes are kept for workers that join later, relative to the folder of the config file; shared by
-    the processes of a machine. null: in memory, until the balancer ends; then `processes` must be 1."""
+    """File that keeps changes for workers that join later, relative to the config file. null: in memory, with one
+    process."""
 
 
 class FleetSection(StrictModel):
     """Calls about the fleet, answered at `listen.fleet` as one Triton would."""
 
-    name: Annotated[str, Field(min_length=1, max_length=256)] = "triton"
-    """The server's name in its metadata."""
     ready_workers: int = Field(default=1, ge=1)
     """Workers that must be ready for the server to be."""
-    timeout_s: Annotated[float, Field(gt=0, le=60)] = 2.0
-    """Seconds that one worker may take to answer a question. An answer does without those that take longer."""
     control: ControlSection = ControlSection()
     """Who may change the workers."""
 

@@ -4,44 +4,25 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
+from balancer.bootstrap.access import Access
+from balancer.bootstrap.around import Kept
+from balancer.bootstrap.bootstrap import BootstrapOptions
+from balancer.bootstrap.fleet import FleetOptions
+from balancer.bootstrap.native import NativeOptions
 from balancer.config.listen import is_unix, rest_beside
-from balancer.config.sections import EnvoyTlsSection
+from balancer.extproc.endpoints import LastKnown
+from balancer.extproc.kserve import HeaderNames
 from balancer.files.schema import join_address, reachable, split_address
-from balancer.front import module
-from balancer.gateway.bootstrap import BootstrapOptions
-from balancer.gateway.bootstrap_access import Access
-from balancer.gateway.bootstrap_fleet import FleetOptions
-from balancer.gateway.bootstrap_native import NativeOptions
-from balancer.gateway.bootstrap_tls import ListenerTls
-from balancer.gateway.kserve import HeaderNames
-from balancer.native import library as kernel
+from balancer.kernel.compiled import library as kernel
+from balancer.native import envoy_module as module
 
 if TYPE_CHECKING:
     from balancer.config.config import Config
+    from balancer.config.sections import ModelSection
 
 logger = logging.getLogger(__name__)
-
-OptionsT_co = TypeVar("OptionsT_co", covariant=True)
-
-
-class _Convertible(Protocol[OptionsT_co]):
-    def options(self) -> OptionsT_co: ...
-
-
-def _path(name: str | None) -> Path | None:
-    return None if name is None else Path(name)
-
-
-def _listener_tls(tls: EnvoyTlsSection | None) -> ListenerTls | None:
-    if tls is None:
-        return None
-    return ListenerTls(Path(tls.cert_file), Path(tls.key_file), _path(tls.client_ca_file))
-
-
-def _options(section: _Convertible[OptionsT_co] | None) -> OptionsT_co | None:
-    return None if section is None else section.options()
 
 
 def _reachable(address: str) -> str:
@@ -61,31 +42,26 @@ def bootstrap_options(config: Config) -> BootstrapOptions:
         admin_address=admin_address,
         admin_port=admin_port,
         balancers=config.envoy.balancers or _balancers(config),
-        node_id=config.envoy.node_id,
-        message_timeout_s=config.envoy.message_timeout_s,
-        longest_answer_s=config.holding.longest_answer_s,
-        health_timeout_s=config.envoy.health_timeout_s,
-        flush_interval_s=config.envoy.access_log_flush_s,
         request_buffer_limit_bytes=int(config.envoy.request_buffer_limit_bytes),
-        request_timeout_s=config.envoy.request_timeout_s,
-        max_connections=config.envoy.max_connections,
         max_heap_bytes=int(config.envoy.max_heap_bytes),
         access_log=config.envoy.access_log or "",
-        traces=_options(config.envoy.traces),
-        listener_tls=_listener_tls(config.envoy.tls),
-        balancer_tls=_options(config.envoy.balancer_tls),
-        triton_tls=None if config.envoy.triton_tls is None else config.envoy.triton_tls.triton_options(),
-        audit_log=_options(config.envoy.audit_log),
+        traces=config.envoy.traces,
+        listener_tls=config.envoy.tls,
+        balancer_tls=None if config.envoy.balancer_tls is None else config.envoy.balancer_tls.trust(),
+        triton_tls=config.envoy.triton_tls,
+        audit_log="" if config.envoy.audit_log is None else config.envoy.audit_log.file,
         access=_access(config),
         native=_native(config),
         fleet=_fleet(config),
         proxy=config.envoy.frontend == "proxy",
         forwarded=config.envoy.forwarded,
+        kept=_kept(config),
+        overlay=None if config.envoy.overlay is None else Path(config.envoy.overlay),
     )
 
 
 def _fleet(config: Config) -> FleetOptions | None:
-    if config.listen.fleet is None:
+    if config.listen.fleet_at is None:
         return None
     own = {config.listen.fleet_addresses(process) for process in range(config.processes)}
     pairs = [rest_beside(address) for address in config.envoy.fleet] or sorted(filter(None, own))
@@ -98,12 +74,12 @@ def _fleet(config: Config) -> FleetOptions | None:
 def _access(config: Config) -> Access:
     envoy = config.envoy
     return Access(
-        jwt=_options(envoy.jwt),
-        api_keys=_options(envoy.api_keys),
+        jwt=envoy.jwt,
+        api_keys=None if envoy.api_keys is None else Path(envoy.api_keys.file),
         client_certificates=envoy.tls is not None and envoy.tls.client_ca_file is not None,
         health_is_open=envoy.open_health,
-        local_limit=_options(envoy.local_rate_limit),
-        global_limit=_options(envoy.rate_limit),
+        local_limit=envoy.local_rate_limit,
+        global_limit=envoy.rate_limit,
         tenant_header=config.requests.tenant_header or HeaderNames().tenant or "",
         named=envoy.audit_log is not None or bool(config.fleet.control.callers),
     )
@@ -116,9 +92,34 @@ def _native(config: Config) -> NativeOptions | None:
     if not module.PATH.exists():
         logger.warning("envoy.frontend: the balancer will be asked, as there is no module; %s", module.BUILD)
         return None
-    return NativeOptions(module.PATH, kernel.PATH, folder)
+    endpoints = config.endpoints_folder
+    return NativeOptions(
+        module.PATH, kernel.PATH, folder, endpoints if endpoints and LastKnown(endpoints).there else None
+    )
 
 
 def _balancers(config: Config) -> tuple[str, ...]:
     """Where this machine's Envoy reaches each process: an outcome must get back to the one that picked."""
     return tuple(_reachable(config.own_envoy_address(process)) for process in range(config.processes))
+
+
+def _kept(config: Config) -> Kept:
+    """What the config promises that only a balancer keeps, so that Envoy refuses it while none answers."""
+    picked = {name: why for name, row in config.models.items() if (why := _kept_by_picks(row))}
+    forwarded = {name: "ids that are executed once" for name, row in config.models.items() if row.proxy.once_s}
+    names = (*config.proxy.cascades, *config.proxy.confidence_cascades)
+    forwarded |= dict.fromkeys(names, "a name that several models serve")
+    return Kept(tuple(picked.items()), tuple(forwarded.items()), _kept_of_all(config))
+
+
+def _kept_by_picks(row: ModelSection) -> str:
+    if row.versions or row.split is not None:
+        return "the versions of this model"
+    return "the devices of this model" if row.devices else ""
+
+
+def _kept_of_all(config: Config) -> str:
+    limits, tenants = config.limits, config.proxy.tenants
+    if any((limits.max_pending_per_worker, limits.sheddable_max_pending_per_worker, limits.shed_late)):
+        return "limits"
+    return "limits of tenants" if tenants.limits_anybody else ""

@@ -1,14 +1,15 @@
-"""What of a config about forwarding does nothing, or less than it seems to."""
+"""What of a config about forwarding does nothing, or less than it seems to, and what ends at this gateway."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
 from balancer.config.config import Config
-from balancer.config.proxy import ModelProxySection
 from balancer.files.schema import close_to, shown
+from balancer.proxy.settings import ModelProxySection, TenantsSection
 
 _DEFAULT = ModelProxySection()
+_NO_LIMITS = TenantsSection()
 
 
 def forwards(config: Config, name: str) -> bool:
@@ -20,12 +21,12 @@ def forwards(config: Config, name: str) -> bool:
 
 
 def warnings(config: Config) -> list[str]:
-    """One text for each section without effect, name that nothing has, and protocol that is left out."""
-    return [*_without_effect(config), *_of_nothing(config), *_rest_left_out(config)]
+    """One text for each section without effect, name that nothing has, protocol that is left out, and promise that
+    holds for one gateway alone."""
+    return [*_without_effect(config), *_of_nothing(config), *_rest_left_out(config), *_of_one_gateway(config)]
 
 
 def _cascades(config: Config) -> dict[str, tuple[str, ...]]:
-    """The models of each."""
     confident: Mapping[str, tuple[str, ...]] = {
         name: section.models for name, section in config.proxy.confidence_cascades.items()
     }
@@ -36,6 +37,11 @@ def _without_effect(config: Config) -> Iterator[str]:
     sections = {f"models.{name}.proxy": name for name, model in config.models.items() if model.proxy != _DEFAULT}
     sections |= {f"proxy.cascades.{name}": name for name in config.proxy.cascades}
     sections |= {f"proxy.confidence_cascades.{name}": name for name in config.proxy.confidence_cascades}
+    if config.proxy.tenants != _NO_LIMITS and not config.forwards:
+        yield (
+            "proxy.tenants: has no effect, since the balancer forwards nothing; name models in envoy.forwarded, or set "
+            "envoy.frontend: proxy"
+        )
     for section, name in sections.items():
         if not forwards(config, name):
             yield (
@@ -58,8 +64,20 @@ def _of_nothing(config: Config) -> Iterator[str]:
 
 
 def _rest_left_out(config: Config) -> Iterator[str]:
-    if config.forwards and config.listen.fleet is None:
+    if config.forwards and config.listen.fleet_at is None:
         yield (
             "listen.fleet: is not set, so REST is not forwarded, only gRPC is; set it, such as 127.0.0.1:9200, and "
             "print the bootstrap anew (balancer up sets it itself)"
         )
+
+
+def _of_one_gateway(config: Config) -> Iterator[str]:
+    """Promises that end at this gateway, where its workers are found as other gateways find them."""
+    if config.discovery.kubernetes is None and config.discovery.dns is None:
+        return
+    for name, model in config.models.items():
+        if model.proxy.once_s and forwards(config, name):
+            yield (
+                f"models.{name}.proxy.once_s: a request id is known to the gateway that got it and to no other; where "
+                "several gateways serve, run one replica, or have clients send again over the connection that they used"
+            )

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, field_validator, model_validator
 
 from balancer.files.schema import UNIX, ConfigFile, StrictModel, field_error, join_address, split_address
 
@@ -50,35 +50,54 @@ SocketAddress = Annotated[str, AfterValidator(_socket_or_address)]
 """`host:port`, or `unix:/path`."""
 
 
+AUTO = "auto"
+_FLEET_ABOVE = 200
+"""By how much the port of `listen.fleet` is above that of `listen.envoy`, where the config names none."""
+FleetAddress = Annotated[str, AfterValidator(lambda value: value if value == AUTO else _socket_or_address(value))]
+
+
 def _host_and_port(value: str) -> str:
     split_address(value)
     return value
 
 
 class ListenSection(StrictModel):
-    """Where the balancer listens: a listener for each kind of peer, so that none reaches what is meant for another.
-    Port 0 takes any free one, with a single process."""
+    """Where the balancer listens, by kind of peer. Port 0 takes any free one, with one process."""
 
     envoy: SocketAddress = "127.0.0.1:9002"
-    """For Envoy: picks (ext_proc), endpoints (ADS), outcomes (access log) and health. `host:port`: all processes share
-    the port (SO_REUSEPORT), and process i, counted from 0, has its own as well: this port + 1 + i. `unix:/path`:
-    process i listens at `/path.i`."""
+    """For Envoy. `host:port`: all processes share the port, and process i has this port + 1 + i for itself.
+    `unix:/path`: process i has `/path.i`."""
     gateways: Annotated[str, AfterValidator(_host_and_port)] | None = None
-    """For gateways other than the bootstrap's Envoy, which ask by the Endpoint Picker Protocol: picks and health, and
-    nothing else. All processes share the port. null: there is none."""
+    """For other gateways, by the Endpoint Picker Protocol. All processes share the port."""
     health: Annotated[str, AfterValidator(_host_and_port)] | None = None
-    """For probes: gRPC's health service in plain text, and nothing else. All processes share the port. null: there is
-    none."""
-    fleet: SocketAddress | None = None
-    """For Envoy: calls that concern the fleet and not one worker, answered as one Triton would. `host:port`: gRPC
-    there, HTTP at this port + 1, shared by all processes. `unix:/path`: of process i at `/path.i` and `/path.i.rest`.
-    Its TLS is that of `listen.envoy`. With `envoy.frontend: proxy` also what REST infers. null: Envoy sends what it
-    can of all this to one of the workers."""
+    """For probes: gRPC's health service in plain text. All processes share the port."""
+    fleet: FleetAddress | None = AUTO
+    """For Envoy: calls about the fleet, and what REST infers with `envoy.frontend: proxy`. `host:port`: gRPC there,
+    HTTP at the next port. `unix:/path`: `/path.i` and `/path.i.rest`. `auto`: beside `listen.envoy` (port + 200, or
+    `.fleet`); nowhere with `listen.gateways`, or Envoy on another machine. null: workers answer what they can."""
     reports: SocketAddress = "127.0.0.1:9102"
-    """For agents: their reports, and nothing else. Process i listens at this port + i, or at `unix:/path.i`."""
+    """For agents: reports. Process i has this port + i, or `unix:/path.i`."""
     admin: Annotated[str, AfterValidator(_host_and_port)] = "127.0.0.1:8090"
-    """For people and Prometheus: HTTP with /metrics, /workers, /explain, /config and /ready, of process i at this port
-    + i."""
+    """For people and Prometheus: HTTP pages, of process i at this port + i."""
+
+    _fleet_at: str | None = PrivateAttr(None)
+
+    @property
+    def fleet_at(self) -> str | None:
+        """Where calls about the fleet are answered; None: nowhere."""
+        return self._fleet_at if self.fleet == AUTO else self.fleet
+
+    def resolve(self, *, on_this_machine: bool) -> None:
+        """Find out what `auto` is; `on_this_machine`: Envoy is."""
+        if self.gateways is not None or not on_this_machine:
+            return
+        if is_unix(self.envoy):
+            self._fleet_at = f"{self.envoy}.fleet"
+            return
+        host, port = split_address(self.envoy)
+        local = host if is_local(self.envoy) else "127.0.0.1"
+        away = _FLEET_ABOVE if port + _FLEET_ABOVE < 65535 else -_FLEET_ABOVE
+        self._fleet_at = join_address(local, port + away if port else 0)
 
     @model_validator(mode="before")
     @classmethod
@@ -97,9 +116,9 @@ class ListenSection(StrictModel):
 
     def fleet_addresses(self, process: int) -> tuple[str, str] | None:
         """Where process number `process` (from 0) answers calls about the fleet: gRPC and HTTP; None: nowhere."""
-        if self.fleet is None:
+        if (fleet := self.fleet_at) is None:
             return None
-        return rest_beside(f"{self.fleet}.{process}" if is_unix(self.fleet) else self.fleet)
+        return rest_beside(f"{fleet}.{process}" if is_unix(fleet) else fleet)
 
     def reports_address(self, process: int) -> str:
         """Where process number `process` (from 0) listens for agents."""
@@ -112,7 +131,10 @@ class ListenSection(StrictModel):
     def check(self, processes: int, envoys: Mapping[str, str], *, one_machine: bool) -> None:
         """PydanticCustomError, of a section above this one, where `processes` processes do not fit, or two listeners
         need one port. `envoys`: where Envoy listens, `host:port` by field; `one_machine`: on that of the balancer."""
-        addresses: dict[str, str] = {f"listen.{name}": address for name, address in self if address is not None}
+        named = {**dict(self), "fleet": self.fleet_at}
+        addresses: dict[str, str] = {
+            f"listen.{name}": address for name, address in named.items() if address is not None
+        }
         count = {"listen.envoy": processes + 1, "listen.gateways": 1, "listen.health": 1, "listen.fleet": 2}
         ports = {
             field: _Ports(field, *split_address(address), count.get(field, processes))
@@ -185,38 +207,38 @@ def _overlap(one: str, other: str) -> bool:
 
 
 class _ServerTls(StrictModel):
-    """The certificate of a listener, in PEM files, relative to the folder of the config file. All files are followed:
-    what they say anew holds for the next connection."""
-
     cert_file: ConfigFile
     """Certificate chain of the server."""
     key_file: ConfigFile
     """Its private key."""
 
 
-class EnvoyListenerTls(_ServerTls):
+class _MutualTls(_ServerTls):
+    client_ca_file: ConfigFile
+    """Authority that clients' certificates must come from."""
+
+
+class EnvoyListenerTls(_MutualTls):
     """Mutual TLS of `listen.envoy`."""
 
-    client_ca_file: ConfigFile
-    """Authority that Envoy's certificate must come from."""
     client_san: Annotated[str, Field(min_length=1)] = "spiffe://balancer/envoy"
-    """Subject alternative name (URI or DNS) that Envoy's certificate must have."""
+    """Name (URI or DNS) that Envoy's certificate must have."""
 
 
 class GatewaysListenerTls(StrictModel):
-    """TLS of `listen.gateways`: with a certificate in PEM files, as in `tls.envoy`, or one made at each start."""
+    """TLS of `listen.gateways`, by files or `self_signed`."""
 
     self_signed: bool = False
     """Whether to make a certificate at each start, for gateways that insist on TLS and check no name. It keeps nobody
-    out: who may connect is then the network's to say."""
+    out."""
     cert_file: ConfigFile | None = None
     """Certificate chain of the server."""
     key_file: ConfigFile | None = None
     """Its private key."""
     client_ca_file: ConfigFile | None = None
-    """Authority that gateways' certificates must come from; null: they need none."""
+    """Authority that clients' certificates must come from; null: they need none."""
     client_san: Annotated[str, Field(min_length=1)] = "spiffe://balancer/gateway"
-    """Subject alternative name (URI or DNS) that a gateway's certificate must have, where it needs one."""
+    """Name that a client's certificate must have, where it needs one."""
 
     @model_validator(mode="after")
     def _one_certificate(self) -> Self:
@@ -227,14 +249,11 @@ class GatewaysListenerTls(StrictModel):
         return self
 
 
-class ReportsListenerTls(_ServerTls):
+class ReportsListenerTls(_MutualTls):
     """Mutual TLS of `listen.reports`."""
 
-    client_ca_file: ConfigFile
-    """Authority that agents' certificates must come from."""
     client_san: str = f"spiffe://balancer/agent/{WORKER}"
-    """Subject alternative name (URI or DNS) that an agent's certificate must have, with `{worker}` for the name of the
-    worker that it reports on: it can speak for that worker only."""
+    """Name that an agent's certificate must have, with `{worker}` for the worker that it may speak for."""
 
     @field_validator("client_san")
     @classmethod
@@ -250,20 +269,21 @@ class AdminListenerTls(_ServerTls):
     """TLS of `listen.admin`."""
 
     client_ca_file: ConfigFile | None = None
-    """Authority that clients' certificates must come from; null: clients need none, but then a token."""
+    """Authority that clients' certificates must come from; null: they need none, but `admin.token_file` must be set."""
     client_san: Annotated[str, Field(min_length=1)] = "spiffe://balancer/admin"
-    """Subject alternative name (URI or DNS) that a client's certificate must have."""
+    """Name that a client's certificate must have."""
 
 
 class TlsSection(StrictModel):
-    """TLS of each listener, with the role that its clients' certificates must have; null: plain text."""
+    """TLS of each listener, and the role that its clients' certificates must have; null: plain text. PEM files,
+    relative to the config file, and followed."""
 
     envoy: EnvoyListenerTls | None = None
-    """Of `listen.envoy`; Envoy's end of it is `envoy.balancer_tls`."""
+    """Of `listen.envoy`; Envoy's end is `envoy.balancer_tls`."""
     gateways: GatewaysListenerTls | None = None
-    """Of `listen.gateways`; it may be without certificates of clients."""
+    """Of `listen.gateways`."""
     reports: ReportsListenerTls | None = None
-    """Of `listen.reports`; the agents' end of it are their options `--tls-*`."""
+    """Of `listen.reports`; the agents' end are their options `--tls-*`."""
     admin: AdminListenerTls | None = None
     """Of `listen.admin`."""
 

@@ -64,7 +64,6 @@ def _unknown(field: str, value: Any) -> Problem:
 
 
 def _fields(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """All dotted fields, but for what stands below names of the user's."""
     for name, field in model.model_fields.items():
         yield f"{prefix}{name}"
         if (section := _section(field.annotation)) is not None:
@@ -72,7 +71,6 @@ def _fields(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:
-    """The section that a field of this type is, or may be."""
     for kind in (annotation, *(() if get_origin(annotation) is Mapping else get_args(annotation))):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind
@@ -93,7 +91,6 @@ def _exists(field: str) -> bool:
 
 
 def _get(data: Any, field: str) -> Any:
-    """The value of a dotted field; None where there is none."""
     for part in field.split("."):
         data = data.get(part) if isinstance(data, dict) else None
     return data

@@ -12,9 +12,9 @@ from typing import Any, get_type_hints
 from pydantic import Field, ValidationError, create_model
 
 from balancer.config.plugins import Catalogue, catalogue
-from balancer.core.kernel.answers import is_shipped
 from balancer.files.regular import UnreadableError, read_regular
 from balancer.files.schema import StrictModel, did_you_mean, nested_error
+from balancer.kernel.answers import is_shipped
 from policies.base import Policy
 from policies.traced import traced
 

@@ -21,27 +21,31 @@ from pydantic import (
     model_validator,
 )
 
-from balancer.config.clients import (
+from balancer import bounds
+from balancer.bootstrap.addresses import check_balancers
+from balancer.bootstrap.bootstrap import BootstrapOptions
+from balancer.bootstrap.sections import (
     ApiKeysSection,
     AuditLogSection,
+    BalancerTlsSection,
+    EnvoyTlsSection,
     JwtSection,
     LocalRateLimitSection,
     RateLimitSection,
-    ServerTrustSection,
+    TracesSection,
     TritonTlsSection,
 )
 from balancer.config.listen import is_local
+from balancer.config.placing import SplitSection
 from balancer.config.policy_options import build_policy, checked_options, policy_class
 from balancer.config.profile_file import load_profile
-from balancer.config.proxy import ModelProxySection, Name
-from balancer.config.split import SplitSection
-from balancer.config.traces import TracesSection
-from balancer.core import bounds
-from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings
+from balancer.extproc.kserve import HeaderNames
+from balancer.extproc.names import MOST_FORWARDED
 from balancer.files.schema import (
     Address,
     Bytes,
     ConfigFile,
+    Fraction,
     HeaderName,
     Positive,
     StrictModel,
@@ -49,10 +53,8 @@ from balancer.files.schema import (
     join_address,
 )
 from balancer.files.yaml_document import ConfigError
-from balancer.gateway.bootstrap import BootstrapOptions
-from balancer.gateway.bootstrap_addresses import check_balancers
-from balancer.gateway.kserve import HeaderNames
-from balancer.gateway.names import MOST_FORWARDED
+from balancer.kernel.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings
+from balancer.proxy.settings import ModelProxySection, Name
 from policies.base import Policy
 
 _SETTINGS = Settings()
@@ -98,7 +100,7 @@ class PolicySection(StrictModel):
     name: PolicyName = "expected_latency"
     """One of `balancer policies`."""
     options: Mapping[str, Any] = Field(default={}, validate_default=True)
-    """The policy's own options, as `balancer policies NAME` explains them."""
+    """The policy's own, as `balancer policies NAME` explains them."""
 
     _policy: Policy = PrivateAttr()
 
@@ -124,14 +126,13 @@ class ModelSection(StrictModel):
     """One row of the model table."""
 
     memory_bytes: Bytes = ByteSize(ModelSettings().memory_bytes)
-    """Device memory that the model needs, in bytes or as text such as `12GiB`; a worker known to have less is not
-    eligible."""
+    """Device memory that it needs, such as `12GiB`; workers known to have less are not eligible."""
     devices: tuple[str, ...] = ModelSettings().devices
     """Device kinds that it may run on; empty: any."""
     versions: Annotated[tuple[str, ...], BeforeValidator(_texts)] = ModelSettings().versions
-    """Versions that may be served (pinning); empty: all that are loaded."""
+    """Versions that may be served; empty: all that are loaded. A request that names none gets the latest."""
     split: SplitSection | None = None
-    """Two versions that share the requests; null: what names no version gets Triton's choice."""
+    """Two versions that share the requests."""
     proxy: ModelProxySection = ModelProxySection()
     """What the front end `proxy` does for it."""
 
@@ -140,49 +141,34 @@ class LimitsSection(StrictModel):
     """When requests are turned away (429, RESOURCE_EXHAUSTED) rather than queued."""
 
     max_pending_per_worker: Positive | None = _finite(_LIMITS.max_pending_per_worker)
-    """Workers with this many requests queued or executing take no more; null: no limit."""
+    """Workers with so many requests queued or executing take no more."""
     sheddable_priority: int = Field(default=_LIMITS.sheddable_priority, ge=0)
-    """Requests with this priority number or a larger (less important) one are sheddable; 0: none is."""
+    """Requests of this priority number or a larger (less important) one are sheddable; 0: none."""
     sheddable_max_pending_per_worker: Positive | None = _finite(_LIMITS.sheddable_max_pending_per_worker)
-    """The lower limit that holds for sheddable requests; null: none."""
+    """The lower limit for sheddable requests."""
     shed_late: bool = _LIMITS.shed_late
-    """Whether to shed a request whose deadline no worker is expected to meet."""
+    """Whether to shed requests whose deadline no worker is expected to meet."""
 
 
 class TokensSection(StrictModel):
-    """The token bucket that every worker has; the policy `token_bucket` picks by it."""
+    """The token bucket of each worker, for the policy `token_bucket`."""
 
     capacity: float = Field(default=_TOKENS.capacity, ge=1)
-    """Tokens in a full bucket, so the largest burst to one worker."""
+    """Tokens in a full bucket: the largest burst to one worker."""
     refill_per_s: Positive = _TOKENS.refill_per_s
-    """Tokens a second into the bucket of a worker with an empty queue."""
-    target_pending: Positive = _TOKENS.target_pending
-    """Pending requests at which the refill stops; it falls linearly towards there."""
+    """Tokens a second while the worker's queue is empty; fewer with a longer queue, none with 16 requests."""
 
 
 class EstimatorsSection(StrictModel):
     """Time constants and priors of what is estimated of each worker."""
 
-    latency_decay_s: Positive = _ESTIMATORS.latency_decay_s
-    """Time constant, in seconds, with which the latency average forgets a peak."""
-    error_decay_s: Positive = _ESTIMATORS.error_decay_s
-    """Time constant, in seconds, with which the error rate forgets."""
-    service_memory: Positive = _ESTIMATORS.service_memory
-    """Executions after which a batch's measured service time has lost 63% of its say."""
-    service_memory_s: Positive = _ESTIMATORS.service_memory_s
-    """Time constant, in seconds, with which service times are forgotten, so that a worker avoided as slow is tried
-    again."""
-    default_service_s: Positive = _ESTIMATORS.default_service_s
-    """Service time, in seconds, assumed of a worker and model of which nothing is known yet, nor of the model
-    elsewhere."""
     key_memory: Positive = _ESTIMATORS.key_memory
-    """New routing keys sent to a worker after which 63% of those that its cache had are taken to be gone: about as many
-    as a worker's cache holds. Of no effect with `sticky_keys`."""
+    """Routing keys that a worker's cache holds. Without effect with `sticky_keys`."""
     tokens: TokensSection = TokensSection()
     """Token buckets."""
     profiles: tuple[ConfigFile, ...] = ()
-    """Files written by `balancer profile`: what is assumed of a worker until its own executions tell, by its device
-    kind and the model. Relative to the folder of the config file; read when the config is."""
+    """Files of `balancer profile`, relative to the config file: what is assumed of device kinds and models until
+    executions tell."""
 
     _profiles: dict[tuple[str, str], tuple[float, float]] = PrivateAttr(default_factory=dict)
 
@@ -208,55 +194,28 @@ class EstimatorsSection(StrictModel):
 
 
 class RequestsSection(StrictModel):
-    """What is read of a request, and how its worker is chosen beside the policy.
-
-    A header stands in for what Envoy could not read in the message. It can narrow and never widen: of priority and
-    deadline the stricter one counts, and limits, pins and the model table hold whatever a header says. null: no header
-    is read for it. Rows alone are the header's wherever it is sent.
-    """
+    """What is read of a request, and how its worker is chosen beside the policy. Clients may send `x-batch-rows`,
+    `x-routing-key`, `x-sequence-id`, `x-priority` (as Triton numbers it) and `x-deadline-ms`. Of priority and deadline
+    the stricter of header and message counts."""
 
     model_header: HeaderName | None = _NAMES.model
-    """Header with the model's name, for gateways that do not extract it from the message and set the header themselves;
-    never used where path or message name a model."""
-    rows_header: HeaderName | None = _NAMES.rows
-    """Header with the batch size, in rows, which counts before what the message says. Without it a message of gRPC
-    tells; one of REST does with `native` and `proxy`, and counts as one row with `pick`."""
-    routing_key_header: HeaderName | None = _NAMES.key
-    """Header whose value keeps requests together; `consistent_hash` and `sticky_keys` go by it."""
-    sequence_header: HeaderName | None = _NAMES.sequence
-    """Header with the sequence id of a stateful model; over REST nothing else tells with `pick`."""
-    priority_header: HeaderName | None = _NAMES.priority
-    """Header with the priority as Triton numbers it: 1 is the highest, 0 the model's default."""
-    deadline_header: HeaderName | None = _NAMES.deadline
-    """Header with the milliseconds that the client will still wait; gRPC's own `grpc-timeout` is read anyway."""
+    """Header with the model's name, for gateways that do not read messages; used only where neither path nor message
+    has one."""
     tenant_header: HeaderName | None = _NAMES.tenant
-    """Header with the tenant's name. Where Envoy verifies who sends (`envoy.jwt`, `envoy.api_keys`) it sets this header
-    itself: print its bootstrap anew when the name changes."""
+    """Header with the tenant's name; null: none is read. With `envoy.jwt` or `envoy.api_keys` Envoy sets it."""
     sticky_keys: bool = _SETTINGS.sticky_keys
     """Whether a request with a routing key goes to the key's worker whatever the policy."""
-    max_fallbacks: int = Field(default=_SETTINGS.max_fallbacks, ge=0, le=bounds.MAX_FALLBACKS)
-    """Workers named after the pick, for Envoy to try where nothing was executed."""
     fallbacks_for_all: bool = False
-    """Whether gateways other than the bootstrap's Envoy get fallbacks too. Most know no lists of workers, and answer
-    503 to one."""
+    """Whether gateways other than our Envoy get fallbacks too. Most cannot use them, and answer 503."""
     objectives: Mapping[str, Annotated[int, Field(ge=0, le=bounds.MAX_PRIORITY)]] = {}
-    """Priority by the name of an InferenceObjective, which such gateways' clients give in
-    `x-gateway-inference-objective`; numbered as in `priority_header`. Those of the cluster
-    (`discovery.kubernetes.inference_pool`) count beside, where none of the name stands here."""
+    """Priority by the name of an InferenceObjective (header `x-gateway-inference-objective`), before those of the
+    cluster."""
     outcome_timeout_s: Seconds = _SETTINGS.outcome_timeout_s
-    """A request whose outcome was not heard for so many seconds no longer counts as in flight."""
+    """Seconds without an outcome after which a request no longer counts as in flight."""
 
     def header_names(self) -> HeaderNames:
         """Those that are read."""
-        return HeaderNames(
-            model=self.model_header,
-            rows=self.rows_header,
-            key=self.routing_key_header,
-            sequence=self.sequence_header,
-            priority=self.priority_header,
-            tenant=self.tenant_header,
-            deadline=self.deadline_header,
-        )
+        return HeaderNames(model=self.model_header, tenant=self.tenant_header)
 
 
 class TelemetrySection(StrictModel):
@@ -268,39 +227,37 @@ class TelemetrySection(StrictModel):
     """Workers whose last report is older, in seconds, are avoided while others are fresh."""
 
 
+class LogSection(StrictModel):
+    """Structured logs on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe level that is written."""
+    format: Literal["auto", "json", "console"] = "auto"
+    """`json`, `console` (for people), or `auto`: console at a terminal."""
+    decisions_share: Fraction = 0.0
+    """Share of decisions that are logged, a line each."""
+
+
+class DecisionLogSection(StrictModel):
+    """Decisions on file, for `balancer replay`: what each rested on, what was decided, how it ended."""
+
+    folder: str | None = None
+    """Folder of gzipped JSON lines, relative to the config file; null: nothing is recorded."""
+    share: Fraction = 1.0
+    """Share of decisions that are recorded."""
+    max_files: int = Field(default=16, ge=1)
+    """Files of 64 MiB that each process keeps."""
+
+
 class AdminSection(StrictModel):
-    """What the admin pages at `listen.admin` allow. They are only read, but for `balancer drain`; each connection
-    carries one request."""
+    """The pages at `listen.admin`."""
 
-    max_connections: int = Field(default=64, ge=1, le=4096)
-    """Connections at once; for one more, the one that has kept its place longest is cut off."""
-    request_timeout_s: Annotated[float, Field(gt=0, le=300)] = 5.0
-    """Seconds for a connection, from its start until the last byte of the answer is taken; then it is cut off."""
-    max_watchers: int = Field(default=8, ge=1, le=64)
-    """Pages that are open and updated at once; one more is refused. Each is one of the connections."""
     inference_pool: Annotated[str, Field(min_length=1, max_length=253)] | None = None
-    """Name of the InferencePool that the workers are: /metrics then has the main figures also under the names that
-    dashboards of the Gateway API Inference Extension read (`inference_objective_...`, `inference_pool_...`). null: not
-    so."""
+    """Name of the InferencePool that the workers are: /metrics then has its dashboards' names too
+    (`inference_objective_...`, `inference_pool_...`)."""
     token_file: ConfigFile | None = None
-    """File that holds a bearer token (one line, 16 characters or more), without which only `/live` and `/ready` are
-    answered; null: none is needed. Relative to the folder of the config file; read again when it changes."""
-
-
-class EnvoyTlsSection(StrictModel):
-    """Certificate of Envoy's listener, in PEM files that Envoy reads, maybe elsewhere: give absolute paths."""
-
-    cert_file: str
-    """Certificate chain of the server."""
-    key_file: str
-    """Its private key."""
-    client_ca_file: str | None = None
-    """Authority that clients' certificates must come from; null: clients need none."""
-
-
-class BalancerTlsSection(ServerTrustSection):
-    """What Envoy trusts and shows towards the balancer, in PEM files. Envoy reads them, maybe on another machine: give
-    absolute paths."""
+    """File with a bearer token (one line, 16 characters or more), relative to the config file, that all but `/live` and
+    `/ready` need. null: none. Followed."""
 
 
 class EnvoySection(StrictModel):
@@ -310,73 +267,56 @@ class EnvoySection(StrictModel):
     """Where clients send requests, gRPC and HTTP on one port."""
     admin: Address = join_address(_BOOTSTRAP.admin_address, _BOOTSTRAP.admin_port)
     """Envoy's admin interface; never expose it."""
-    message_timeout_s: Seconds = _BOOTSTRAP.message_timeout_s
-    """Seconds that Envoy waits for a pick before it falls back to its own least-request."""
-    health_timeout_s: Seconds = _BOOTSTRAP.health_timeout_s
-    """Seconds of silence after which Envoy takes a balancer process for hung, and stops asking it."""
-    access_log_flush_s: Seconds = _BOOTSTRAP.flush_interval_s
-    """Seconds for which Envoy gathers outcomes before it sends them to the balancer. With `frontend: native` it has no
-    part in this: what is asked about is told of at once."""
     request_buffer_limit_bytes: BufferBytes = ByteSize(_BOOTSTRAP.request_buffer_limit_bytes)
-    """Largest gRPC message, in bytes or as text such as `80MiB`; also the largest request that can be retried. Reading
-    the model's name out of a message holds the message until it is complete."""
-    request_timeout_s: Seconds = _BOOTSTRAP.request_timeout_s
-    """Seconds that a request may take to arrive. An answer that begins before ends the count, so a stream of
-    inferences lives on once it was answered; an inference that is complete may take any time."""
-    max_connections: int = Field(default=_BOOTSTRAP.max_connections, ge=1, lt=2**31)
-    """Connections of clients that Envoy holds; one more is closed at once."""
+    """Largest gRPC message, such as `80MiB`; larger REST requests are not retried."""
     max_heap_bytes: Annotated[ByteSize, Field(ge=2**26)] = ByteSize(_BOOTSTRAP.max_heap_bytes)
-    """Memory at which Envoy is full, in bytes or as text such as `2GiB`; keep it under what its container may use. From
-    90% on it turns new requests away (503, UNAVAILABLE), then resets the streams that hold most."""
+    """Memory at which Envoy is full, such as `2GiB`, below its container's limit. From 90% on it turns requests
+    away."""
     access_log: str | None = None
-    """File, or `/dev/stdout`, for one JSON object a request; null: none. To rotate a file, move it and POST
-    `/reopen_logs` to Envoy's admin interface."""
+    """File, or `/dev/stdout`, for one JSON object a request."""
     traces: TracesSection | None = None
-    """Traces of requests; null: none."""
-    frontend: Literal["pick", "native", "proxy"] | None = None
-    """Who decides: `pick`: the balancer, whom Envoy asks for each request; `native`: a module within Envoy, over what
-    the balancer shares in memory, for one balancer process and Envoys of the same machine and user. Where it cannot
-    (a shadow's share, or a policy that is neither compiled nor published), the balancer is asked. `proxy`: the
-    balancer, which forwards inferences itself (section `proxy`): gRPC's, and with `listen.fleet` those of REST's
-    `infer`; for all else it is asked. null: `native` in `balancer up` with one process, else `pick`."""
+    """Traces of requests."""
+    frontend: Literal["auto", "pick", "native", "proxy"] = "auto"
+    """`pick`: Envoy asks the balancer for each request. `native`: a module within Envoy decides, over memory that it
+    shares with one balancer process of the same machine and user, and asks where it cannot. `proxy`: the balancer
+    forwards inferences itself (section `proxy`). `auto`: `native` where that is possible, without `listen.gateways`,
+    `holding.models` and policies that cannot be traced, else `pick`; `balancer check` says which."""
     forwarded: Annotated[tuple[Name, ...], Field(max_length=MOST_FORWARDED)] = ()
-    """Models, and names of `proxy.cascades`, whose inferences the balancer forwards as with `frontend: proxy`, while
-    all others go as with `pick` or `native`; refused beside `frontend: proxy`."""
+    """Models, and names of cascades, that the balancer forwards, where `frontend` is not `proxy`."""
     shared_folder: str | None = None
-    """Absolute path of the folder that is shared then, best in memory, such as `/dev/shm/balancer`; null: one in
-    `/dev/shm`, by user and `listen.envoy`."""
+    """Absolute path of the folder that `native` shares, best in memory; null: one in `/dev/shm`."""
+    endpoints_folder: str | None = "auto"
+    """Absolute path of a folder with the last endpoints, for an Envoy with `native` that starts while the balancer is
+    away. `auto`: in `$XDG_STATE_HOME/balancer` or `~/.local/state/balancer`, none where `shared_folder` is named. null:
+    none."""
+    overlay: ConfigFile | None = None
+    """YAML of Envoy's own bootstrap, relative to the config file, merged over what is printed: see
+    operate/listener.md."""
     ready_after_listener: bool = False
-    """Whether /ready waits until the listener answers too; `balancer up` sets it. Envoy may start after the balancer,
-    so picks do not wait for it."""
-    node_id: str = _BOOTSTRAP.node_id
-    """Tells Envoys apart in the balancer's logs."""
+    """Whether /ready waits until the listener answers too; `balancer up` sets it."""
     balancers: Annotated[tuple[str, ...], AfterValidator(_reachable)] = ()
-    """The address of each balancer process as Envoy reaches it, in the order of their numbers: `host:port`, or
-    `unix:/path` (beside which IP addresses may stand, but no names); empty: each process's own address of
-    `listen.envoy`, on the same machine where that says all interfaces. Where none of them is loopback or a Unix socket,
-    Envoy counts as being on another machine: its ports may be those of `listen`, and its files need not be here."""
+    """Address of each balancer process as Envoy reaches it, `host:port` or `unix:/path`, in the order of their numbers;
+    empty: as `listen.envoy` says. Without a local one Envoy counts as being on another machine."""
     fleet: Annotated[tuple[str, ...], AfterValidator(_reachable)] = ()
-    """The addresses of `listen.fleet` (gRPC's) as Envoy reaches them, where it is on another machine; HTTP is beside
-    each, as there. Empty: those of this machine."""
+    """Addresses of `listen.fleet` (gRPC) as Envoy reaches them, where it is on another machine."""
     tls: EnvoyTlsSection | None = None
-    """TLS of the listener; null: plain text."""
+    """TLS of the listener."""
     balancer_tls: BalancerTlsSection | None = None
     """TLS towards the balancer; needed exactly where `tls.envoy` is set."""
     triton_tls: TritonTlsSection | None = None
-    """TLS towards the workers; null: plain text."""
+    """TLS towards the workers."""
     jwt: JwtSection | None = None
-    """Tokens that clients must show; null: none. Not beside `api_keys`."""
+    """Tokens that clients must show. Not beside `api_keys`."""
     api_keys: ApiKeysSection | None = None
-    """API keys that clients must show; null: none."""
+    """API keys that clients must show."""
     open_health: bool = False
-    """Whether health calls need no token and no key: REST `/v2/health/live` and `/v2/health/ready`, gRPC `ServerLive`,
-    `ServerReady` and `grpc.health.v1.Health`."""
+    """Whether health calls need neither token nor key."""
     local_rate_limit: LocalRateLimitSection | None = None
-    """A limit that each Envoy keeps; null: none."""
+    """A limit that each Envoy keeps."""
     rate_limit: RateLimitSection | None = None
-    """A limit that a service keeps for all Envoys; null: none."""
+    """A limit that a service keeps for all Envoys."""
     audit_log: AuditLogSection | None = None
-    """Who asked for what; null: nothing is told."""
+    """Who asked for what."""
 
     @model_validator(mode="after")
     def _principals_are_verified(self) -> Self:
@@ -384,12 +324,10 @@ class EnvoySection(StrictModel):
             rule = "cannot stand beside envoy.jwt, which names principals too; keep one of them"
             raise field_error(("api_keys",), self.api_keys.model_dump(), rule)
         verified = self.jwt or self.api_keys or (self.tls and self.tls.client_ca_file)
+        needed = "needs envoy.jwt, envoy.api_keys or envoy.tls.client_ca_file; set one of them, or count per address"
         for name, limit in (("local_rate_limit", self.local_rate_limit), ("rate_limit", self.rate_limit)):
             if limit is not None and limit.per != "address" and not verified:
-                rule = (
-                    "needs envoy.jwt, envoy.api_keys or envoy.tls.client_ca_file; set one of them, or count per address"
-                )
-                raise field_error((name, "per"), limit.per, rule)
+                raise field_error((name, "per"), limit.per, needed)
         return self
 
     @property

@@ -115,10 +115,10 @@ class ConfigState:
         self.last_error = None
         if config == self.config:
             return False
-        new, said = config.model_dump(mode="json"), config.model_dump(mode="json", exclude_defaults=True)
-        changed = words_of(changes(self.config.model_dump(mode="json"), new, said))
+        new, set_fields = config.model_dump(mode="json"), config.model_dump(mode="json", exclude_defaults=True)
+        changed = words_of(changes(self.config.model_dump(mode="json"), new, set_fields))
         self.history.append(Applied(now_s, config.hash, tuple(changed)))
-        found = changes(self.started.model_dump(mode="json"), new, said)
+        found = changes(self.started.model_dump(mode="json"), new, set_fields)
         self.waiting_changes = words_of([change for change in found if change.restart])
         self.config, self.loaded_at_s = config, now_s
         self.applied += 1

@@ -49,19 +49,19 @@ class DnsSource:
     async def updates(self, stop: asyncio.Event) -> AsyncGenerator[tuple[WorkerSpec, ...], None]:
         """The list of workers, first as it is and then after every change, until `stop` is set."""
         last: tuple[WorkerSpec, ...] | None = None
-        asked: OffLoop[Iterable[str]] = OffLoop(_LIMIT_S)
+        lookup: OffLoop[Iterable[str]] = OffLoop(_LIMIT_S)
         while not stop.is_set():
-            workers = await self._ask(asked)
+            workers = await self._ask(lookup)
             if workers is not None and workers != last:
                 last = workers
                 yield workers
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), self._wanted.every_s)
 
-    async def _ask(self, asked: OffLoop[Iterable[str]]) -> tuple[WorkerSpec, ...] | None:
+    async def _ask(self, lookup: OffLoop[Iterable[str]]) -> tuple[WorkerSpec, ...] | None:
         name = self._wanted.name
         try:
-            addresses = await asked.run(lambda: self._resolve(name))
+            addresses = await lookup.run(lambda: self._resolve(name))
         except (OSError, UnicodeError, TimeoutError) as error:
             if not self._failed:
                 logger.warning("discovery.dns: no address of %s, the workers known last stay: %s", name, error)

@@ -1,4 +1,6 @@
-"""Workers from a file: YAML or JSON with `workers:`, a list of `WorkerSpec`, read again whenever it changes."""
+"""Workers from a file: YAML or JSON with `workers:`, a list of `WorkerSpec`, or that list alone, read again whenever it
+changes.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def parse_workers(content: bytes | str, source: str) -> tuple[WorkerSpec, ...]:
     Raises:
         ConfigError: the content does not fit; an empty file is refused, so that a half-written one empties no fleet.
     """
-    return validate(WorkersFile, read_document(content, source)).workers
+    return validate(WorkersFile, read_document(content, source, "workers")).workers
 
 
 def load_workers(path: Path) -> tuple[WorkerSpec, ...]:

@@ -9,8 +9,8 @@ from typing import Annotated, Protocol
 
 from pydantic import AfterValidator, ByteSize, Field, StringConstraints
 
-from balancer.core.events import Event, WorkerAdded, WorkerRemoved, WorkersAdded
 from balancer.files.schema import Bytes, StrictModel, field_error, join_address
+from balancer.scheduler.events import Event, WorkerAdded, WorkerRemoved, WorkersAdded
 
 
 def _ip(value: str) -> str:

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import os
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, cast
 
 import grpc
@@ -16,9 +18,11 @@ from envoy.config.endpoint.v3 import endpoint_components_pb2, endpoint_pb2
 from envoy.service.discovery.v3 import discovery_pb2
 from google.protobuf import any_pb2
 
-from balancer.gateway.names import ENDPOINTS_SERVICE, ENDPOINTS_TYPE_URL, GRPC_CLUSTER, HTTP_CLUSTER
+from balancer.extproc.names import ENDPOINTS_SERVICE, ENDPOINTS_TYPE_URL, GRPC_CLUSTER, HTTP_CLUSTER, LAST_KNOWN
 
 logger = logging.getLogger(__name__)
+
+_AGAIN_AFTER_S = 1.0
 
 SERVER_OPTIONS = [("grpc.http2.max_ping_strikes", 0)]
 """For the server that `Ads` is added to: Envoy pings more often than gRPC servers bear by default."""
@@ -115,7 +119,6 @@ class Ads:
         request_iterator: AsyncIterator[discovery_pb2.DiscoveryRequest],
         context: grpc.aio.ServicerContext[discovery_pb2.DiscoveryRequest, discovery_pb2.DiscoveryResponse],
     ) -> None:
-        """Serve one Envoy until it leaves."""
         stream = _Stream(peer=context.peer())
         self._streams.add(stream)
         reader = asyncio.ensure_future(self._read(stream, request_iterator))
@@ -174,7 +177,6 @@ class Ads:
             stream.changed.set()
 
     def _next_response(self, stream: _Stream) -> discovery_pb2.DiscoveryResponse | None:
-        """What the stream lacks, or None."""
         snapshot = self._snapshot
         if snapshot is None or stream.names is None:
             return None
@@ -189,6 +191,77 @@ class Ads:
             nonce=str(stream.nonce),
             resources=[snapshot.resources[name] for name in sorted(stream.names & snapshot.resources.keys())],
         )
+
+
+class LastKnown:
+    """Files of the endpoints as they are now, in a folder of this machine that outlives a reboot.
+
+    An Envoy whose bootstrap names them follows them and not the stream, so that it serves while no balancer is there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._unwritten: Sequence[Endpoint] | None = None
+        self._tried_s = 0.0
+        self._fails = False
+
+    @property
+    def there(self) -> bool:
+        """Whether an Envoy can follow the files: with one missing, it does not start."""
+        return all((self._folder / name).is_file() for name in LAST_KNOWN.values())
+
+    def begin(self) -> None:
+        """Have files for a bootstrap to name, with no endpoint where no balancer has written any yet.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        if not self.there:
+            self._write([])
+
+    def update(self, endpoints: Sequence[Endpoint], now_s: float) -> None:
+        """Endpoints have changed; what cannot be written is left to `retry`."""
+        self._unwritten = endpoints
+        self._try(self._unwritten, now_s)
+
+    def retry(self, now_s: float) -> None:
+        """Write what could not be written, at most once a second."""
+        if self._unwritten is not None and now_s - self._tried_s >= _AGAIN_AFTER_S:
+            self._try(self._unwritten, now_s)
+
+    def _try(self, endpoints: Sequence[Endpoint], now_s: float) -> None:
+        self._tried_s = now_s
+        try:
+            self._write(endpoints)
+        except OSError as error:
+            if not self._fails:
+                logger.warning(
+                    "the endpoints cannot be written into %s: %s; an Envoy whose bootstrap names this folder goes on "
+                    "with older ones, or with none: make it writable, or name another folder or null in "
+                    "envoy.endpoints_folder and print the bootstrap anew",
+                    self._folder,
+                    error.strerror or error,
+                )
+            self._fails = True
+        else:
+            self._unwritten, self._fails = None, False
+
+    def _write(self, endpoints: Sequence[Endpoint]) -> None:
+        """Each file whole and at once, by a rename, which is what Envoy watches for."""
+        snapshot = _snapshot(endpoints)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for cluster, resource in snapshot.resources.items():
+            response = discovery_pb2.DiscoveryResponse(
+                version_info=snapshot.version, type_url=ENDPOINTS_TYPE_URL, resources=[resource]
+            )
+            self._replace(LAST_KNOWN[cluster], response.SerializeToString(deterministic=True))
+
+    def _replace(self, name: str, content: bytes) -> None:
+        draft = self._folder / f".{name}.new"
+        draft.unlink(missing_ok=True)
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
+            file.write(content)
+        draft.replace(self._folder / name)
 
 
 def _snapshot(endpoints: Iterable[Endpoint]) -> _Snapshot:

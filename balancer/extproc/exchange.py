@@ -1,4 +1,4 @@
-"""What a gateway other than our own Envoy sends after a request's headers, and what it is answered.
+"""What the messages of ext_proc say, and the answers to those that other gateways send after a request's headers.
 
 Bodies and trailers pass as they are, but that the start of a gRPC request whose model is split gets a version. How that
 is said differs by the mode in which a body is sent
@@ -7,18 +7,19 @@ is said differs by the mode in which a body is sent
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+from google.protobuf import struct_pb2
 
-from balancer.core.router import Decision
-from balancer.core.trials.split import Lot
-from balancer.gateway.messages import read_headers
-from balancer.gateway.names import DESTINATION_NAMESPACE, SERVED
-from balancer.gateway.verdict import code
-from balancer.gateway.versions import LeftError, framed_with_version
+from balancer.extproc.names import DESTINATION_NAMESPACE, EXTRACTION, SERVED, SUBSET, SUBSET_NAMESPACE
+from balancer.extproc.verdict import code
+from balancer.extproc.versions import LeftError, framed_with_version
+from balancer.scheduler.canary.split import VersionDraw
+from balancer.scheduler.router import Decision
 
 _SENT_BACK = (
     processing_mode_pb2.ProcessingMode.FULL_DUPLEX_STREAMED,
@@ -41,7 +42,7 @@ class Served:
     """HTTP status; 0: the stream ended without response headers: the client left."""
     grpc_status: int = -1
     """-1: not gRPC, or told neither in the headers nor in trailers."""
-    lot: Lot | None = None
+    draw: VersionDraw | None = None
     """By which the request got its version; None: by none."""
 
 
@@ -53,8 +54,8 @@ class Exchange:
         first: ext_proc.ProcessingRequest,
         decision: Decision,
         start_s: float,
-        lot: Lot | None = None,
-        in_body: bool = True,
+        draw: VersionDraw | None = None,
+        version: str = "",
     ) -> None:
         """
         Args:
@@ -62,11 +63,11 @@ class Exchange:
             decision: What was decided.
             start_s: When it came.
             lot: By which the request is to get a version.
-            in_body: The version is to stand in the body; else it stands in the path already.
+            version: To be written into the body; empty: it stands in the path already, or there is none.
         """
         self._decision = decision
-        self._lot = None if in_body else lot
-        self._to_write = lot if in_body else None
+        self._draw = None if version else draw
+        self._to_write, self._drawn = version, draw
         self._start_s = start_s
         self._sent_back = sent_back(first)
         self._endpoint = ""
@@ -89,28 +90,28 @@ class Exchange:
     def ended(self, now_s: float) -> Served:
         """How it ended, as far as it was told."""
         took_s = now_s - self._start_s
-        return Served(self._decision, self._endpoint, took_s, self._status, self._grpc_status, self._lot)
+        return Served(self._decision, self._endpoint, took_s, self._status, self._grpc_status, self._draw)
 
     def _with_version(self, body: ext_proc.HttpBody) -> bytes | None:
         """The start of the body with the version that the request is to get; None: it stays as it is."""
-        lot = self._to_write
-        if lot is None or not body.body:
+        version = self._to_write
+        if not version or not body.body:
             return None
-        self._to_write = None
+        self._to_write = ""
         try:
-            written = framed_with_version(body.body, lot.version)
+            written = framed_with_version(body.body, version)
         except LeftError as error:
             self.left = error.why
             return None
-        self._lot = lot
+        self._draw = self._drawn
         return written
 
     def _read_response(self, message: ext_proc.ProcessingRequest) -> None:
         self.answered = True
         headers = read_headers(message.response_headers)
         served = message.metadata_context.filter_metadata.get(DESTINATION_NAMESPACE)
-        told = served.fields[SERVED].string_value if served is not None and SERVED in served.fields else ""
-        self._endpoint = told or headers.get(SERVED, "")
+        endpoint = served.fields[SERVED].string_value if served is not None and SERVED in served.fields else ""
+        self._endpoint = endpoint or headers.get(SERVED, "")
         self._status = code(headers.get(":status", ""), 0)
         self._read_status(headers)
 
@@ -163,3 +164,60 @@ def passed(message: ext_proc.ProcessingRequest, kind: str, back: bool, written: 
         streamed.grpc_message_compressed = body.grpc_message_compressed
     serialised: bytes = response.SerializeToString()
     return serialised
+
+
+def read_fields(message: ext_proc.ProcessingRequest) -> Mapping[str, Sequence[object]]:
+    """What Envoy extracted of the client's message; empty where it did not."""
+    extracted = message.metadata_context.filter_metadata.get(EXTRACTION)
+    return {} if extracted is None else Extracted(extracted)
+
+
+def read_subset(message: ext_proc.ProcessingRequest) -> list[str] | None:
+    """The endpoints that the gateway allows; None: all."""
+    hint = message.metadata_context.filter_metadata.get(SUBSET_NAMESPACE)
+    if hint is None or SUBSET not in hint.fields:
+        return None
+    values = flatten(hint.fields[SUBSET])
+    return [part.strip() for value in values for part in str(value).split(",") if part.strip()]
+
+
+class Extracted(Mapping[str, Sequence[object]]):
+    """The fields that Envoy extracted, each read when it is asked for: most requests use a few of them."""
+
+    def __init__(self, extracted: struct_pb2.Struct) -> None:
+        self._fields = extracted.fields
+
+    def __getitem__(self, path: str) -> Sequence[object]:
+        if path not in self._fields:  # protobuf would add it
+            raise KeyError(path)
+        return flatten(self._fields[path])
+
+    def get(self, path: str, default: Any = ()) -> Any:  # the inherited one takes an exception for every field not sent
+        """The leaves of a field, in order."""
+        return flatten(self._fields[path]) if path in self._fields else default
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+
+def read_headers(headers: ext_proc.HttpHeaders | ext_proc.HttpTrailers) -> Mapping[str, str]:
+    """Names, in lower case as HTTP/2 has them, to values; the last of a repeated header counts."""
+    values = headers.trailers if isinstance(headers, ext_proc.HttpTrailers) else headers.headers
+    return {h.key: h.raw_value.decode("latin-1") or h.value for h in values.headers}
+
+
+def flatten(value: struct_pb2.Value) -> list[object]:
+    """The leaves of a metadata value, in order: Envoy nests lists where fields repeat within fields that repeat."""
+    match value.WhichOneof("kind"):
+        case "list_value":
+            return [leaf for item in value.list_value.values for leaf in flatten(item)]
+        case "string_value":
+            return [value.string_value]
+        case "number_value":
+            return [value.number_value]
+        case "bool_value":
+            return [value.bool_value]
+    return []

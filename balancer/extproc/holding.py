@@ -1,4 +1,4 @@
-"""Requests that wait for room, while their callers wait for the answer."""
+"""Requests that wait for capacity, while their callers wait for the answer."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import math
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
-from balancer.core.errors import RoutingError
-from balancer.core.holding.room import batches_there
-from balancer.core.holding.waiting import Left, Waiting
-from balancer.core.router import Decision, Router
-from balancer.core.settings import HoldingSettings
+from balancer.kernel.settings import HoldingSettings
+from balancer.scheduler.errors import RoutingError
+from balancer.scheduler.holding.capacity import batches_there
+from balancer.scheduler.holding.waiting import Departure, Waiting
+from balancer.scheduler.router import Decision, Router
 from policies.base import Request
 
 _MARGIN_S = 0.2
@@ -34,7 +34,7 @@ class HoldingListener(Protocol):
         """A request waits no longer: `placed`, `refused` or `withdrawn`, after so many seconds."""
 
     def mistaken(self, error: Exception) -> None:
-        """A mistake of ours kept a turn from its end."""
+        """A mistake of ours kept a dispatch from its end."""
 
 
 class Holding:
@@ -58,7 +58,7 @@ class Holding:
     def ask(
         self, request: Request, subset: Collection[str] | None, size_bytes: int
     ) -> asyncio.Future[Decision | RoutingError]:
-        """Hold a request; the future is done at once where a worker has room.
+        """Hold a request; the future is done at once where a worker has capacity.
 
         Raises:
             RoutingError: no worker may serve it.
@@ -80,18 +80,18 @@ class Holding:
         """Ask for all that wait."""
         self._turn_is_due = False
         try:
-            if self._settings is not self.waiting.settings:
+            if self._settings != self.waiting.settings:
                 self._take_settings()
             now_s = self._clock()
             self._tell(self.waiting.expire(now_s), now_s)
-            self._tell(self.waiting.turn(now_s), now_s)
+            self._tell(self.waiting.dispatch(now_s), now_s)
         except Exception as error:  # a policy of somebody else's may raise anything
             if self.listener is not None:
                 self.listener.mistaken(error)
         self._arm()
 
     def place_all(self) -> None:
-        """Nobody waits any longer: before the process ends, and where settings change."""
+        """Nobody waits any longer: before the process ends."""
         now_s = self._clock()
         self._tell(self.waiting.place_all(now_s), now_s)
 
@@ -119,12 +119,12 @@ class Holding:
         return {"held": {"count": len(shown), "first": shown[:_MOST_SHOWN], **why, "unfinished_batches": batches}}
 
     def _take_settings(self) -> None:
-        """Who waits by other settings waits no longer: their model may not be held now."""
-        if self._settings is not None:
-            self.place_all()
+        """Whose model is not held any more waits no longer. All others wait on, by the order that is in force now."""
+        now_s = self._clock()
+        self._tell(self.waiting.place_all(now_s, but=self.waiting.settings.models), now_s)
         self._settings = self.waiting.settings
 
-    def _tell(self, gone: list[Left], now_s: float) -> None:
+    def _tell(self, gone: list[Departure], now_s: float) -> None:
         for left in gone:
             future = self._futures.pop(left.place)
             if not future.done():

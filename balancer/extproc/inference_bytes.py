@@ -1,4 +1,5 @@
-"""What routing needs of an inference's bytes, in the form in which Envoy hands extracted fields to a pick.
+"""What routing needs of an inference's bytes, in the form in which Envoy hands extracted fields to a pick; what else is
+read of them and written into them.
 
 All of the message is walked, as protobuf takes the last of a field that is there twice: what a worker will read is what
 was decided about.
@@ -10,23 +11,27 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from balancer.core import bounds
-from balancer.core.bounds import OutOfBoundsError
-from balancer.gateway import wire
-from balancer.gateway.kserve import KIND_OF_PARAMETER
-from balancer.gateway.versions import VERSION_FIELD
-from balancer.gateway.wire import Part, WireError
+from balancer import bounds
+from balancer.bounds import OutOfBoundsError
+from balancer.extproc import wire
+from balancer.extproc.kserve import KIND_OF_PARAMETER
+from balancer.extproc.versions import VERSION_FIELD
+from balancer.extproc.wire import WireError, WireField
 
 # Of ModelInferRequest.
 _NAME, _VERSION, _ID, _PARAMETER, _INPUT = 1, VERSION_FIELD, 3, 4, 5
 _TEXTS = {_NAME: "model_name", _VERSION: "model_version", _ID: "id"}
 _REQUESTED_OUTPUT = 6
+_OF_TENSORS = (_PARAMETER, _INPUT, _REQUESTED_OUTPUT)
+"""Where shared memory may be named."""
 _SHAPE = 3
 """Of an input."""
 _PARAMETER_OF_OUTPUT = 2
 _SHARED_MEMORY = b"shared_memory_region"
 RESPONSE_ID = 3
 """Of ModelInferResponse."""
+_ERROR, _RESPONSE = 1, 2
+"""Of ModelStreamInferResponse."""
 _KEY, _VALUE = 1, 2
 """Of an entry of a map."""
 _KINDS = {1: "bool_param", 2: "int64_param", 3: "string_param", 5: "uint64_param"}
@@ -39,22 +44,27 @@ Fields = Mapping[str, Sequence[object]]
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class RoutingFields:
     """What was found in a request."""
 
     fields: Fields
     id_spans: tuple[tuple[int, int], ...]
     """Where the message says its id."""
+    in_memory: bool = False
+    """Whether an input or output may be in shared memory."""
 
 
-def read(data: bytes) -> Read:
+def read(data: bytes) -> RoutingFields:
     """The fields of a ModelInferRequest; OutOfBoundsError where it is none, or too much of it."""
     fields: dict[str, Sequence[object]] = dict.fromkeys(_TEXTS.values(), ())
     parameters: dict[str, tuple[str, object]] = {}
     spans: list[tuple[int, int]] = []
     shape: Sequence[object] | None = None
-    entries = 0
+    entries, in_memory = 0, False
     for part in wire.parts(data):
+        # A parameter's name stands in the message as it is. One who sends it as a value gets no kept answer, no more.
+        if part.number in _OF_TENSORS and not in_memory:
+            in_memory = data.find(_SHARED_MEMORY, part.start, part.end) >= 0
         if part.number in _TEXTS:
             name = _TEXTS[part.number]
             fields[name] = (_short(data, part, name),)
@@ -66,10 +76,10 @@ def read(data: bytes) -> Read:
                 raise OutOfBoundsError("parameters", entries, f"counts {bounds.MAX_PARAMETERS} at most")
             _read_parameter(data, _of_bytes(part), parameters)
         elif part.number == _INPUT and shape is None:
-            shape = _first_of_shape(data, _of_bytes(part))
+            shape = first_dimension(data, _of_bytes(part).start, part.end)
     fields["inputs.shape"] = shape or ()
     _add_parameters(fields, parameters)
-    return Read(fields, tuple(spans))
+    return RoutingFields(fields, tuple(spans), in_memory)
 
 
 def writes_memory(data: bytes) -> bool:
@@ -121,23 +131,31 @@ def with_id(data: bytes, name: str) -> bytes:
     return b"".join(kept)
 
 
-def _of_bytes(part: Part) -> Part:
+def refused_in_stream(data: bytes, why: str) -> bytes:
+    """The ModelStreamInferResponse, as a Triton writes it, to a ModelInferRequest that is refused."""
+    try:
+        name = str(*read(data).fields["id"])
+    except OutOfBoundsError:
+        name = ""
+    return wire.tagged(_ERROR, why.encode()) + wire.tagged(_RESPONSE, wire.tagged(RESPONSE_ID, name.encode()))
+
+
+def _of_bytes(part: WireField) -> WireField:
     if not part.is_bytes:
         raise WireError
     return part
 
 
-def _short(data: bytes, part: Part, field: str) -> str:
-    """A text that is no longer than a name may be, seen before it is copied."""
+def _short(data: bytes, part: WireField, field: str) -> str:
     size = _of_bytes(part).end - part.start
     if size > bounds.MAX_FIELD_BYTES:
         raise OutOfBoundsError(field, f"a text of {size} bytes", f"has {bounds.MAX_TEXT_BYTES} bytes at most")
     return bounds.text(field, wire.text(data, part, field))
 
 
-def _first_of_shape(data: bytes, of: Part) -> Sequence[object] | None:
-    """The first dimension, as Envoy writes numbers; None where the input has none."""
-    for part in wire.parts(data, of.start, of.end, _MOST_OF_INPUT):
+def first_dimension(data: bytes, start: int, end: int) -> Sequence[object] | None:
+    """That of the input between `start` and `end`, as Envoy writes numbers; None where the input has none."""
+    for part in wire.parts(data, start, end, _MOST_OF_INPUT):
         if part.number != _SHAPE:
             continue
         if not part.is_bytes:
@@ -151,8 +169,7 @@ def _signed(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
-def _read_parameter(data: bytes, entry: Part, into: dict[str, tuple[str, object]]) -> None:
-    """Take an entry of the map in, if it is one of those that routing knows."""
+def _read_parameter(data: bytes, entry: WireField, into: dict[str, tuple[str, object]]) -> None:
     key, values = "", []
     for part in wire.parts(data, entry.start, entry.end, _MOST_OF_PARAMETER):
         if part.number == _KEY:

@@ -1,7 +1,7 @@
 """What a request asks for, read from headers and from the fields that Envoy extracted; never from a body.
 
 A pure translation from the KServe v2 protocol (gRPC and REST) to the router's `Request`, and the gate for all that a
-client can say: what passes is within `balancer.core.bounds`. What each front of the protocol can tell without its body,
+client can say: what passes is within `balancer.bounds`. What each front of the protocol can tell without its body,
 and the headers that stand in for the rest, is tabled in the README beside this.
 """
 
@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
-from balancer.core import bounds
-from balancer.core.bounds import OutOfBoundsError
-from balancer.gateway.names import (
+from balancer import bounds
+from balancer.bounds import OutOfBoundsError
+from balancer.extproc.names import (
     FAIRNESS_HEADER,
     GATEWAY_MODEL_HEADER,
     GATEWAY_REQUEST_ID_HEADER,
@@ -176,7 +176,7 @@ def read_call(
             raise OutOfBoundsError("model", model, "is not empty; where the gateway does not tell it, a header has to")
     sequence_id = bounds.text("sequence_id", str(parameters.get("sequence_id", ""))) or _header(headers, names.sequence)
     in_sequence = sequence_id not in {"", "0"}
-    message_rows = _guessed_rows(fields)
+    message_rows = guessed_rows(fields)
     key = _header(headers, names.key)
     request = Request(
         model=model,
@@ -202,7 +202,6 @@ def read_call(
 
 
 def _with_extension(headers: Mapping[str, str], names: HeaderNames) -> HeaderNames:
-    """The names with the extension's headers in the place of ours that are not there."""
     return replace(
         names,
         model=names.model if names.model in headers else GATEWAY_MODEL_HEADER,
@@ -262,7 +261,7 @@ def _whole_header(headers: Mapping[str, str], name: str | None, least: int, most
     return int(value)
 
 
-def _guessed_rows(fields: Mapping[str, Sequence[object]]) -> int:
+def guessed_rows(fields: Mapping[str, Sequence[object]]) -> int:
     """The first dimension of the first input: the batch of a model that batches.
 
     One too large for a batch is the length of an input without a batch axis, and says nothing.
@@ -273,7 +272,6 @@ def _guessed_rows(fields: Mapping[str, Sequence[object]]) -> int:
 
 
 def _parameter(parameters: Mapping[str, object], name: str, most: int) -> int:
-    """A whole number of the message's; 0 where there is none, or Triton has to say what is wrong with it."""
     value = str(parameters.get(name, ""))
     # Other gateways may hand numbers over as such.
     value = value.removesuffix(".0")

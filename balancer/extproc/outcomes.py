@@ -1,4 +1,4 @@
-"""Hears from Envoy how every request ended: the server side of the access log service (ALS).
+"""Receives from Envoy how every request ended: the server side of the access log service (ALS).
 
 This is on the hot path, once a request, so it reads each field of an entry once and makes one tuple of it.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 import grpc
@@ -17,8 +17,9 @@ from envoy.service.accesslog.v3 import als_pb2
 from google.protobuf import struct_pb2
 from google.protobuf.duration_pb2 import Duration
 
-from balancer.core.bounds import MAX_LATENCY_S, MAX_TEXT_BYTES
-from balancer.gateway.names import (
+from balancer.bounds import MAX_LATENCY_S, MAX_TEXT_BYTES
+from balancer.extproc.names import (
+    ANSWERS_LOG,
     DECISION_NAMESPACE,
     EXTRACTION,
     GATEWAY_REQUEST_ID_HEADER,
@@ -29,8 +30,8 @@ from balancer.gateway.names import (
     TRACE_HEADER,
     TRACED_LOG,
 )
-from balancer.gateway.outcomes_wire import read_message
-from balancer.gateway.verdict import OF_ABORTED, By, Verdict, code, verdict
+from balancer.extproc.outcomes_wire import read_message
+from balancer.extproc.verdict import OF_ABORTED, By, Verdict, code, verdict
 
 NOT_PICKED = -1
 REFUSED = -2
@@ -81,6 +82,8 @@ _NUMBER = re.compile(rf"(?P<run>[0-9a-z]{{1,32}}){re.escape(RUN_SEPARATOR)}(?P<n
 _SAMPLED = re.compile(r"00-(?P<trace>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-[0-9a-f][13579bdf]")
 _MOST_TRACED = 4
 """Of a message, that are looked at."""
+Entry: TypeAlias = accesslog_pb2.HTTPAccessLogEntry
+Read = TypeVar("Read")
 
 
 class Outcome(NamedTuple):
@@ -119,11 +122,27 @@ class Outcome(NamedTuple):
     """Id of its trace, 32 hexadecimal digits; empty: it was not sampled, or Envoy makes no traces."""
 
 
-class Listener(Protocol):
+class UpstreamAnswer(NamedTuple):
+    """What Envoy says of an attempt before the client has all of its answer. The outcome follows."""
+
+    gateway_id: str
+    path: str
+    upstream: str
+    """As of `Outcome`, and so are the next ones."""
+    latency_s: float
+    http_status: int
+    """0: the worker waits for the rest of the request, and counts as free until then."""
+    grpc_status: int
+
+
+class OutcomeListener(Protocol):
     """Who is told what Envoy tells. Called on the event loop."""
 
     def outcomes(self, outcomes: list[Outcome]) -> None:
         """So these requests ended."""
+
+    def answered(self, answers: list[UpstreamAnswer]) -> None:
+        """Workers are done with these, though their clients may not be."""
 
     def traced(self, outcomes: list[Outcome]) -> None:
         """So these ended, some of the traced requests that Envoy's module tells of, and which are counted there."""
@@ -138,7 +157,7 @@ class Listener(Protocol):
 class AccessLog:
     """The ALS servicer."""
 
-    def __init__(self, listener: Listener, run: str = "0") -> None:
+    def __init__(self, listener: OutcomeListener, run: str = "0") -> None:
         """`run` as in `responses.decision`."""
         self._listener = listener
         self._run = run
@@ -161,50 +180,54 @@ class AccessLog:
         _: object,
         context: grpc.aio.ServicerContext[als_pb2.StreamAccessLogsMessage, als_pb2.StreamAccessLogsResponse],
     ) -> als_pb2.StreamAccessLogsResponse:
-        """Serve one worker thread of one Envoy until it leaves."""
         log_name = ""
         while isinstance(message := await context.read(), als_pb2.StreamAccessLogsMessage):
             # The first message of a stream has it.
             log_name = message.identifier.log_name or log_name
-            if log_name == TRACED_LOG:
+            if log_name == ANSWERS_LOG:
+                self._take_answers(message.http_logs.log_entry)
+            elif log_name == TRACED_LOG:
                 self._take_traced(message.http_logs.log_entry)
             else:
                 self._take(message.http_logs.log_entry)
         return als_pb2.StreamAccessLogsResponse()
 
-    def _take(self, entries: Iterable[accesslog_pb2.HTTPAccessLogEntry]) -> None:
+    def _take(self, entries: Iterable[Entry]) -> None:
         """Nothing that is in one entry may cost the others: requests would count in flight for ever."""
-        listener, outcomes = self._listener, []
+        outcomes = list(self._each(entries, lambda entry: outcome_of(entry, self._run)))
+        for outcome in outcomes:
+            if outcome.latency_s != outcome.latency_s:  # NaN
+                self._listener.out_of_bounds("latency_s")
+        if outcomes:
+            self._listener.outcomes(outcomes)
+
+    def _take_answers(self, entries: Iterable[Entry]) -> None:
+        if answers := list(self._each(entries, answer_of)):
+            self._listener.answered(answers)
+
+    def _take_traced(self, entries: Sequence[Entry]) -> None:
+        """Some of them are enough: one is shown of each bucket. So it costs little where clients have all traced."""
+        if traced := list(self._each(entries[-_MOST_TRACED:], self._traced)):
+            self._listener.traced(traced)
+
+    def _traced(self, entry: Entry) -> Outcome | None:
+        outcome = outcome_of(entry, self._run)
+        fields = entry.common_properties.metadata.filter_metadata[DECISION_NAMESPACE].fields
+        model = fields[MODEL_KEY].string_value if MODEL_KEY in fields else outcome.model
+        return outcome._replace(model=model) if outcome.trace and len(model) <= MAX_TEXT_BYTES else None
+
+    def _each(self, entries: Iterable[Entry], read: Callable[[Entry], Read | None]) -> Iterator[Read]:
         for entry in entries:
             try:
-                outcome = outcome_of(entry, self._run)
-            except Exception as error:
-                listener.mistaken(error)
-                continue
-            if outcome.latency_s != outcome.latency_s:  # NaN
-                listener.out_of_bounds("latency_s")
-            outcomes.append(outcome)
-        if outcomes:
-            listener.outcomes(outcomes)
-
-    def _take_traced(self, entries: Sequence[accesslog_pb2.HTTPAccessLogEntry]) -> None:
-        """Some of them are enough: one is shown of each bucket. So it costs little where clients have all traced."""
-        traced = []
-        for entry in entries[-_MOST_TRACED:]:
-            try:
-                outcome = outcome_of(entry, self._run)
-                told = entry.common_properties.metadata.filter_metadata[DECISION_NAMESPACE].fields
-                model = told[MODEL_KEY].string_value if MODEL_KEY in told else outcome.model
+                found = read(entry)
             except Exception as error:
                 self._listener.mistaken(error)
                 continue
-            if outcome.trace and len(model) <= MAX_TEXT_BYTES:
-                traced.append(outcome._replace(model=model))
-        if traced:
-            self._listener.traced(traced)
+            if found is not None:
+                yield found
 
 
-def outcome_of(entry: accesslog_pb2.HTTPAccessLogEntry, run: str = "0") -> Outcome:
+def outcome_of(entry: Entry, run: str = "0") -> Outcome:
     """Read an entry of Envoy's HTTP access log; the gate for all that it says.
 
     `run`: of this process, as in `responses.decision`: only its own numbers count.
@@ -240,6 +263,38 @@ def outcome_of(entry: accesslog_pb2.HTTPAccessLogEntry, run: str = "0") -> Outco
         attempts=common.upstream_request_attempt_count,
         trace=sampled_trace(parent) if (parent := request.request_headers.get(TRACE_HEADER)) else "",
     )
+
+
+def answer_of(entry: Entry) -> UpstreamAnswer | None:
+    """Read an entry of the router's log; None: the worker is not done, or the request may go to another one."""
+    common, request, response = entry.common_properties, entry.request, entry.response
+    # An error of gRPC that is headers alone may be tried again. It needs no window, so no client can leave it unread.
+    if common.response_flags.ByteSize() or "grpc-status" in response.response_headers:
+        return None
+    begun = common.HasField("time_to_first_upstream_rx_byte")
+    if common.HasField("time_to_last_upstream_rx_byte"):
+        until_s = _seconds(common.time_to_last_upstream_rx_byte)
+    elif _is_periodic(common) and begun:
+        # What is unread of an answer to one request was there when it began.
+        until_s = _seconds(common.time_to_first_upstream_rx_byte)
+    elif _is_periodic(common) and not common.HasField("time_to_last_upstream_tx_byte"):
+        until_s = math.nan
+    else:
+        return None
+    grpc_status = response.response_trailers.get("grpc-status")
+    latency_s = until_s - _seconds(common.time_to_first_upstream_tx_byte)
+    return UpstreamAnswer(
+        request.request_headers.get(GATEWAY_REQUEST_ID_HEADER, "")[:MAX_TEXT_BYTES],
+        request.path,
+        _upstream(common),
+        latency_s if 0.0 <= latency_s <= MAX_LATENCY_S else math.nan,
+        response.response_code.value if begun else 0,
+        code(grpc_status) if grpc_status else -1,
+    )
+
+
+def _is_periodic(common: accesslog_pb2.AccessLogCommon) -> bool:
+    return bool(common.access_log_type == accesslog_pb2.UpstreamPeriodic)
 
 
 def sampled_trace(parent: str) -> str:
@@ -301,6 +356,5 @@ def _extracted_model(extracted: struct_pb2.Struct) -> str:
 
 
 def _model_in_path(path: str) -> str:
-    """`/v2/models/NAME/...` in REST."""
     parts = path.partition("?")[0].split("/", 4)
     return unquote(parts[3]) if len(parts) > 3 and parts[1:3] == ["v2", "models"] else ""

@@ -8,14 +8,13 @@ request are left out where they are no text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from envoy.data.accesslog.v3 import accesslog_pb2
 from envoy.service.accesslog.v3 import als_pb2
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 
-_VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
+from balancer.extproc import wire
+
 _QUOTED = {"common_properties": {"stream_id"}, "request": {"request_id", "request_headers"}}
 """Fields of the parts of an entry that repeat what a client sent as it came; Envoy mends the others itself."""
 
@@ -43,17 +42,26 @@ def read_message(data: bytes) -> als_pb2.StreamAccessLogsMessage:
     """
     try:
         return _MESSAGE.FromString(data)
-    except DecodeError:
-        message = _MESSAGE()
-        for number, _, logs in fields(data):
-            if number == _IDENTIFIER:
-                message.identifier.MergeFromString(logs)
-            for inner, _, entry in fields(logs) if number == _HTTP_LOGS else ():
-                if inner == _LOG_ENTRY:
-                    message.http_logs.log_entry.append(_entry(entry))
+    except DecodeError as error:
+        try:
+            message = _read_apart(data)
+        except wire.WireError as refused:
+            raise DecodeError(str(refused)) from error
         if not message.http_logs.log_entry:
             raise
         return message
+
+
+def _read_apart(data: bytes) -> als_pb2.StreamAccessLogsMessage:
+    message = _MESSAGE()
+    for part in wire.parts(data, most=len(data)):
+        if part.number == _IDENTIFIER:
+            message.identifier.MergeFromString(data[part.start : part.end])
+        elif part.number == _HTTP_LOGS:
+            for inner in wire.parts(data, part.start, part.end, len(data)):
+                if inner.number == _LOG_ENTRY:
+                    message.http_logs.log_entry.append(_entry(data[inner.start : inner.end]))
+    return message
 
 
 def _entry(data: bytes) -> accesslog_pb2.HTTPAccessLogEntry:
@@ -64,15 +72,19 @@ def _entry(data: bytes) -> accesslog_pb2.HTTPAccessLogEntry:
 
 
 def _without_quotes(entry: bytes) -> bytes:
-    kept = bytearray()
-    for number, raw, content in fields(entry):
-        quoted = _QUOTED_NUMBERS.get(number)
+    kept = []
+    for part in wire.parts(entry, most=len(entry)):
+        quoted = _QUOTED_NUMBERS.get(part.number)
         if quoted is None:
-            kept += raw
+            kept.append(entry[part.begin : part.end])
             continue
-        part = b"".join(inner for field, inner, text in fields(content) if field not in quoted or _is_text(text))
-        kept += raw[:1] + _varint(len(part)) + part
-    return bytes(kept)
+        readable = [
+            entry[inner.begin : inner.end]
+            for inner in wire.parts(entry, part.start, part.end, len(entry))
+            if inner.number not in quoted or _is_text(entry[inner.start : inner.end])
+        ]
+        kept.append(wire.tagged(part.number, b"".join(readable)))
+    return b"".join(kept)
 
 
 def _is_text(content: bytes) -> bool:
@@ -81,52 +93,3 @@ def _is_text(content: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def fields(data: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """Each field of a serialised message: its number, the whole of it, and its content where that has a length.
-
-    Source: https://protobuf.dev/programming-guides/encoding.
-
-    Raises:
-        DecodeError: it is no serialised message.
-    """
-    position = 0
-    while position < len(data):
-        start = position
-        tag, position = _read_varint(data, position)
-        kind, content = tag & 7, b""
-        if kind == _VARINT:
-            _, position = _read_varint(data, position)
-        elif kind == _LENGTH_DELIMITED:
-            size, position = _read_varint(data, position)
-            content = data[position : position + size]
-            position += size
-        elif kind in (_FIXED64, _FIXED32):
-            position += 8 if kind == _FIXED64 else 4
-        else:
-            raise DecodeError("a field is of a kind that is not known")
-        if position > len(data):
-            raise DecodeError("a field is longer than the message")
-        yield tag >> 3, data[start:position], content
-
-
-def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if position >= len(data):
-            raise DecodeError("a number is cut off")
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-    raise DecodeError("a number has more than 64 bits")
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value >= 0x80:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*encoded, value])

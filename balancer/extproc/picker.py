@@ -3,24 +3,63 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from balancer.core.bounds import OutOfBoundsError
-from balancer.core.errors import NoEligibleWorker, RoutingError, UnknownModel
-from balancer.core.router import Decision, Router
-from balancer.core.trials.split import Lot, Splits
-from balancer.gateway import responses
-from balancer.gateway.addresses import Addresses
-from balancer.gateway.holding import Holding, longest_answer_s
-from balancer.gateway.kserve import Call, Kind
-from balancer.gateway.versions import COMPRESSED, NO_BODY, path_with_version
+from balancer.bounds import OutOfBoundsError
+from balancer.discovery.workers import WorkerSpec
+from balancer.extproc import responses
+from balancer.extproc.holding import Holding, longest_answer_s
+from balancer.extproc.kserve import Call, Kind
+from balancer.extproc.versions import COMPRESSED, NO_BODY, path_with_version, pinned_version
+from balancer.scheduler.canary.split import Splits, VersionDraw
+from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
+from balancer.scheduler.router import Decision, Router
 from policies.base import Request
 
 PER_SERVER = (
-    "this call changes one server and not the fleet, so it is not balanced; send it to each Triton server itself"
+    "this call changes one server and not the fleet, so it is not balanced; who operates the balancer may allow it "
+    "(fleet.control.callers), or send it to each Triton server itself"
 )
 _MISTAKE = "the balancer failed at this request; its log says why"
+
+
+class Addresses:
+    """Names of the workers that discovery lists to addresses and back, for gateways that know only addresses."""
+
+    def __init__(self, workers: Sequence[WorkerSpec] = ()) -> None:
+        self._grpc = {worker.name: worker.grpc_endpoint for worker in workers}
+        self._http = {worker.name: worker.http_endpoint for worker in workers}
+        self._names = {endpoint: name for table in (self._grpc, self._http) for name, endpoint in table.items()}
+        self._at: dict[str, list[str]] = {}
+        for worker in workers:
+            self._at.setdefault(worker.address, []).append(worker.name)
+
+    def of(self, names: Iterable[str], grpc: bool, within: Mapping[str, str] | None = None) -> tuple[str, ...]:
+        """`address:port` of each worker that is listed, in order; as `within` names them, where there is one."""
+        table = within if within is not None else self._grpc if grpc else self._http
+        return tuple(table[name] for name in names if name in table)
+
+    def name(self, endpoint: str) -> str:
+        """The worker at `address:port`, empty if none is listed there."""
+        return self._names.get(endpoint, "")
+
+    def within(self, endpoints: Iterable[str], grpc: bool) -> dict[str, str]:
+        """The workers that a gateway allows, each with the endpoint by which it does.
+
+        Args:
+            endpoints: `address:port` of either protocol, or an address alone, which allows all workers there.
+            grpc: The request's protocol, whose port is taken where both are allowed, or none is named.
+        """
+        own = self._grpc if grpc else self._http
+        allowed: dict[str, str] = {}
+        for endpoint in endpoints:
+            name = self._names.get(endpoint)
+            if name is not None:
+                allowed[name] = own[name] if allowed.get(name) == own[name] else endpoint
+            for name in self._at.get(endpoint.strip("[]"), ()):
+                allowed[name] = own[name]
+        return allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +69,10 @@ class Pick:
     answer: bytes
     decision: Decision | None = None
     error: RoutingError | None = None
-    lot: Lot | None = None
-    """By which the request gets a version; None: it named one, or gets Triton's choice."""
+    draw: VersionDraw | None = None
+    """By which the request gets a version; None: by none."""
+    version: str = ""
+    """That the request gets; empty: it named one, or gets Triton's choice."""
 
 
 Allowed = Mapping[str, str] | None
@@ -47,17 +88,18 @@ class Later:
     outcome: asyncio.Future[Decision | RoutingError]
     longest_answer_s: float
     """How long Envoy is asked to wait."""
-    lot: Lot | None = None
+    draw: VersionDraw | None = None
+    version: str = ""
 
 
 class Picker:
     """Turns calls into answers. `addresses` are replaced whenever discovery says so."""
 
     def __init__(
-        self, router: Router, clock: Callable[[], float], process: str = "0", run: str = "0", told: bool = False
+        self, router: Router, clock: Callable[[], float], process: str = "0", run: str = "0", for_logs: bool = False
     ) -> None:
-        """`process` and `run` as in `responses.decision`; `told`: Envoy is told model and policy, for its audit
-        log and traces."""
+        """`process` and `run` as in `responses.decision`; `for_logs`: answers name model and policy, which
+        Envoy writes to its audit log and traces."""
         self.router = router
         self.addresses = Addresses()
         self.fallbacks_for_all = False
@@ -68,7 +110,7 @@ class Picker:
         self._clock = clock
         self._process = process
         self._run = run
-        self._told = told
+        self._for_logs = for_logs
         self._refused = responses.decision(process, run, None)
 
     def pick(self, call: Call, subset: Collection[str] | None = None, own: bool = False, bodies: bool = True) -> Pick:
@@ -85,12 +127,12 @@ class Picker:
         if call.kind is Kind.PER_SERVER:
             return Pick(responses.immediate(*responses.UNSUPPORTED_CODES, PER_SERVER, call.grpc) + self._refused)
         allowed = None if subset is None else self.addresses.within(subset, call.grpc)
-        call, lot = self._of_a_version(call, bodies)
+        call, draw, version = self._of_a_version(call, bodies)
         try:
             decision = self._route(call, None if allowed is None else frozenset(allowed))
         except RoutingError as error:
-            return self._turned_away(call, error, lot)
-        return self._picked(call, decision, allowed, own, lot)
+            return self._turned_away(call, error, draw)
+        return self._picked(call, decision, allowed, own, draw, version)
 
     def holds(self, call: Call) -> bool:
         """Whether the call waits until a worker has room."""
@@ -100,47 +142,52 @@ class Picker:
     def hold(self, call: Call, subset: Collection[str] | None, size_bytes: int) -> Later:
         """Let a call of our own Envoy's wait; what comes of it is read by `later`."""
         allowed = None if subset is None else self.addresses.within(subset, call.grpc)
-        call, lot = self._of_a_version(call, bodies=True)
+        call, draw, version = self._of_a_version(call, bodies=True)
         try:
             workers = None if allowed is None else frozenset(allowed)
             outcome = self.holding.ask(call.request, workers, size_bytes)
         except RoutingError as error:
             outcome = asyncio.get_running_loop().create_future()
             outcome.set_result(error)
-        return Later(call, allowed, outcome, longest_answer_s(self.holding.waiting.settings.max_s), lot)
+        return Later(call, allowed, outcome, longest_answer_s(self.holding.waiting.settings.max_s), draw, version)
 
     def later(self, waited: Later) -> Pick:
         """The answer to who waited, once its outcome is there."""
         outcome = waited.outcome.result()
         if isinstance(outcome, RoutingError):
-            return self._turned_away(waited.call, outcome, waited.lot)
-        return self._picked(waited.call, outcome, waited.allowed, True, waited.lot)
+            return self._turned_away(waited.call, outcome, waited.draw)
+        return self._picked(waited.call, outcome, waited.allowed, True, waited.draw, waited.version)
 
-    def _of_a_version(self, call: Call, bodies: bool) -> tuple[Call, Lot | None]:
-        """The same for one of two versions, where its model is split and it names none."""
-        if call.kind is not Kind.INFERENCE or not self.splits.of:
-            return call, None
+    def _of_a_version(self, call: Call, bodies: bool) -> tuple[Call, VersionDraw | None, str]:
+        """The same for the version that it gets, where it names none and its model is split or pinned."""
+        request = call.request
+        if call.kind is not Kind.INFERENCE or request.version:
+            return call, None, ""
         why_not = "" if not call.grpc else COMPRESSED if call.compressed else "" if bodies else NO_BODY
-        lot = self.splits.draw(call.request, why_not)
-        if lot is None:
-            return call, None
-        return replace(call, request=replace(call.request, version=lot.version)), lot
+        draw = self.splits.draw(request, why_not) if self.splits.of else None
+        version = "" if draw is None else draw.version
+        if draw is None and not why_not:
+            version = pinned_version(self.router.fleet, request.model)
+        if not version:
+            return call, None, ""
+        return replace(call, request=replace(request, version=version)), draw, version
 
-    def _turned_away(self, call: Call, error: RoutingError, lot: Lot | None) -> Pick:
+    def _turned_away(self, call: Call, error: RoutingError, draw: VersionDraw | None) -> Pick:
         refused = responses.refusal(error, call.grpc) + self._refused
-        return Pick(refused + self._tell(call), error=error, lot=lot)
+        return Pick(refused + self._tell(call), error=error, draw=draw)
 
-    def _picked(self, call: Call, decision: Decision, allowed: Allowed, own: bool, lot: Lot | None) -> Pick:
+    def _picked(
+        self, call: Call, decision: Decision, allowed: Allowed, own: bool, draw: VersionDraw | None, version: str
+    ) -> Pick:
         fallbacks = decision.fallbacks if own or self.fallbacks_for_all else ()
         addresses = self.addresses.of((decision.worker, *fallbacks), call.grpc, allowed)
         answer = responses.destination(addresses, call.request.sequence, header=not own)
         answer += responses.decision(self._process, self._run, decision.number)
-        if lot is not None:
-            answer += self._for_a_version(call, lot.version, own)
-        return Pick(answer + self._tell(call, decision.policy), decision, lot=lot)
+        if version:
+            answer += self._for_a_version(call, version, own)
+        return Pick(answer + self._tell(call, decision.policy), decision, draw=draw, version=version)
 
     def _for_a_version(self, call: Call, version: str, own: bool) -> bytes:
-        """What the gateway is told of it before the body comes."""
         if own:
             return responses.version(version)
         return responses.of_any_length() if call.grpc else responses.path(path_with_version(call.path, version))
@@ -148,6 +195,10 @@ class Picker:
     def invalid(self, error: OutOfBoundsError, grpc: bool) -> Pick:
         """Refuse a request that is out of bounds."""
         return Pick(responses.immediate(*responses.INVALID_CODES, str(error), grpc) + self._refused)
+
+    def over_limit(self, words: str, wait_s: float, grpc: bool) -> Pick:
+        """Refuse a request whose tenant has sent too many."""
+        return Pick(responses.immediate(*responses.CODES[Shed], words, grpc, wait_s) + self._refused)
 
     def unready(self, why: str, grpc: bool) -> Pick:
         """Refuse a request while no worker is known."""
@@ -158,7 +209,7 @@ class Picker:
         return Pick(responses.immediate(*responses.INTERNAL_CODES, _MISTAKE, grpc) + self._refused)
 
     def _tell(self, call: Call, policy: str = "") -> bytes:
-        return responses.told(call.request.model, policy) if self._told else b""
+        return responses.for_logs(call.request.model, policy) if self._for_logs else b""
 
     def _route(self, call: Call, allowed: Collection[str] | None) -> Decision:
         now_s = self._clock()

@@ -8,24 +8,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol, TypeGuard
+from typing import Any, NamedTuple, Protocol
 
 import grpc
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from google.protobuf.message import DecodeError
 
-from balancer.core.bounds import OutOfBoundsError
-from balancer.gateway.exchange import Exchange, Served, hands_over
-from balancer.gateway.kserve import Call, HeaderNames, Objectives, declared_bytes, is_grpc, read_call
-from balancer.gateway.messages import read_fields, read_headers, read_subset
-from balancer.gateway.names import HEADERS_ONLY, PICKS_SERVICE
-from balancer.gateway.picker import Later, Pick, Picker
-from balancer.gateway.responses import wait
+from balancer import bounds
+from balancer.bounds import OutOfBoundsError
+from balancer.extproc.compressed import CompressedMessage
+from balancer.extproc.exchange import Exchange, Served, hands_over, passed, read_fields, read_headers, read_subset
+from balancer.extproc.inference_bytes import Fields
+from balancer.extproc.kserve import SERVICE, Call, HeaderNames, Objectives, declared_bytes, is_grpc, read_call
+from balancer.extproc.names import HEADERS_ONLY, MAY_BE_COMPRESSED, PICKS_SERVICE
+from balancer.extproc.picker import Later, Pick, Picker
+from balancer.extproc.responses import immediate, wait
 
 _METHOD = f"/{PICKS_SERVICE}/Process"
 _NO_REQUEST = "the first message has no request_headers"
 _NOT_READY = "the balancer does not know its workers yet"
 _MOST_CONNECTIONS = 1024
+
+_INFERENCES = (f"{SERVICE}ModelInfer", f"{SERVICE}ModelStreamInfer")
+_TOO_MANY = "too many compressed messages are being read; retry later, or send it uncompressed"
+_EXHAUSTED_CODES = (429, 8)
 
 UNREADABLE = object()
 """In the place of a message that protobuf cannot read."""
@@ -33,7 +39,14 @@ UNREADABLE = object()
 Stream = grpc.aio.ServicerContext[ext_proc.ProcessingRequest, bytes]
 
 
-class Listener(Protocol):
+class TurnedAway(NamedTuple):
+    """What the client of a request is told whose tenant has sent too many."""
+
+    words: str
+    wait_s: float
+
+
+class PickListener(Protocol):
     """Who is told what the service did."""
 
     def picked(self, call: Call, pick: Pick, seconds: float) -> None:
@@ -56,17 +69,22 @@ class ExternalProcessor:
     def __init__(
         self,
         picker: Picker,
-        listener: Listener,
+        listener: PickListener,
         names: Callable[[], HeaderNames],
         ready: Callable[[], bool],
         objectives: Callable[[], Objectives] = dict,
+        turned_away: Callable[[Call, bool], TurnedAway | None] = lambda call, counted: None,
     ) -> None:
-        """`names` and `objectives`, as of `read_call`, are asked for with each request."""
+        """`names` and `objectives`, as of `read_call`, are asked for with each request, and so is `turned_away`, with
+        whether all of its rows are known: it may count the request, and raise OutOfBoundsError to refuse it."""
         self._picker = picker
         self._listener = listener
         self._names = names
         self._ready = ready
         self._objectives = objectives
+        self._turned_away = turned_away
+        self._inflating = 0
+        """Requests of our own Envoy that may be compressed."""
         self._telling: dict[str, None] = {}
         """Connections by which response headers came, oldest first."""
 
@@ -84,11 +102,9 @@ class ExternalProcessor:
 
     async def once(self, _: object, stream: Stream) -> bytes:
         """A request of our own Envoy, which tells nothing after the headers: the answer ends the stream."""
-        message = await stream.read()
-        if message is UNREADABLE:
-            return self._unreadable()
-        if not _is_request(message):
-            await stream.abort(grpc.StatusCode.INVALID_ARGUMENT, _NO_REQUEST)
+        message = await self._first(stream)
+        if isinstance(message, bytes):
+            return message
         if not self._ready():
             await stream.abort(grpc.StatusCode.UNAVAILABLE, _NOT_READY)
         pick = self._answer(message, own=True)[1]
@@ -100,12 +116,10 @@ class ExternalProcessor:
 
         A client that leaves has Envoy end the stream, which cancels what waits here.
         """
-        message = await stream.read()
-        if message is UNREADABLE:
-            await stream.write(self._unreadable())
+        message = await self._first(stream)
+        if isinstance(message, bytes):
+            await stream.write(message)
             return
-        if not _is_request(message):
-            await stream.abort(grpc.StatusCode.INVALID_ARGUMENT, _NO_REQUEST)
         if not self._ready():
             await stream.abort(grpc.StatusCode.UNAVAILABLE, _NOT_READY)
         start_s = time.perf_counter()
@@ -120,31 +134,82 @@ class ExternalProcessor:
         else:
             await stream.write(found.answer)
 
+    async def inflate(self, _: object, stream: Stream) -> None:
+        """A request of our own Envoy whose messages may be compressed: its body is read here, and passes as it is."""
+        first = await self._first(stream)
+        if isinstance(first, bytes):
+            await stream.write(first)
+            return
+        if self._inflating >= bounds.MAX_INFLATING:
+            await stream.write(immediate(*_EXHAUSTED_CODES, _TOO_MANY, grpc=True, wait_s=1.0))
+            return
+        self._inflating += 1
+        try:
+            await self._inflate(first, stream)
+        except OutOfBoundsError as error:
+            self._listener.refused(error)
+            await stream.write(self._picker.invalid(error, grpc=True).answer)
+        finally:
+            self._inflating -= 1
+
+    async def _inflate(self, first: ext_proc.ProcessingRequest, stream: Stream) -> None:
+        headers = read_headers(first.request_headers)
+        read = CompressedMessage(inference=headers.get(":path", "").partition("?")[0] in _INFERENCES)
+        held = []
+        ended = first.request_headers.end_of_stream
+        while not read.is_decided and not ended:
+            message = await stream.read()
+            if not isinstance(message, ext_proc.ProcessingRequest):
+                return  # its client left
+            held.append(message)
+            await read.feed(message.request_body.body)
+            ended = message.request_body.end_of_stream or message.HasField("request_trailers")
+        if held:
+            read.end()
+        call, found = self._answer(first, own=True, may_wait=True, fields=read.fields())
+        if isinstance(found, Later):
+            await found.outcome
+            found = self._tell(found.call, self._picker.later(found), 0.0)
+        await stream.write(found.answer)
+        if call is None or found.decision is None:
+            return
+        for message in held:
+            await stream.write(_passed(message))
+        while isinstance(message := await stream.read(), ext_proc.ProcessingRequest):
+            await read.feed(message.request_body.body)
+            await stream.write(_passed(message))
+
     async def process(self, _: object, stream: Stream) -> None:
         """One request of another gateway's client, from its headers to the end of what the gateway tells of it."""
-        message = await stream.read()
+        message = await self._first(stream)
         start_s = time.perf_counter()
-        if message is UNREADABLE:
-            await stream.write(self._unreadable())
+        if isinstance(message, bytes):
+            await stream.write(message)
             return
-        if not _is_request(message):
-            await stream.abort(grpc.StatusCode.INVALID_ARGUMENT, _NO_REQUEST)
         call, pick = self._answer(message, own=False)
         assert isinstance(pick, Pick)  # what other gateways ask never waits
         await stream.write(pick.answer)
         if call is not None and pick.decision is not None:
-            await self._follow(stream, call, Exchange(message, pick.decision, start_s, pick.lot, call.grpc))
+            in_body = pick.version if call.grpc else ""
+            await self._follow(stream, call, Exchange(message, pick.decision, start_s, pick.draw, in_body))
 
-    def _unreadable(self) -> bytes:
-        """A text in the request is none. Ended with an error, it would go on without a pick."""
-        error = OutOfBoundsError("encoding", "the request", "is UTF-8 in all of its names and ids")
-        self._listener.refused(error)
-        return self._picker.invalid(error, grpc=True).answer
+    async def _first(self, stream: Stream) -> ext_proc.ProcessingRequest | bytes:
+        """The message with the request's headers; or the answer to one that contains text that is not UTF-8: if the
+        stream failed instead, Envoy would forward the request without a pick."""
+        message: object = await stream.read()
+        if message is UNREADABLE:
+            error = OutOfBoundsError("encoding", "the request", "is UTF-8 in all of its names and ids")
+            self._listener.refused(error)
+            return self._picker.invalid(error, grpc=True).answer
+        if not (isinstance(message, ext_proc.ProcessingRequest) and message.HasField("request_headers")):
+            await stream.abort(grpc.StatusCode.INVALID_ARGUMENT, _NO_REQUEST)
+        return message
 
     def _answer(
-        self, message: ext_proc.ProcessingRequest, own: bool, may_wait: bool = False
+        self, message: ext_proc.ProcessingRequest, own: bool, may_wait: bool = False, fields: Fields | None = None
     ) -> tuple[Call | None, Pick | Later]:
         """Understand the first message and decide; `own`: it is our own Envoy's. Only if it `may_wait`, it may.
+        `fields`: of the body, None: as Envoy extracted them.
 
         Nothing that is in the message may end the stream with an error: the gateway would go on without a pick, past
         limits, pins and the model table.
@@ -156,7 +221,11 @@ class ExternalProcessor:
             grpc_call = is_grpc(headers)
             if not self._ready():
                 return None, self._picker.unready(_NOT_READY, grpc_call)
-            call = read_call(headers, read_fields(message), self._names(), None if own else self._objectives())
+            if fields is None:
+                fields = read_fields(message)
+            call = read_call(headers, fields, self._names(), None if own else self._objectives())
+            if (away := self._turned_away(call, own and call.grpc)) is not None:
+                return None, self._picker.over_limit(away.words, away.wait_s, grpc_call)
             if may_wait and self._picker.holds(call):
                 return call, self._picker.hold(call, read_subset(message), declared_bytes(headers))
             pick = self._picker.pick(call, read_subset(message), own, own or hands_over(message))
@@ -211,8 +280,9 @@ def _read(data: bytes) -> object:
         return UNREADABLE
 
 
-def _is_request(message: object) -> TypeGuard[ext_proc.ProcessingRequest]:
-    return isinstance(message, ext_proc.ProcessingRequest) and message.HasField("request_headers")
+def _passed(message: ext_proc.ProcessingRequest) -> bytes:
+    kind = message.WhichOneof("request") or "request_body"
+    return passed(message, kind, back=kind == "request_body")
 
 
 class _Handler(grpc.GenericRpcHandler):
@@ -223,23 +293,18 @@ class _Handler(grpc.GenericRpcHandler):
     """
 
     def __init__(self, processor: ExternalProcessor) -> None:
-        self._once: grpc.RpcMethodHandler[ext_proc.ProcessingRequest, bytes] = grpc.stream_unary_rpc_method_handler(
-            processor.once, request_deserializer=_read, response_serializer=None
-        )
-        self._wait: grpc.RpcMethodHandler[ext_proc.ProcessingRequest, bytes] = grpc.stream_stream_rpc_method_handler(
-            processor.wait, request_deserializer=_read, response_serializer=None
-        )
         self._may_wait = processor.may_wait
-        self._process: grpc.RpcMethodHandler[ext_proc.ProcessingRequest, bytes] = grpc.stream_stream_rpc_method_handler(
-            processor.process, request_deserializer=_read, response_serializer=None
-        )
+        self._once: Any = grpc.stream_unary_rpc_method_handler(processor.once, request_deserializer=_read)
+        self._wait: Any = grpc.stream_stream_rpc_method_handler(processor.wait, request_deserializer=_read)
+        self._inflate: Any = grpc.stream_stream_rpc_method_handler(processor.inflate, request_deserializer=_read)
+        self._process: Any = grpc.stream_stream_rpc_method_handler(processor.process, request_deserializer=_read)
 
-    def service(
-        self, handler_call_details: grpc.HandlerCallDetails
-    ) -> grpc.RpcMethodHandler[ext_proc.ProcessingRequest, bytes] | None:
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """The form for one stream."""
         if handler_call_details.method != _METHOD:
             return None
+        if MAY_BE_COMPRESSED in handler_call_details.invocation_metadata:
+            return self._inflate
         if HEADERS_ONLY not in handler_call_details.invocation_metadata:
             return self._process
         return self._wait if self._may_wait() else self._once

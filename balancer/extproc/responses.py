@@ -8,18 +8,20 @@ would cost more than the decision does.
 from __future__ import annotations
 
 import json
+import math
 from functools import cache, lru_cache
+from random import Random
 
 from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from envoy.type.v3 import http_status_pb2
 from google.protobuf import struct_pb2
 
-from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
-from balancer.gateway.names import (
+from balancer.extproc.names import (
     DECISION_NAMESPACE,
     DESTINATION,
     DESTINATION_NAMESPACE,
+    LOG_NAMESPACE,
     MAX_RETRIES,
     MODEL_KEY,
     NUMBER_KEY,
@@ -27,9 +29,9 @@ from balancer.gateway.names import (
     PROCESS_KEY,
     RUN_SEPARATOR,
     SPLIT_NAMESPACE,
-    TOLD_NAMESPACE,
     VERSION_KEY,
 )
+from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
 
 # (HTTP status, gRPC status) of each refusal: https://grpc.github.io/grpc/core/md_doc_statuscodes.html
 CODES: dict[type[RoutingError], tuple[int, int]] = {
@@ -44,9 +46,14 @@ HTTP_STATUSES = {
     **{3: 400, 4: 504, 6: 409, 7: 403, 12: 501},
 }
 """By gRPC's status, as Triton's HTTP server answers its own errors, and Envoy those of the way; others are 500."""
+PUSHBACK, RETRY_AFTER = "grpc-retry-pushback-ms", "retry-after"
+"""Trailer of gRPC and header of REST by which clients know when to try again."""
 UNSUPPORTED_CODES = (501, 12)
 INVALID_CODES = (400, 3)
 INTERNAL_CODES = (500, 13)
+PUSHBACK_MS = 100
+"""Mean time after which a client that was turned away should try again."""
+_random = Random()
 
 
 @lru_cache(maxsize=16_384)  # of some hundred bytes each
@@ -103,11 +110,11 @@ def _decision(process: str, number: str) -> bytes:
 
 
 @lru_cache(maxsize=4096)  # of at most half a kilobyte each
-def told(model: str, policy: str) -> bytes:
+def for_logs(model: str, policy: str) -> bytes:
     """The part that Envoy's audit log and traces tell; an empty text is left out."""
     readable = model.encode(errors="replace").decode()
     metadata = struct_pb2.Struct()
-    metadata.update({TOLD_NAMESPACE: {k: v for k, v in ((MODEL_KEY, readable), (POLICY_KEY, policy)) if v}})
+    metadata.update({LOG_NAMESPACE: {k: v for k, v in ((MODEL_KEY, readable), (POLICY_KEY, policy)) if v}})
     return _bytes(ext_proc.ProcessingResponse(dynamic_metadata=metadata))
 
 
@@ -148,11 +155,18 @@ def wait(longest_s: float) -> bytes:
 def refusal(error: RoutingError, grpc: bool) -> bytes:
     """An immediate answer to the client for a request that gets no worker."""
     http_status, grpc_status = CODES[type(error)]
-    return immediate(http_status, grpc_status, str(error), grpc)
+    wait_s = pushback_ms() / 1000 if isinstance(error, Shed) else 0.0
+    return immediate(http_status, grpc_status, str(error), grpc, wait_s)
 
 
-def immediate(http_status: int, grpc_status: int, message: str, grpc: bool) -> bytes:
-    """An immediate answer: for gRPC a status and its message, for REST a JSON body as Triton writes it."""
+def pushback_ms() -> int:
+    """When to try again: by chance, as those that are turned away together must not come back together."""
+    return _random.randint(PUSHBACK_MS // 2, PUSHBACK_MS // 2 + PUSHBACK_MS)
+
+
+def immediate(http_status: int, grpc_status: int, message: str, grpc: bool, wait_s: float = 0.0) -> bytes:
+    """An immediate answer: for gRPC a status and its message, for REST a JSON body as Triton writes it. `wait_s`: when
+    the client should come again; 0: nothing is said of it."""
     response = ext_proc.ImmediateResponse(status=http_status_pb2.HttpStatus(code=http_status))
     response.grpc_status.status = grpc_status
     response.details = "balancer"
@@ -161,6 +175,9 @@ def immediate(http_status: int, grpc_status: int, message: str, grpc: bool) -> b
     else:
         response.body = f'{{"error":{json.dumps(message)}}}'.encode()
         _set(response.headers, "content-type", "application/json")
+    if wait_s:
+        hint = (PUSHBACK, math.ceil(wait_s * 1000)) if grpc else (RETRY_AFTER, math.ceil(wait_s))
+        _set(response.headers, hint[0], str(hint[1]))
     return _bytes(ext_proc.ProcessingResponse(immediate_response=response))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from balancer.core.events import Void
+from balancer.scheduler.events import Void
 
 Verdict = tuple[bool, Void]
 """Whether the worker did what it was asked, and, where that says nothing of it, who ended the request."""
@@ -14,8 +14,8 @@ _FAULT: Verdict = (False, "")
 _FAILED_AT_IT: Verdict = (False, "request")
 _LATE: Verdict = (False, "deadline")
 _CLIENTS: Verdict = (False, "client")
-# OK, DEADLINE_EXCEEDED; UNAVAILABLE, DATA_LOSS; UNKNOWN, INTERNAL: https://grpc.github.io/grpc/core/md_doc_statuscodes.html
-OF_GRPC = {0: _ANSWER, 4: _LATE, 14: _FAULT, 15: _FAULT, 2: _FAILED_AT_IT, 13: _FAILED_AT_IT}
+# OK, DEADLINE_EXCEEDED; CANCELLED, UNAVAILABLE, DATA_LOSS; UNKNOWN, INTERNAL: https://grpc.github.io/grpc/core/md_doc_statuscodes.html
+OF_GRPC = {0: _ANSWER, 4: _LATE, 1: _FAULT, 14: _FAULT, 15: _FAULT, 2: _FAILED_AT_IT, 13: _FAILED_AT_IT}
 OF_HTTP: dict[int, Verdict] = {502: _FAULT, 503: _FAULT, 504: _LATE, 500: _FAILED_AT_IT}
 OF_HTTP |= dict.fromkeys(range(200, 300), _ANSWER)
 By = Literal["", "client", "worker", "deadline", "gateway"]
@@ -34,11 +34,12 @@ def code(text: str, absent: int = -1) -> int:
 def verdict(grpc_status: int, http_status: int) -> Verdict:
     """What a status says of the worker that gave it.
 
-    UNAVAILABLE is also what Triton says when its queue is full: that is a fast answer, and a worker that refuses must
-    not look better for it than one that serves. INTERNAL, UNKNOWN and 500 may be the worker's fault or the request's
-    (Triton answers 500 to JSON that it cannot parse): the router tells them apart by who chose the worker. What the
-    client got wrong (INVALID_ARGUMENT, NOT_FOUND, 4xx), and a client that left, say nothing of the worker: taken for
-    answers, they would make it look fast. Nor does a deadline that passed.
+    CANCELLED is what a worker answers as it stops: a client that leaves gets no answer, which `By` tells. UNAVAILABLE
+    is also what Triton says when its queue is full: that is a fast answer, and a worker that refuses must not look
+    better for it than one that serves. INTERNAL, UNKNOWN and 500 may be the worker's fault or the request's (Triton
+    answers 500 to JSON that it cannot parse): the router tells them apart by who chose the worker. What the client got
+    wrong (INVALID_ARGUMENT, NOT_FOUND, 4xx), and a client that left, say nothing of the worker: taken for answers, they
+    would make it look fast. Nor does a deadline that passed.
 
     Args:
         grpc_status: -1: none is known; then HTTP's decides.

@@ -1,15 +1,18 @@
-"""Writes the version that a lot gave a request into it, where a gateway hands over its path or the start of its body.
+"""The version that is written into a request that names none: its model is split, or the model table pins versions.
 
-Of a gRPC message only the start has to be there: protobuf takes the last of a field that comes twice, so a version that
-the client names behind it stays in force.
+Where a gateway hands over a request's path or the start of its body, it is written here. Of a gRPC message
+only the start has to be there: protobuf takes the last of a field that comes twice, so a version that the client names
+behind it stays in force.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
-from balancer.core.bounds import OutOfBoundsError
-from balancer.gateway import wire
+from balancer.bounds import OutOfBoundsError
+from balancer.extproc import wire
+from balancer.scheduler.fleet import Fleet
 
 MAX_VERSION_DIGITS = 19
 """Triton's versions are signed integers of 64 bits."""
@@ -75,3 +78,27 @@ def _names_version(message: bytes) -> bool:
     except OutOfBoundsError:
         pass
     return False
+
+
+def pinned_version(fleet: Fleet, model: str) -> str:
+    """The version to be written into a request; empty: none, as it is not pinned or Triton's choice is permitted.
+
+    Triton gives a request that names none the latest version that is loaded, which the model table may not permit. The
+    one version that is pinned, or the latest of several that is loaded, where some worker has a later one that is
+    not permitted. None where workers have the model, but no permitted version of it: then nobody may serve it.
+    """
+    row = fleet.settings.models.get(model)
+    if row is None or not row.versions:
+        return ""
+    loaded = [worker.versions[model] for worker in fleet.workers if model in worker.versions]
+    permitted = {version for versions in loaded for version in versions if version in row.versions}
+    if len(row.versions) == 1:
+        found = row.versions[0] if permitted or not loaded else ""
+    else:
+        beyond = any(_latest(versions) not in permitted and not permitted.isdisjoint(versions) for versions in loaded)
+        found = _latest(permitted) if beyond else ""
+    return found if found.isascii() and found.isdigit() and len(found) <= MAX_VERSION_DIGITS else ""
+
+
+def _latest(versions: Collection[str]) -> str:
+    return max(versions, key=lambda version: (len(version), version), default="")

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from balancer.core.bounds import OutOfBoundsError
-from balancer.core.kernel.plain import new_tuple
+from balancer.bounds import OutOfBoundsError
+from balancer.kernel.plain import new_tuple
 
 MOST_FIELDS = 4096
 """Of one message; one inference has one for each tensor, parameter and output, and some more."""
@@ -19,7 +19,7 @@ _FIXED = {1: 8, 5: 4}
 _MOST_VARINT_BYTES = 10
 
 
-class Part(NamedTuple):
+class WireField(NamedTuple):
     """One field as it stands in a message."""
 
     number: int
@@ -52,7 +52,7 @@ def varint(data: bytes, at: int, end: int) -> tuple[int, int]:
     raise WireError
 
 
-def parts(data: bytes, start: int = 0, end: int | None = None, most: int = MOST_FIELDS) -> Iterator[Part]:
+def parts(data: bytes, start: int = 0, end: int | None = None, most: int = MOST_FIELDS) -> Iterator[WireField]:
     """The fields of the message between `start` and `end`, in their order; WireError where it is none."""
     stop = len(data) if end is None else end
     at, left = start, most
@@ -83,10 +83,10 @@ def parts(data: bytes, start: int = 0, end: int | None = None, most: int = MOST_
             raise WireError
         if at > stop or not number:
             raise WireError
-        yield new_tuple(Part, (number, begin, from_, at, value, kind == _BYTES))
+        yield new_tuple(WireField, (number, begin, from_, at, value, kind == _BYTES))
 
 
-def text(data: bytes, part: Part, field: str) -> str:
+def text(data: bytes, part: WireField, field: str) -> str:
     """What a field holds, as text; refused where it is not UTF-8."""
     held = data[part.start : part.end]
     try:

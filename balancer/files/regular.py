@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from balancer.core.bounds import MAX_FILE_BYTES
+from balancer.bounds import MAX_FILE_BYTES
 
 _KINDS = (
     (stat.S_ISDIR, "a directory"),

@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from balancer.files.yaml_document import ConfigError, Document, Path, Problem, dotted
+from balancer.files.yaml_document import ConfigError, Document, Path, Problem
 
 _NESTED = "nested"
 _ELSEWHERE = "elsewhere"
@@ -234,26 +234,3 @@ def _resolve(node: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str,
         target = schema["$defs"][node["$ref"].rpartition("/")[2]]
         return {**target, **{key: value for key, value in node.items() if key == "description"}}
     return node
-
-
-__all__ = [
-    "CHECKED",
-    "UNIX",
-    "Address",
-    "Bytes",
-    "ConfigError",
-    "Count",
-    "Fraction",
-    "HeaderName",
-    "NotNegative",
-    "Positive",
-    "StrictModel",
-    "did_you_mean",
-    "dotted",
-    "field_error",
-    "join_address",
-    "nested_error",
-    "shown",
-    "split_address",
-    "validate",
-]

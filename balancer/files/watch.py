@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import io
 import logging
+import os
 from collections.abc import AsyncGenerator
 from pathlib import Path
-
-import watchfiles
 
 from balancer.files.off_loop import OffLoop
 from balancer.files.yaml_document import ConfigError, Problem, read_file
 
 _log = logging.getLogger(__name__)
 
-_STEP_MS = 20
-"""Changes within this time of each other are one."""
-_DEBOUNCE_MS = 50
-"""A file that never rests is looked at this often."""
+_CHANGES = 0x2 | 0x8 | 0x40 | 0x80 | 0x100 | 0x200
+"""IN_MODIFY, IN_CLOSE_WRITE, IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE and IN_DELETE: <sys/inotify.h>."""
+_REST_S = 0.05
+"""A folder that never rests is looked at this often."""
 _SETTLE_S = 0.03
 """A content is believed when it reads the same twice this far apart: writers truncate first."""
 _MAX_SETTLES = 20
@@ -39,16 +40,18 @@ async def versions(path: Path, stop: asyncio.Event) -> AsyncGenerator[bytes | Co
     reader: OffLoop[bytes | ConfigError] = OffLoop(READ_LIMIT_S)
     async with contextlib.aclosing(_wakes(path.parent, stop)) as wakes:
         async for _ in wakes:
-            content = await _settled(path, reader)
+            content = await _settled(path, reader, last)
             seen = _comparable(content)
             if seen != last:
                 last = seen
                 yield content
 
 
-async def _settled(path: Path, reader: OffLoop[bytes | ConfigError]) -> bytes | ConfigError:
-    """The content of `path` once it has stopped changing, or why it cannot be read."""
+async def _settled(path: Path, reader: OffLoop[bytes | ConfigError], last: bytes | str | None) -> bytes | ConfigError:
+    """The content of `path` once it has stopped changing, or why it cannot be read; `last`: what it was before."""
     content = await _read(path, reader)
+    if _comparable(content) == last:
+        return content
     for _ in range(_MAX_SETTLES):
         await asyncio.sleep(_SETTLE_S)
         again = await _read(path, reader)
@@ -76,42 +79,52 @@ def _comparable(content: bytes | ConfigError) -> bytes | str:
     return str(content) if isinstance(content, ConfigError) else content
 
 
-class _Stop(asyncio.Event):
-    """Set when `stop` is; awatch sets its event when it is cancelled, which must not stop anything else."""
-
-    def __init__(self, stop: asyncio.Event) -> None:
-        super().__init__()
-        self._stop = stop
-
-    def is_set(self) -> bool:
-        return super().is_set() or self._stop.is_set()
-
-
 async def _wakes(folder: Path, stop: asyncio.Event) -> AsyncGenerator[None, None]:
     """Yield at once, after every change in `folder`, and every `_POLL_S` seconds, until `stop` is set.
 
     The folder is watched rather than the file, because what a rename or a swap of Kubernetes' `..data` replaces is
     not the file but its name.
     """
-    yield
-    watched = watchfiles.awatch(
-        folder,
-        watch_filter=None,
-        step=_STEP_MS,
-        debounce=_DEBOUNCE_MS,
-        stop_event=_Stop(stop),
-        rust_timeout=int(_POLL_S * 1000),
-        yield_on_timeout=True,
-        recursive=False,
-    )
+    loop, changed = asyncio.get_running_loop(), asyncio.Event()
     try:
-        async with contextlib.aclosing(watched):
-            async for _ in watched:
-                yield
-    except (OSError, RuntimeError) as error:
+        events = _inotify(folder)
+    except OSError as error:
         # No more inotify instances, say, or the folder is not there yet.
         _log.warning("cannot watch, polling instead", extra={"folder": str(folder), "reason": str(error)})
-    while not stop.is_set():
-        yield
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), _POLL_S)
+        events = None
+    if events is not None:
+
+        def taken(events: io.FileIO = events) -> None:
+            events.read()
+            changed.set()
+
+        loop.add_reader(events, taken)
+    stopped = asyncio.ensure_future(stop.wait())
+    try:
+        while not stop.is_set():
+            yield
+            change = asyncio.ensure_future(changed.wait())
+            await asyncio.wait({stopped, change}, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
+            if not change.cancel():
+                changed.clear()
+                await asyncio.sleep(_REST_S)
+    finally:
+        stopped.cancel()
+        if events is not None:
+            loop.remove_reader(events)
+            events.close()
+
+
+def _inotify(folder: Path) -> io.FileIO:
+    """A file that is readable when something in the folder has changed. Linux'; the standard library has none, and
+    `watchfiles` wakes a thread 20 times a second.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    events = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if events < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    file = io.FileIO(events)
+    if libc.inotify_add_watch(events, os.fsencode(folder), _CHANGES) < 0:
+        file.close()
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return file

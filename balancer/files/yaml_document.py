@@ -206,8 +206,9 @@ def read_file(path: pathlib.Path) -> bytes:
         raise ConfigError([Problem(str(path), None, "", str(error))]) from error
 
 
-def read_document(content: bytes | str, source: str) -> Document:
-    """Parse one YAML document whose top is a mapping; JSON is YAML too.
+def read_document(content: bytes | str, source: str, bare_list: str = "") -> Document:
+    """Parse one YAML document whose top is a mapping; JSON is YAML too. A top that is a list is taken for that of the
+    field `bare_list`, where one is named.
 
     Raises:
         ConfigError: not UTF-8, empty, not YAML, several documents, a duplicate key, or the top is no mapping.
@@ -216,6 +217,8 @@ def read_document(content: bytes | str, source: str) -> Document:
     if data is None:
         message = "the file is empty; write {} where the defaults are really meant"
         raise ConfigError([Problem(source, None, "", message)])
+    if bare_list and isinstance(data, list):
+        data, lines = {bare_list: data}, {(bare_list, *path): of for path, of in lines.items()}
     if not isinstance(data, dict):
         message = f"the top is {type(data).__name__}, but must be a mapping of sections, such as `policy: {{...}}`"
         raise ConfigError([Problem(source, line, "", message)])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import grpc
 
-from balancer.gateway.responses import HTTP_STATUSES
+from balancer.extproc.responses import HTTP_STATUSES
 
 T = TypeVar("T")
 
@@ -86,7 +85,9 @@ class Asking:
     def __init__(self, at_once: int = AT_ONCE, most_rounds: int = MOST_ROUNDS) -> None:
         self._places = asyncio.Semaphore(at_once)
         self._most_rounds = most_rounds
-        self._rounds: dict[Hashable, _Round] = {}
+        self._running: dict[Hashable, asyncio.Future[Any]] = {}
+        self._following: dict[Hashable, asyncio.Future[Any]] = {}
+        """Questions that are asked once more when their round has ended, for those who came after it had begun."""
 
     async def each(self, workers: Iterable[str], ask: Callable[[str], Awaitable[Any]], timeout_s: float) -> Answers:
         """Ask these; `ask` raises FailedError where the worker does."""
@@ -118,60 +119,38 @@ class Asking:
         Raises:
             FailedError: too many different questions are under way.
         """
-        under_way = self._rounds.get(question)
-        if under_way is None:
-            if len(self._rounds) >= self._most_rounds:
+        waiting = self._following.get(question)
+        if waiting is None:
+            running = self._running.get(question)
+            if running is None and len(self._running) >= self._most_rounds:
                 rule = f"more than {self._most_rounds} different questions about the fleet are under way; try again"
                 raise FailedError(Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, rule))
-            return await asyncio.shield(self._begin(question, ask))
-        if under_way.following is None:
-            under_way.following = asyncio.get_running_loop().create_future()
-            under_way.ask = ask
-        result: T = await asyncio.shield(under_way.following)
+            waiting = asyncio.ensure_future(self._round(question, ask, running))
+            waiting.add_done_callback(_look_at)
+            if running is None:
+                self._running[question] = waiting
+            else:
+                self._following[question] = waiting
+        result: T = await asyncio.shield(waiting)
         return result
 
-    def _begin(self, question: Hashable, ask: Callable[[], Awaitable[Any]]) -> asyncio.Task[Any]:
-        task = asyncio.ensure_future(_awaited(ask))
-        self._rounds[question] = _Round()
-        task.add_done_callback(functools.partial(self._ended, question))
-        return task
-
-    def _ended(self, question: Hashable, task: asyncio.Task[Any]) -> None:
-        _look_at(task)
-        ended = self._rounds.pop(question)
-        following = ended.following
-        if following is not None and ended.ask is not None:
-            following.add_done_callback(_look_at)
-            self._begin(question, ended.ask).add_done_callback(functools.partial(_hand_on, following))
-
-
-@dataclass
-class _Round:
-    """One question under way, and whoever came after it had begun."""
-
-    following: asyncio.Future[Any] | None = None
-    ask: Callable[[], Awaitable[Any]] | None = None
-
-
-async def _awaited(ask: Callable[[], Awaitable[T]]) -> T:
-    return await ask()
+    async def _round(
+        self, question: Hashable, ask: Callable[[], Awaitable[Any]], before: asyncio.Future[Any] | None
+    ) -> Any:
+        if before is not None:
+            await asyncio.wait((before,))
+            self._running[question] = self._following.pop(question)
+        try:
+            return await ask()
+        finally:
+            if question not in self._following:
+                del self._running[question]
 
 
 def _look_at(ended: asyncio.Future[Any]) -> None:
     """Nobody may be waiting any more, and then nobody else looks at its error."""
     if not ended.cancelled():
         ended.exception()
-
-
-def _hand_on(to: asyncio.Future[Any], task: asyncio.Task[Any]) -> None:
-    if to.done():
-        return
-    if task.cancelled():
-        to.cancel()
-    elif (error := task.exception()) is not None:
-        to.set_exception(error)
-    else:
-        to.set_result(task.result())
 
 
 def said_of(failed: Mapping[str, Failure], asked: int, what: str) -> Failure:

@@ -11,9 +11,8 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from balancer.fleet.asking import FailedError, Failure
-from balancer.fleet.messages import plain
-from balancer.fleet.ports import REQUESTS
+from balancer.fleet_api.asking import FailedError, Failure
+from balancer.fleet_api.ports import REQUESTS, plain
 
 Plain = Any
 _FILE = "file:"

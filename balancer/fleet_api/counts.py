@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter
 
 
-class Counts:
+class FleetCallCounts:
     """Labels are names of calls, which the code knows."""
 
     def __init__(self, registry: CollectorRegistry) -> None:

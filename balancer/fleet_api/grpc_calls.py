@@ -9,18 +9,17 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health_pb2
 
-from balancer.core.bounds import OutOfBoundsError
-from balancer.fleet import ports
-from balancer.fleet.asking import FailedError
-from balancer.fleet.control import Control
-from balancer.fleet.counts import Counts
-from balancer.fleet.messages import message, plain
-from balancer.fleet.ports import REQUESTS, RESPONSES
-from balancer.fleet.questions import Question, Questions
-from balancer.gateway.kserve import HEALTH, SERVICE
-from balancer.gateway.names import FLEET_SERVICE, MISSING_HEADER, PRINCIPAL_HEADER
-from balancer.workers import restricted
-from balancer.workers.channels import Channels
+from balancer.bounds import OutOfBoundsError
+from balancer.channels import restricted
+from balancer.channels.channels import Channels
+from balancer.extproc.kserve import HEALTH, SERVICE
+from balancer.extproc.names import FLEET_SERVICE, MISSING_HEADER, PRINCIPAL_HEADER
+from balancer.fleet_api import ports
+from balancer.fleet_api.asking import FailedError
+from balancer.fleet_api.control import Control
+from balancer.fleet_api.counts import FleetCallCounts
+from balancer.fleet_api.ports import REQUESTS, RESPONSES, message, plain
+from balancer.fleet_api.questions import Question, Questions
 
 _QUESTIONS = (
     *("ServerReady", "ServerMetadata", "ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"),
@@ -40,7 +39,12 @@ class GrpcCalls:
     """Handlers of the listener `fleet`."""
 
     def __init__(
-        self, questions: Questions, control: Control, channels: Channels, counts: Counts, known: Callable[[], bool]
+        self,
+        questions: Questions,
+        control: Control,
+        channels: Channels,
+        counts: FleetCallCounts,
+        known: Callable[[], bool],
     ) -> None:
         """`known`: whether it is known which workers there are; before that, Envoy sends calls to a worker."""
         self._questions = questions
@@ -90,10 +94,10 @@ class GrpcCalls:
 
     async def _question(self, name: str, request: Any, context: Context) -> Message:
         headers = restricted.of_grpc(context.invocation_metadata() or ())
-        told = await self._questions.answer(self._asked(name, request, headers))
-        if told.missing:
-            context.set_trailing_metadata(((MISSING_HEADER, ",".join(told.missing)[:1024]),))
-        content = {"models": told.content} if name == "RepositoryIndex" else told.content
+        answer = await self._questions.answer(self._asked(name, request, headers))
+        if answer.missing:
+            context.set_trailing_metadata(((MISSING_HEADER, ",".join(answer.missing)[:1024]),))
+        content = {"models": answer.content} if name == "RepositoryIndex" else answer.content
         if name.endswith("SharedMemoryStatus"):
             content = {"regions": content}
         return message(RESPONSES[name], content)
@@ -121,13 +125,16 @@ class GrpcCalls:
         return await self._control.change(name, request, principal, restricted.of_grpc(metadata))
 
     async def _check(self, request: health_pb2.HealthCheckRequest, context: Context) -> Message:
-        """Whether the server is ready, whatever service is named: so Triton answers. Envoy asks for a name of ours."""
+        """Whether the server is ready, whatever service is named, be it invented: as Triton 2.51, which has no Watch.
+
+        Envoy asks for a name of ours.
+        """
         if request.service == FLEET_SERVICE:
             return _status(self._known())
         ready = REQUESTS["ServerReady"]()
         headers = restricted.of_grpc(context.invocation_metadata() or ())
-        told = await self._questions.answer(self._asked("ServerReady", ready, headers))
-        return _status(told.content["ready"])
+        answer = await self._questions.answer(self._asked("ServerReady", ready, headers))
+        return _status(answer.content["ready"])
 
 
 def _status(serving: bool) -> health_pb2.HealthCheckResponse:

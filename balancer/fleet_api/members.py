@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from balancer.core.router import Router
-from balancer.core.worker import objections
 from balancer.discovery.workers import WorkerSpec
+from balancer.scheduler.router import Router
+from balancer.scheduler.worker import objections
 
 
 class Members:
@@ -39,8 +39,12 @@ class Members:
         return [name for name in self.names if name in able]
 
     def _any(self) -> list[str]:
-        """One, that is ready if one is; none, where there is none."""
         return (self._able("", "") or self.serving())[:1]
+
+    def serve(self, names: Sequence[str], model: str) -> bool:
+        """Whether the router knows that these have a model, as far as they are not about to end."""
+        able, serving = {*self._able(model, "")}, {*self.serving()}
+        return all(name in able for name in names if name in serving)
 
     def that_counted(self, model: str) -> list[str]:
         """Those that may have statistics of a model: all, where the fleet knows it. Else one, whose Triton says so."""
@@ -70,8 +74,3 @@ class Members:
             for each in self.listed
             if each.name in known and not (awaited and known[each.name].number < 0)
         }
-
-
-def on_this_machine(workers: Sequence[WorkerSpec]) -> bool:
-    """Whether all workers are."""
-    return all(worker.address in ("127.0.0.1", "::1") for worker in workers)

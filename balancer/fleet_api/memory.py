@@ -14,9 +14,9 @@ from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
+from balancer.channels.restricted import Headers
 from balancer.files.regular import UnreadableError, read_regular
-from balancer.fleet.ports import REQUESTS
-from balancer.workers.restricted import Headers
+from balancer.fleet_api.ports import REQUESTS
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class TooMuchError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class MemoryChange:
     """One call that changes workers."""
 
     method: str
@@ -68,14 +68,14 @@ class Memory:
 
     def __init__(self, file: Callable[[], Path | None]) -> None:
         self._file = file
-        self._changes: dict[str, Change] = {}
+        self._changes: dict[str, MemoryChange] = {}
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[MemoryChange]:
         """In the order in which to make them; blocks."""
         self._read()
         return list(self._changes.values())
 
-    def make_room(self, change: Change) -> None:
+    def make_room(self, change: MemoryChange) -> None:
         """TooMuchError where such a change could not be kept."""
         others = [each for about, each in self._changes.items() if about != change.about]
         size = sum(each.request.ByteSize() for each in (*others, change))
@@ -85,7 +85,7 @@ class Memory:
                 "put models and files into the repository"
             )
 
-    def keep(self, change: Change) -> None:
+    def keep(self, change: MemoryChange) -> None:
         """Take a change over that was made; blocks."""
         self._read()
         before = self._changes.pop(change.about, None)
@@ -97,7 +97,7 @@ class Memory:
             self._changes[change.about] = change
         self._write()
 
-    def _forget_regions(self, change: Change) -> None:
+    def _forget_regions(self, change: MemoryChange) -> None:
         """Without a name it is about all of its kind."""
         if not change.request.name:
             kind = change.method.replace(_UNREGISTER, _REGISTER)
@@ -144,13 +144,13 @@ def _replace(file: Path, text: str) -> None:
     draft.replace(file)
 
 
-def _change(entry: dict[str, Any]) -> Change:
+def _change(entry: dict[str, Any]) -> MemoryChange:
     method = str(entry["method"])
     request: Message = REQUESTS[method].FromString(base64.b64decode(entry["request"], validate=True))
-    return Change(method, request, tuple((str(name), str(value)) for name, value in entry["headers"]))
+    return MemoryChange(method, request, tuple((str(name), str(value)) for name, value in entry["headers"]))
 
 
-def _over(before: Change | None, change: Change) -> Change:
+def _over(before: MemoryChange | None, change: MemoryChange) -> MemoryChange:
     """Settings that the later change does not name are the earlier one's."""
     if before is None:
         return change
@@ -158,4 +158,4 @@ def _over(before: Change | None, change: Change) -> Change:
     request.CopyFrom(before.request)
     for key, value in change.request.settings.items():
         request.settings[key].CopyFrom(value)
-    return Change(change.method, request, change.headers)
+    return MemoryChange(change.method, request, change.headers)

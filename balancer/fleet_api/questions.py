@@ -10,14 +10,18 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from balancer.core import bounds
-from balancer.fleet import combine
-from balancer.fleet.asking import Answers, Asking
-from balancer.fleet.counts import Counts
-from balancer.fleet.members import Members
-from balancer.fleet.settings import FleetSettings
+from balancer import bounds
+from balancer.config.config import Config
+from balancer.fleet_api import combine
+from balancer.fleet_api.asking import Answers, Asking
+from balancer.fleet_api.counts import FleetCallCounts
+from balancer.fleet_api.members import Members
 
 Plain = Any
+ANSWER_TIMEOUT_S = 2.0
+"""Of one worker: probes ask each few seconds. An answer does without those that take longer."""
+SERVER_NAME = "triton"
+"""That the server's metadata says; what Triton calls itself by default."""
 _MOST_KEPT = 4096
 """Statistics that workers gave last."""
 
@@ -45,7 +49,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class WorkerAnswer:
     """One answer."""
 
     content: Plain
@@ -56,15 +60,15 @@ class Told:
 class Questions:
     """Belongs to one event loop."""
 
-    def __init__(self, members: Members, asking: Asking, settings: Callable[[], FleetSettings], counts: Counts) -> None:
+    def __init__(self, members: Members, asking: Asking, config: Callable[[], Config], counts: FleetCallCounts) -> None:
         self._members = members
         self._asking = asking
-        self._settings = settings
+        self._config = config
         self._counts = counts
         self._last: OrderedDict[Hashable, Plain] = OrderedDict()
         """What a worker said of its statistics last, by its name and the question."""
 
-    async def answer(self, question: Question) -> Told:
+    async def answer(self, question: Question) -> WorkerAnswer:
         """One Triton's answer.
 
         Raises:
@@ -75,12 +79,12 @@ class Questions:
         bounds.text("version", question.version)
         return await self._asking.fresh(question.key, lambda: self._asked(question))
 
-    async def _asked(self, question: Question) -> Told:
-        answers = await self._asking.each(self._whom(question), question.ask, self._settings().timeout_s)
+    async def _asked(self, question: Question) -> WorkerAnswer:
+        answers = await self._asking.each(self._whom(question), question.ask, ANSWER_TIMEOUT_S)
         missing = tuple(worker for worker, failure in answers.failed.items() if failure.away)
         if missing:
             self._counts.unanswered.labels(question.call).inc(len(missing))
-        return Told(self._combined(question, answers), missing)
+        return WorkerAnswer(self._combined(question, answers), missing)
 
     def _whom(self, question: Question) -> Sequence[str]:
         match question.call:
@@ -98,7 +102,7 @@ class Questions:
         match question.call:
             case "ServerReady":
                 ready = sum(answer["ready"] for answer in answers.given.values())
-                one = {"ready": ready >= self._settings().ready_workers}
+                one = {"ready": ready >= self._config().fleet.ready_workers}
             case "ModelReady":
                 # As the worker says it that is ready, if one is: over HTTP, its words come with the answer.
                 one = max(answers.any(), key=lambda answer: answer["ready"])
@@ -111,7 +115,7 @@ class Questions:
             case "SystemSharedMemoryStatus" | "CudaSharedMemoryStatus":
                 one = combine.regions(answers.any())
             case "ServerMetadata":
-                one = {**self._agreed(question, answers, frozenset({"name"}))[0], "name": self._settings().name}
+                one = {**self._agreed(question, answers, frozenset({"name"}))[0], "name": SERVER_NAME}
             case _:
                 one = self._agreed(question, answers)[0]
         return one

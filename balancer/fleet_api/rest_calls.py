@@ -1,30 +1,78 @@
-"""Calls about the fleet by HTTP."""
+"""Calls about the fleet by HTTP: the paths of Triton's interface that concern it, and their answers."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import aiohttp
 import grpc
 from aiohttp import web
 
-from balancer.core.bounds import OutOfBoundsError
-from balancer.fleet import ports
-from balancer.fleet.asking import FailedError, Failure
-from balancer.fleet.changes import answer_of, read_object, request_of, written
-from balancer.fleet.control import Control
-from balancer.fleet.counts import Counts
-from balancer.fleet.paths import Asked, asked_by
-from balancer.fleet.questions import Question, Questions
-from balancer.gateway.names import FLEET_HEALTH_PATH, MISSING_HEADER, PRINCIPAL_HEADER
-from balancer.workers import restricted
-from balancer.workers.channels import UnknownWorkerError
-from balancer.workers.rest import RestPorts
+from balancer.bounds import OutOfBoundsError
+from balancer.channels import restricted
+from balancer.channels.channels import UnknownWorkerError
+from balancer.channels.rest import RestPorts
+from balancer.extproc.names import FLEET_HEALTH_PATH, MISSING_HEADER, PRINCIPAL_HEADER
+from balancer.fleet_api import ports
+from balancer.fleet_api.asking import FailedError, Failure
+from balancer.fleet_api.changes import answer_of, read_object, request_of, written
+from balancer.fleet_api.control import Control
+from balancer.fleet_api.counts import FleetCallCounts
+from balancer.fleet_api.questions import Question, Questions
 
+_MODEL = r"/v2/models/(?P<model>[^/]+)"
+_MEMORY = r"/v2/(?P<kind>system|cuda)sharedmemory(/region/(?P<region>[^/]+))?"
+_CALLS = {
+    r"/v2": ("GET", "ServerMetadata"),
+    r"/v2/health/live": ("GET", "ServerLive"),
+    r"/v2/health/ready": ("GET", "ServerReady"),
+    r"/v2/models/stats": ("GET", "ModelStatistics"),
+    r"/v2/repository/index": ("POST", "RepositoryIndex"),
+    r"/v2/logging": ("GET|POST", "LogSettings"),
+    rf"(/v2|{_MODEL})/trace/setting": ("GET|POST", "TraceSetting"),
+    rf"{_MODEL}(/versions/(?P<version>[^/]+))?": ("GET", "ModelMetadata"),
+    rf"{_MODEL}(/versions/(?P<version>[^/]+))?/ready": ("GET", "ModelReady"),
+    rf"{_MODEL}(/versions/(?P<version>[^/]+))?/config": ("GET", "ModelConfig"),
+    rf"{_MODEL}(/versions/(?P<version>[^/]+))?/stats": ("GET", "ModelStatistics"),
+    r"/v2/repository/models/(?P<model>[^/]+)/load": ("POST", "RepositoryModelLoad"),
+    r"/v2/repository/models/(?P<model>[^/]+)/unload": ("POST", "RepositoryModelUnload"),
+    rf"{_MEMORY}/status": ("GET", "SharedMemoryStatus"),
+    rf"{_MEMORY}/register": ("POST", "SharedMemoryRegister"),
+    rf"{_MEMORY}/unregister": ("POST", "SharedMemoryUnregister"),
+}
+_PATTERNS = tuple((re.compile(pattern), *call) for pattern, call in _CALLS.items())
 _CHANGES = ("Load", "Unload", "Register", "Unregister")
 _SETTINGS = ("TraceSetting", "LogSettings")
+
+
+class PathCall(NamedTuple):
+    """What a path asks for."""
+
+    call: str
+    """As gRPC names it."""
+    methods: str
+    """The HTTP methods of this path, separated by bars."""
+    name: str
+    """The model or shared-memory region that the path names; empty: none."""
+    version: str = ""
+
+
+def asked_by(path: str) -> PathCall | None:
+    """What a path asks for; None: nothing that is known."""
+    decoded = unquote(path, errors="surrogateescape")
+    if decoded.count("/") != path.count("/") or not decoded.isprintable():
+        return None
+    for pattern, methods, call in _PATTERNS:
+        if match := pattern.fullmatch(decoded):
+            found = match.groupdict()
+            kind = found.get("kind")
+            named = f"{kind.title()}{call}" if kind else call
+            return PathCall(named, methods, found.get("model") or found.get("region") or "", found.get("version") or "")
+    return None
 
 
 class RestCalls:
@@ -35,11 +83,11 @@ class RestCalls:
         questions: Questions,
         control: Control,
         workers: RestPorts,
-        counts: Counts,
+        counts: FleetCallCounts,
         known: Callable[[], bool],
         failed: Callable[[Exception], None],
     ) -> None:
-        """`known` as in `GrpcCalls`; `failed` is told of a mistake of ours, which cost one request its answer."""
+        """`known` as in `GrpcCalls`; `failed` is called with an error of ours that cost one request its answer."""
         self._questions = questions
         self._control = control
         self._workers = workers
@@ -59,7 +107,7 @@ class RestCalls:
             return _error(405, "Method Not Allowed")
         return await self._counted(asked, request)
 
-    async def _counted(self, asked: Asked, request: web.BaseRequest) -> web.StreamResponse:
+    async def _counted(self, asked: PathCall, request: web.BaseRequest) -> web.StreamResponse:
         try:
             response, result = await self._answered(asked, request), "answered"
         except FailedError as error:
@@ -76,8 +124,10 @@ class RestCalls:
         self._counts.calls.labels(asked.call, result).inc()
         return response
 
-    async def _answered(self, asked: Asked, request: web.BaseRequest) -> web.Response:
+    async def _answered(self, asked: PathCall, request: web.BaseRequest) -> web.Response:
         body = await request.read()
+        if request.headers.get("content-encoding", "identity").lower() != "identity":
+            return _error(415, "a body of a call about the fleet may not be compressed")
         changes = asked.call.endswith(_CHANGES) or (asked.call in _SETTINGS and request.method == "POST")
         headers = restricted.of_http(request.headers.items())
         if changes:
@@ -94,21 +144,21 @@ class RestCalls:
         question = Question(
             asked.call, "rest", self._asks(asked, request, headers), asked.name, asked.version, ready, headers
         )
-        told = await self._questions.answer(question)
-        response = _written(asked.call, told.content)
-        if told.missing:
-            response.headers[MISSING_HEADER] = ",".join(told.missing)[:1024]
+        answer = await self._questions.answer(question)
+        response = _written(asked.call, answer.content)
+        if answer.missing:
+            response.headers[MISSING_HEADER] = ",".join(answer.missing)[:1024]
         return response
 
-    async def _change(self, asked: Asked, body: bytes, principal: str, headers: restricted.Headers) -> web.Response:
-        # Who may not is told so, whatever the body says.
+    async def _change(self, asked: PathCall, body: bytes, principal: str, headers: restricted.Headers) -> web.Response:
+        # Callers who may not are refused whatever the body says.
         self._control.admit(asked.call, principal)
         change = request_of(asked.call, asked.name, body)
         message = await self._control.change(asked.call, change, principal, restricted.as_grpc(headers))
         return web.Response(body=answer_of(asked.call, message), content_type="application/json")
 
     def _asks(
-        self, asked: Asked, request: web.BaseRequest, headers: restricted.Headers
+        self, asked: PathCall, request: web.BaseRequest, headers: restricted.Headers
     ) -> Callable[[str], Awaitable[Any]]:
         method, path = request.method, request.rel_url.raw_path
         # The index is asked for whole.
@@ -128,7 +178,6 @@ class RestCalls:
 
 
 def _read(call: str, status: int, body: bytes) -> Any:
-    """A worker's answer as plain data."""
     if call == "ServerReady" or (call == "ModelReady" and status in (200, 400)):
         return {"ready": status == 200, "body": body}
     try:

@@ -1,4 +1,4 @@
-"""Policies' answers: their own costs, facts and choices put together to one function over the books.
+"""Policies' answers: their own costs, facts and choices put together to one function over the fleet's state.
 
 What is put together is plain Python. With a `Compiler`, every step is compiled from its own source.
 """
@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from balancer.core.kernel.of_worker import OF_REQUEST, OF_WORKER
-from balancer.core.kernel.state import MOST_COLUMNS, MOST_FACTS, NO_WEIGHTS, Ask, Books, Options
+from balancer.kernel.of_worker import OF_REQUEST, OF_WORKER
+from balancer.kernel.state import MOST_COLUMNS, MOST_FACTS, NO_WEIGHTS, FleetState, Options, RequestFeatures
 from policies import BUILTIN
 from policies.base import Policy
 from policies.choices import Choice
@@ -25,8 +25,8 @@ from policies.traced import traced
 from policies.traced.program import COLUMNS, fill_program, scratch_lines
 from policies.traced.program import READS as OF_PROGRAMS
 
-Answer = Callable[[Books, Options, int, int, Ask, float], int]
-"""(books, options, fleet, row of its first worker, request, time): fills `Desk.shares` for the workers in `Desk.mask`;
+Answer = Callable[[FleetState, Options, int, int, RequestFeatures, float], int]
+"""(state, options, fleet, row of its first worker, request, time): fills `decision.shares` of those in `decision.mask`;
 returns who has it all, or -1; of a program also `INVALID`, where they are no distribution."""
 PROGRAM = "program"
 """Name of the answer of all policies that are carried as programs."""
@@ -83,8 +83,8 @@ def options_of(found: Answering, workers: int) -> Options:
 def _by_turn(compiler: Compiler) -> Answer:
     fill = compiler.source(fill_turn)
 
-    def answer(x: Books, options: Options, e: int, first: int, ask: Ask, now_s: float) -> int:
-        return int(fill(ask.number, x.desk.mask[e], x.desk.shares[e]))
+    def answer(x: FleetState, options: Options, e: int, first: int, request: RequestFeatures, now_s: float) -> int:
+        return int(fill(request.number, x.decision.mask[e], x.decision.shares[e]))
 
     return _step(compiler, answer)
 
@@ -92,10 +92,10 @@ def _by_turn(compiler: Compiler) -> Answer:
 def _by_network(compiler: Compiler) -> Answer:
     fill, fill_columns = compiler.source(fill_learned), _filling(compiler, READS)
 
-    def answer(x: Books, options: Options, e: int, first: int, ask: Ask, now_s: float) -> int:
-        fill_columns(x, options, e, first, ask, now_s)
-        d = x.desk
-        asked = ask.rows, ask.deadline_s
+    def answer(x: FleetState, options: Options, e: int, first: int, request: RequestFeatures, now_s: float) -> int:
+        fill_columns(x, options, e, first, request, now_s)
+        d = x.decision
+        asked = request.rows, request.deadline_s
         return int(fill(d.columns[e], d.mask[e], *asked, options.weights, options.scratch, d.shares[e]))
 
     return _step(compiler, answer)
@@ -108,11 +108,17 @@ def by_program(compiler: Compiler) -> Answer:
         compiler, [_fill_read(compiler, i, compiler.source(OF_WORKER[name])) for i, name in enumerate(OF_PROGRAMS)]
     )
 
-    def answer(x: Books, options: Options, e: int, first: int, ask: Ask, now_s: float) -> int:
-        fill_columns(x, options, e, first, ask, now_s)
-        d = x.desk
+    def answer(x: FleetState, options: Options, e: int, first: int, request: RequestFeatures, now_s: float) -> int:
+        fill_columns(x, options, e, first, request, now_s)
+        d = x.decision
         # Of one type each: the simulator keeps them as small numbers.
-        asked = float(ask.rows), float(ask.deadline_s), float(ask.priority), float(ask.keyed), float(ask.number)
+        asked = (
+            float(request.rows),
+            float(request.deadline_s),
+            float(request.priority),
+            float(request.keyed),
+            float(request.number),
+        )
         return int(fill(options.values, d.columns[e], d.mask[e], asked, options.scratch, d.shares[e]))
 
     return _step(compiler, answer)
@@ -122,9 +128,9 @@ def _fill_read(compiler: Compiler, i: int, of_worker: Any) -> Any:
     """A step that computes a column where the program reads it."""
     fill_column = _fill_column(compiler, i, of_worker)
 
-    def fill(x: Books, options: Options, e: int, first: int, ask: Ask, now_s: float) -> None:
+    def fill(x: FleetState, options: Options, e: int, first: int, request: RequestFeatures, now_s: float) -> None:
         if int(options.values[COLUMNS]) >> i & 1:
-            fill_column(x, options, e, first, ask, now_s)
+            fill_column(x, options, e, first, request, now_s)
 
     return compiler.step(fill)
 
@@ -137,10 +143,10 @@ def _filling(compiler: Compiler, columns: Sequence[str]) -> Any:
 
 
 def _fill_column(compiler: Compiler, i: int, of_worker: Any) -> Any:
-    def fill(x: Books, options: Options, e: int, first: int, ask: Ask, now_s: float) -> None:
-        line = x.desk.columns[e, i]
+    def fill(x: FleetState, options: Options, e: int, first: int, request: RequestFeatures, now_s: float) -> None:
+        line = x.decision.columns[e, i]
         for w in range(len(line)):
-            line[w] = of_worker(x, e, w, first + w, ask, now_s)
+            line[w] = of_worker(x, e, w, first + w, request, now_s)
 
     return compiler.step(fill)
 
@@ -148,12 +154,12 @@ def _fill_column(compiler: Compiler, i: int, of_worker: Any) -> Any:
 def _one_after_the_other(compiler: Compiler, steps: Sequence[Any]) -> Any:
     """All of them as one step."""
     if not steps:
-        return compiler.step(lambda x, options, e, first, ask, now_s: None)
+        return compiler.step(lambda x, options, e, first, request, now_s: None)
     one, rest = steps[0], _one_after_the_other(compiler, steps[1:])
 
-    def both(x: Books, options: Options, e: int, first: int, ask: Ask, now_s: float) -> None:
-        one(x, options, e, first, ask, now_s)
-        rest(x, options, e, first, ask, now_s)
+    def both(x: FleetState, options: Options, e: int, first: int, request: RequestFeatures, now_s: float) -> None:
+        one(x, options, e, first, request, now_s)
+        rest(x, options, e, first, request, now_s)
 
     return compiler.step(both)
 
@@ -166,18 +172,18 @@ def _step(compiler: Compiler, function: Answer) -> Answer:
 def _by_cost(policy: CostPolicy, compiler: Compiler) -> Answering:
     """Facts, then costs and candidates worker by worker, then the choice."""
     parts = _Parts(policy, compiler)
-    kind, desk_facts = type(policy), parts.facts()
+    kind, decision_facts = type(policy), parts.facts()
     cost, of_cost = compiler.source(kind.cost), parts.together(parameters(kind.cost))
     choose = parts.choose()
     fill_columns = parts.columns_filled()
 
-    def answer(x: Books, options: Options, e: int, first: int, ask: Ask, now_s: float) -> int:
-        fill_columns(x, options, e, first, ask, now_s)
-        desk_facts(x, options, e, first, ask, now_s)
-        costs = x.desk.cost[e]
+    def answer(x: FleetState, options: Options, e: int, first: int, request: RequestFeatures, now_s: float) -> int:
+        fill_columns(x, options, e, first, request, now_s)
+        decision_facts(x, options, e, first, request, now_s)
+        costs = x.decision.cost[e]
         for w in range(len(costs)):
-            costs[w] = cost(*of_cost(x, options, e, w, first + w, ask, now_s))
-        return int(choose(x, options, e, first, ask, now_s))
+            costs[w] = cost(*of_cost(x, options, e, w, first + w, request, now_s))
+        return int(choose(x, options, e, first, request, now_s))
 
     return Answering("-".join((policy.name, *parts.used)), _step(compiler, answer), tuple(parts.options))
 
@@ -216,8 +222,8 @@ class _Parts:
         of_one, option = self._compiler.source(fact.of_one), self._option_of(fact)
         line = self._columns.index(fact.column)
 
-        def find(x: Books, options: Options, e: int, first: int, ask: Ask, now_s: float) -> None:
-            d = x.desk
+        def find(x: FleetState, options: Options, e: int, first: int, request: RequestFeatures, now_s: float) -> None:
+            d = x.decision
             d.facts[e, i] = of_one(d.columns[e, line], d.mask[e], options.values[option], d.scratch[e])
 
         return self._compiler.step(find)
@@ -226,8 +232,10 @@ class _Parts:
         """A step that fills the shares."""
         fill, option = self._compiler.source(self._policy.choice.fill), self._option_of(self._policy.choice)
 
-        def among_all(x: Books, options: Options, e: int, first: int, ask: Ask, now_s: float) -> int:
-            d = x.desk
+        def among_all(
+            x: FleetState, options: Options, e: int, first: int, request: RequestFeatures, now_s: float
+        ) -> int:
+            d = x.decision
             return int(fill(d.cost[e], d.mask[e], options.values[option], d.scratch[e], d.shares[e]))
 
         found = type(self._policy).candidate
@@ -235,10 +243,14 @@ class _Parts:
             return self._compiler.step(among_all)
         candidate, of_candidate = self._compiler.source(found), self.together(parameters(found))
 
-        def among_candidates(x: Books, options: Options, e: int, first: int, ask: Ask, now_s: float) -> int:
-            d = x.desk
+        def among_candidates(
+            x: FleetState, options: Options, e: int, first: int, request: RequestFeatures, now_s: float
+        ) -> int:
+            d = x.decision
             for w in range(d.mask.shape[1]):
-                d.candidate[e, w] = d.mask[e, w] and candidate(*of_candidate(x, options, e, w, first + w, ask, now_s))
+                d.candidate[e, w] = d.mask[e, w] and candidate(
+                    *of_candidate(x, options, e, w, first + w, request, now_s)
+                )
             return int(fill(d.cost[e], d.candidate[e], options.values[option], d.scratch[e], d.shares[e]))
 
         return self._compiler.step(among_candidates)
@@ -247,12 +259,12 @@ class _Parts:
         """What gives all of these parameters as one tuple."""
         step = self._compiler.step
         if not names:
-            return step(lambda x, options, e, w, r, ask, now_s: ())
+            return step(lambda x, options, e, w, r, request, now_s: ())
         one, rest = self._parameter(names[0]), self.together(names[1:])
         return step(
-            lambda x, options, e, w, r, ask, now_s: (
-                one(x, options, e, w, r, ask, now_s),
-                *rest(x, options, e, w, r, ask, now_s),
+            lambda x, options, e, w, r, request, now_s: (
+                one(x, options, e, w, r, request, now_s),
+                *rest(x, options, e, w, r, request, now_s),
             )
         )
 
@@ -263,14 +275,14 @@ class _Parts:
             column = wiring.columns[name]
             if column in self._columns:
                 i = self._columns.index(column)
-                return step(lambda x, options, e, w, r, ask, now_s: x.desk.columns[e, i, w])
+                return step(lambda x, options, e, w, r, request, now_s: x.decision.columns[e, i, w])
             of_worker = source(OF_WORKER[column])
-            return step(lambda x, options, e, w, r, ask, now_s: of_worker(x, e, w, r, ask, now_s))
+            return step(lambda x, options, e, w, r, request, now_s: of_worker(x, e, w, r, request, now_s))
         if name in wiring.facts:
             i = list(wiring.facts).index(name)
-            return step(lambda x, options, e, w, r, ask, now_s: x.desk.facts[e, i])
+            return step(lambda x, options, e, w, r, request, now_s: x.decision.facts[e, i])
         if name in wiring.options:
             i = list(wiring.options).index(name)
-            return step(lambda x, options, e, w, r, ask, now_s: options.values[i])
+            return step(lambda x, options, e, w, r, request, now_s: options.values[i])
         of_request = source(OF_REQUEST[name])
-        return step(lambda x, options, e, w, r, ask, now_s: of_request(ask))
+        return step(lambda x, options, e, w, r, request, now_s: of_request(request))

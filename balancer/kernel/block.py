@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from balancer.core.kernel.state import AnyArray
+from balancer.kernel.state import AnyArray
 
 Memory = Callable[[int], Any]
 """Gives as many bytes, zeros, as a buffer that can be written to; aligned to `ALIGNED_TO`."""
@@ -23,7 +23,7 @@ ABI = 1
 """Of header and table: grows when they change. What the arrays are is told by the stamp."""
 ALIGNED_TO = 64
 MOST_AXES = 3
-BOOKS, OPTIONS = 1, 2
+FLEET_STATE, OPTIONS = 1, 2
 """Kinds of blocks."""
 
 Declared = dict[str, tuple[str, int, str]]
@@ -32,7 +32,7 @@ OF_HEADER: Declared = {
     "magic": ("u8", 1, "tells a block; written last"),
     "abi": ("u8", 1, "of header and table"),
     "stamp": ("S", 16, "of the sources that declare the arrays; no zero at its end"),
-    "kind": ("u8", 1, "books or options"),
+    "kind": ("u8", 1, "fleet state or options"),
     "bytes": ("u8", 1, "of the whole block"),
     "generation": ("u8", 1, "grows whenever arrays are laid out anew, over all blocks of a fleet"),
     "in_force": ("u8", 1, "0 once another block has taken its place"),
@@ -69,14 +69,14 @@ HEADER, ENTRY = _dtype_of(OF_HEADER), _dtype_of(OF_ARRAY)
 _GAP = 13 * ALIGNED_TO
 
 
-class Sizes(NamedTuple):
+class FleetSizes(NamedTuple):
     """How many there are, or may be."""
 
     workers: int
     models: int
 
 
-class Part(NamedTuple):
+class ArrayPlace(NamedTuple):
     """An array to be placed."""
 
     dtype: np.dtype[Any]
@@ -95,11 +95,11 @@ class Block:
 
     def __init__(
         self,
-        parts: Mapping[str, Part],
-        room: Sizes,
+        parts: Mapping[str, ArrayPlace],
+        room: FleetSizes,
         memory: Memory = ordinary_memory,
         *,
-        kind: int = BOOKS,
+        kind: int = FLEET_STATE,
         stamp: str = "",
         entry: str = "",
     ) -> None:
@@ -131,7 +131,7 @@ class Block:
         assert array.nbytes <= part.room_bytes
         return array
 
-    def lay_out(self, arrays: dict[str, AnyArray], sizes: Sizes, generation: int) -> None:
+    def lay_out(self, arrays: dict[str, AnyArray], sizes: FleetSizes, generation: int) -> None:
         """Say that these are the arrays, all of them, made by `view`."""
         self.arrays = arrays
         self._table["axes"] = [array.ndim for array in arrays.values()]

@@ -4,66 +4,75 @@ from __future__ import annotations
 
 import math
 
-from balancer.core.estimators.caches import learn as learn_savings
-from balancer.core.estimators.caches import note, take_back
-from balancer.core.estimators.caches import served as served_with_key
-from balancer.core.estimators.latency import observe
-from balancer.core.estimators.queue import ended, recount_worker, sent
-from balancer.core.estimators.service import fade as forget_some
-from balancer.core.estimators.tokens import advance, take
-from balancer.core.kernel.of_worker import is_noted, key_and_model, token_limits
-from balancer.core.kernel.state import DEFAULT_SERVICE_S, ERROR_DECAY_S, KEY_MEMORY, LATENCY_DECAY_S, Ask, Books
+from balancer.kernel.estimators.caches import learn as learn_savings
+from balancer.kernel.estimators.caches import note, take_back
+from balancer.kernel.estimators.caches import served as served_with_key
+from balancer.kernel.estimators.latency import observe
+from balancer.kernel.estimators.queue import ended, recount_worker, sent
+from balancer.kernel.estimators.service import fade as forget_some
+from balancer.kernel.estimators.tokens import advance, take
+from balancer.kernel.of_worker import is_noted, key_and_model, token_limits
+from balancer.kernel.state import (
+    DEFAULT_SERVICE_S,
+    ERROR_DECAY_S,
+    KEY_MEMORY,
+    LATENCY_DECAY_S,
+    FleetState,
+    RequestFeatures,
+)
 
 
-def refill(x: Books, e: int, r: int, now_s: float) -> None:
+def refill(x: FleetState, e: int, r: int, now_s: float) -> None:
     """Bring a worker's bucket up to date after its queue changed."""
     advance(x.tokens, r, x.queue.in_flight[r] + x.queue.others[r], token_limits(x, e), now_s)
 
 
-def count_in(x: Books, e: int, r: int, model: int, rows: float, now_s: float) -> None:
+def count_in(x: FleetState, e: int, r: int, model: int, rows: float, now_s: float) -> None:
     """Count a pick of ours in, and take its token."""
     sent(x.queue, x.service, r, model, rows, now_s)
     refill(x, e, r, now_s)
     take(x.tokens, r)
 
 
-def remember(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> None:
+def remember(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> None:
     """Note that a request of ours goes to worker `w`, in row `r`, where it has a key."""
-    if not is_noted(x, e, ask):
+    if not is_noted(x, e, request):
         return
-    f, memory = r // x.desk.mask.shape[1], x.desk.settings[e, KEY_MEMORY]
-    note(x.caches, f, key_and_model(ask), x.desk.name_hash[e, w], r, memory, now_s)
+    f, memory = r // x.decision.mask.shape[1], x.decision.settings[e, KEY_MEMORY]
+    note(x.caches, f, key_and_model(request), x.decision.name_hash[e, w], r, memory, now_s)
 
 
-def remember_outcome(x: Books, e: int, first: int, picked: int, served: int, ask: Ask, ok: bool, now_s: float) -> None:
+def remember_outcome(
+    x: FleetState, e: int, first: int, picked: int, served: int, request: RequestFeatures, ok: bool, now_s: float
+) -> None:
     """A request of ours that went to worker `picked` ended, at worker `served`; where it has a key. -1: nobody.
 
     `first` is the row of the first worker.
     """
-    if not is_noted(x, e, ask):
+    if not is_noted(x, e, request):
         return
-    f, key, names = first // x.desk.mask.shape[1], key_and_model(ask), x.desk.name_hash
+    f, key, names = first // x.decision.mask.shape[1], key_and_model(request), x.decision.name_hash
     if picked >= 0 and (served != picked or not ok):
         take_back(x.caches, f, key, names[e, picked])
     if served >= 0 and ok:
         if served != picked:
-            note(x.caches, f, key, names[e, served], first + served, x.desk.settings[e, KEY_MEMORY], now_s)
-        served_with_key(x.caches, f, key, names[e, served], first + served, ask.model, ask.rows)
+            note(x.caches, f, key, names[e, served], first + served, x.decision.settings[e, KEY_MEMORY], now_s)
+        served_with_key(x.caches, f, key, names[e, served], first + served, request.model, request.rows)
 
 
-def count_out(x: Books, e: int, r: int, model: int, rows: float, now_s: float) -> None:
+def count_out(x: FleetState, e: int, r: int, model: int, rows: float, now_s: float) -> None:
     """Count a request of ours out."""
     ended(x.queue, x.service, r, model, rows, now_s)
     refill(x, e, r, now_s)
 
 
-def learn(x: Books, e: int, r: int, latency_s: float, ok: bool, now_s: float) -> None:
+def learn(x: FleetState, e: int, r: int, latency_s: float, ok: bool, now_s: float) -> None:
     """Learn latency and error rate from one outcome; a latency that is not a number is none."""
-    settings = x.desk.settings
+    settings = x.decision.settings
     observe(x.latency, r, latency_s, ok, now_s, settings[e, LATENCY_DECAY_S], settings[e, ERROR_DECAY_S])
 
 
-def learn_of_pick(x: Books, e: int, picked: int, served: int, latency_s: float, ok: bool, now_s: float) -> None:
+def learn_of_pick(x: FleetState, e: int, picked: int, served: int, latency_s: float, ok: bool, now_s: float) -> None:
     """Learn from the outcome of a request that went to worker row `picked`; `served`: who answered. -1: nobody."""
     if served != picked and picked >= 0:
         # Retried elsewhere, or never served: the worker picked did not take it.
@@ -73,16 +82,16 @@ def learn_of_pick(x: Books, e: int, picked: int, served: int, latency_s: float, 
 
 
 def finish(
-    x: Books, e: int, picked: int, model: int, rows: float, served: int, latency_s: float, ok: bool, now_s: float
+    x: FleetState, e: int, picked: int, model: int, rows: float, served: int, latency_s: float, ok: bool, now_s: float
 ) -> None:
     """Count a request of ours out, and learn from its outcome."""
     count_out(x, e, picked, model, rows, now_s)
     learn_of_pick(x, e, picked, served, latency_s, ok, now_s)
 
 
-def fade(x: Books, e: int, first: int, workers: int, share: float) -> None:
+def fade(x: FleetState, e: int, first: int, workers: int, share: float) -> None:
     """Let service times fade, see `service.fade`, and count the work that waits anew."""
-    forget_some(x.service, x.desk.kind, first, workers, share, x.desk.settings[e, DEFAULT_SERVICE_S])
+    forget_some(x.service, x.decision.kind, first, workers, share, x.decision.settings[e, DEFAULT_SERVICE_S])
     for r in range(first, first + workers):
         recount_worker(x.queue, x.service, r)
     learn_savings(x.caches, x.service, first, workers, share)

@@ -1,4 +1,4 @@
-"""The books of one fleet in a block: the desk and the estimators' states, while workers and models come and go."""
+"""One fleet's state in a block: the scratch and the estimators' arrays, while workers and models come and go."""
 
 from __future__ import annotations
 
@@ -7,47 +7,47 @@ from typing import Any
 
 import numpy as np
 
-from balancer.core.estimators.caches import Caches
-from balancer.core.estimators.columns import declared
-from balancer.core.estimators.latency import Latency
-from balancer.core.estimators.queue import Queue
-from balancer.core.estimators.service import Service
-from balancer.core.estimators.tokens import Tokens
-from balancer.core.kernel import block as blocks
-from balancer.core.kernel.answers import Answering, options_of
-from balancer.core.kernel.block import Block, Memory, Part, Sizes, ordinary_memory
-from balancer.core.kernel.state import ROOM, AnyArray, Desk, Options, lengths_of
+from balancer.kernel import block as blocks
+from balancer.kernel.answers import Answering, options_of
+from balancer.kernel.block import ArrayPlace, Block, FleetSizes, Memory, ordinary_memory
+from balancer.kernel.estimators.caches import Caches
+from balancer.kernel.estimators.columns import declared
+from balancer.kernel.estimators.latency import Latency
+from balancer.kernel.estimators.queue import Queue
+from balancer.kernel.estimators.service import Service
+from balancer.kernel.estimators.tokens import Tokens
+from balancer.kernel.state import ROOM, AnyArray, DecisionScratch, Options, lengths_of
 
 KINDS: dict[str, type[Any]] = {
-    "desk": Desk,
+    "decision": DecisionScratch,
     **{"queue": Queue, "service": Service, "latency": Latency, "tokens": Tokens, "caches": Caches},
 }
-"""Of the records, by the fields of `Books`."""
+"""Of the records, by the fields of `FleetState`."""
 RECORDS = {name: declared(kind) for name, kind in KINDS.items()}
-"""All arrays of the books, by the fields of `Books`."""
+"""All arrays of the fleet's state, by the fields of `FleetState`."""
 FIELDS = {f"{record}.{name}": field for record, fields in RECORDS.items() for name, field in fields.items()}
 """The same, in the order in which they lie in a block."""
 _AXES = {name: axes.split() for name, (axes, _, _) in FIELDS.items()}
 _WORKER = ("n", "r")
 """Axes of workers."""
-_KEPT = FIELDS.keys() - {f"desk.{name}" for name in ROOM}
-_LEAST_ROOM = Sizes(8, 4)
+_KEPT = FIELDS.keys() - {f"decision.{name}" for name in ROOM}
+_LEAST_ROOM = FleetSizes(8, 4)
 
 
-def _shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
+def _shapes(sizes: FleetSizes) -> dict[str, tuple[int, ...]]:
     """Of all arrays."""
     lengths = lengths_of(*sizes)
     return {name: tuple([lengths[axis] for axis in axes]) for name, axes in _AXES.items()}
 
 
-class Ledger:
-    """The books of a fleet that begins without workers and models, and the block that they lie in.
+class FleetBlock:
+    """The fleet's state of a fleet that begins without workers and models, and the block that they lie in.
 
-    All arrays are replaced when workers or models come or go, and `desk` with them, which tells who keeps them. The
+    All arrays are replaced when workers or models come or go, and `decision` with them, which tells who keeps them. The
     memory is the same as long as there is room in it.
     """
 
-    desk: Desk
+    decision: DecisionScratch
     queue: Queue
     service: Service
     latency: Latency
@@ -56,32 +56,32 @@ class Ledger:
 
     def __init__(self, memory: Memory = ordinary_memory, stamp: str = "") -> None:
         self._memory, self._stamp = memory, stamp
-        self.sizes = Sizes(0, 0)
+        self.sizes = FleetSizes(0, 0)
         self.block = self._new_block(_LEAST_ROOM)
         self.block.arrays = {name: self.block.view(name, shape) for name, shape in _shapes(self.sizes).items()}
         for name, kind in KINDS.items():
             setattr(self, name, kind(**dict.fromkeys(RECORDS[name])))
         self.resize(self.sizes)
 
-    def _new_block(self, room: Sizes) -> Block:
+    def _new_block(self, room: FleetSizes) -> Block:
         parts = {}
         for name, shape in _shapes(room).items():
             dtype: np.dtype[Any] = np.dtype(FIELDS[name][1])
-            parts[name] = Part(dtype, math.prod(shape) * dtype.itemsize)
+            parts[name] = ArrayPlace(dtype, math.prod(shape) * dtype.itemsize)
         return Block(parts, room, self._memory, stamp=self._stamp)
 
     def add(self, *, workers: int = 0, models: int = 0) -> None:
         """Append rows and columns, at their start values."""
-        self.resize(Sizes(self.sizes.workers + workers, self.sizes.models + models))
+        self.resize(FleetSizes(self.sizes.workers + workers, self.sizes.models + models))
 
     def remove_worker(self, row: int) -> None:
         """Later workers move up by one."""
-        self.resize(Sizes(self.sizes.workers - 1, self.sizes.models), without=row)
+        self.resize(FleetSizes(self.sizes.workers - 1, self.sizes.models), without=row)
 
-    def resize(self, sizes: Sizes, without: int | None = None, *, anew: bool = False) -> None:
+    def resize(self, sizes: FleetSizes, without: int | None = None, *, anew: bool = False) -> None:
         """Lay all arrays out anew; `without`: the row of a worker that goes; `anew`: in another block."""
         before, generation = self.block, self.block.generation + 1
-        room = Sizes(*(_doubled(there, size) for there, size in zip(before.room, sizes, strict=True)))
+        room = FleetSizes(*(_doubled(there, size) for there, size in zip(before.room, sizes, strict=True)))
         if anew or room != before.room:
             self.block = self._new_block(room)
         arrays = {}
@@ -104,8 +104,8 @@ class Ledger:
         self.sizes = sizes
         for record, fields in RECORDS.items():
             parts = {name: arrays[f"{record}.{name}"] for name in fields}
-            if record == "desk":
-                self.desk = Desk(**parts)
+            if record == "decision":
+                self.decision = DecisionScratch(**parts)
             else:
                 vars(getattr(self, record)).update(parts)
 
@@ -130,7 +130,7 @@ def _move(old: AnyArray, new: AnyArray, start: Any) -> None:
 
 
 def options_block(
-    found: Answering, room: Sizes, entry: str, memory: Memory = ordinary_memory, stamp: str = ""
+    found: Answering, room: FleetSizes, entry: str, memory: Memory = ordinary_memory, stamp: str = ""
 ) -> Block:
     """What a policy's answer is told, in a block of its own, which never changes but for its scratch.
 
@@ -142,12 +142,12 @@ def options_block(
         stamp: Of the sources.
     """
     arrays = arrays_of(options_of(found, room.workers))
-    parts = {name: Part(array.dtype, array.nbytes) for name, array in arrays.items()}
+    parts = {name: ArrayPlace(array.dtype, array.nbytes) for name, array in arrays.items()}
     block = Block(parts, room, memory, kind=blocks.OPTIONS, stamp=stamp, entry=entry)
     views = {name: block.view(name, array.shape) for name, array in arrays.items()}
     for name, view in views.items():
         view[...] = arrays[name]
-    block.lay_out(views, Sizes(0, 0), 1)
+    block.lay_out(views, FleetSizes(0, 0), 1)
     return block
 
 

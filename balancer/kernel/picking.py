@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from balancer.core.estimators.queue import others_left, pending_now
-from balancer.core.kernel.eligibility import leave_out_newcomers
-from balancer.core.kernel.of_worker import completion_s, pending
-from balancer.core.kernel.state import (
+from balancer.kernel.eligibility import leave_out_newcomers
+from balancer.kernel.estimators.queue import others_left, pending_now
+from balancer.kernel.of_worker import completion_s, pending
+from balancer.kernel.state import (
     MAX_FALLBACKS,
     MAX_PENDING,
     SHED_LATE,
@@ -18,51 +18,51 @@ from balancer.core.kernel.state import (
     SHEDDABLE_PRIORITY,
     ZONE_BOUND_S,
     AnyArray,
-    Ask,
-    Books,
+    FleetState,
+    RequestFeatures,
 )
 from policies.base import FloatArray
 from policies.hashing import mix_array, unit_array
 
 
-def pending_limit(x: Books, e: int, priority: float) -> float:
+def pending_limit(x: FleetState, e: int, priority: float) -> float:
     """Requests pending at a worker from which on it is not given one of that priority."""
-    settings = x.desk.settings
+    settings = x.decision.settings
     limit = settings[e, MAX_PENDING]
     if 0 < settings[e, SHEDDABLE_PRIORITY] <= priority:
         limit = min(limit, settings[e, SHEDDABLE_PENDING])
     return float(limit)
 
 
-def keep_within_limits(x: Books, e: int, first: int, ask: Ask, now_s: float) -> int:
-    """Leave those in `Desk.mask` that the limits, a slow start and zones permit, and return how many they are.
+def keep_within_limits(x: FleetState, e: int, first: int, request: RequestFeatures, now_s: float) -> int:
+    """Leave those in `decision.mask` that the limits, a slow start and zones permit, and return how many they are.
 
     None is left where every one is full, or where the best would be late and that sheds.
     """
-    leave_out_newcomers(x, e, first, ask, now_s)
-    mask = x.desk.mask[e]
-    limit = pending_limit(x, e, ask.priority)
+    leave_out_newcomers(x, e, first, request, now_s)
+    mask = x.decision.mask[e]
+    limit = pending_limit(x, e, request.priority)
     if limit < np.inf:
         for w in range(len(mask)):
-            mask[w] = mask[w] and pending(x, e, w, first + w, ask, now_s) < limit
+            mask[w] = mask[w] and pending(x, e, w, first + w, request, now_s) < limit
     count = among(x, e)
-    sheds_late = count > 0 and x.desk.settings[e, SHED_LATE] and ask.deadline_s < np.inf
-    if sheds_late and best_s(x, e, first, ask, now_s) > ask.deadline_s:
+    sheds_late = count > 0 and x.decision.settings[e, SHED_LATE] and request.deadline_s < np.inf
+    if sheds_late and best_s(x, e, first, request, now_s) > request.deadline_s:
         return 0
-    return keep_near(x, e, first, ask, now_s) if x.desk.settings[e, ZONE_BOUND_S] >= 0 else count
+    return keep_near(x, e, first, request, now_s) if x.decision.settings[e, ZONE_BOUND_S] >= 0 else count
 
 
-def keep_near(x: Books, e: int, first: int, ask: Ask, now_s: float) -> int:
-    """Leave the nearest tiers alone in `Desk.mask`, as few as have a worker that is expected to be done soon enough: no
-    more than the bound later than the best of all farther ones. Returns how many workers are left.
+def keep_near(x: FleetState, e: int, first: int, request: RequestFeatures, now_s: float) -> int:
+    """Leave the nearest tiers alone in `decision.mask`, as few as have a worker that is expected to be done soon
+    enough: no more than the bound later than the best of all farther ones. Returns how many workers are left.
 
     A key belongs to one worker, whichever zone asks.
     """
-    if ask.keyed:
+    if request.keyed:
         return among(x, e)
-    mask, done_s, tier = x.desk.mask[e], x.desk.pending[e], x.desk.tier
+    mask, done_s, tier = x.decision.mask[e], x.decision.pending[e], x.decision.tier
     for w in range(len(mask)):
-        done_s[w] = completion_s(x, e, w, first + w, ask, now_s) if mask[w] else np.inf
+        done_s[w] = completion_s(x, e, w, first + w, request, now_s) if mask[w] else np.inf
     reach = next_tier(x, e, first, -1.0)
     while is_late(x, e, first, reach):
         reach = next_tier(x, e, first, reach)
@@ -71,36 +71,36 @@ def keep_near(x: Books, e: int, first: int, ask: Ask, now_s: float) -> int:
     return among(x, e)
 
 
-def is_late(x: Books, e: int, first: int, reach: float) -> bool:
+def is_late(x: FleetState, e: int, first: int, reach: float) -> bool:
     """Whether a worker farther than the tier `reach` is done sooner by more than the bound than all up to there.
 
-    As `keep_near` left it in `Desk.pending`; none is where nobody is farther.
+    As `keep_near` left it in `decision.pending`; none is where nobody is farther.
     """
     near_s = far_s = np.inf
-    for w in range(x.desk.mask.shape[1]):
-        if x.desk.tier[first + w] <= reach:
-            near_s = min(near_s, x.desk.pending[e, w])
+    for w in range(x.decision.mask.shape[1]):
+        if x.decision.tier[first + w] <= reach:
+            near_s = min(near_s, x.decision.pending[e, w])
         else:
-            far_s = min(far_s, x.desk.pending[e, w])
-    return bool(near_s > far_s + x.desk.settings[e, ZONE_BOUND_S])
+            far_s = min(far_s, x.decision.pending[e, w])
+    return bool(near_s > far_s + x.decision.settings[e, ZONE_BOUND_S])
 
 
-def next_tier(x: Books, e: int, first: int, after: float) -> float:
-    """The least tier above `after` of those in `Desk.mask`; `after` where there is none."""
+def next_tier(x: FleetState, e: int, first: int, after: float) -> float:
+    """The least tier above `after` of those in `decision.mask`; `after` where there is none."""
     found = -1.0
-    for w in range(x.desk.mask.shape[1]):
-        tier = x.desk.tier[first + w]
-        if x.desk.mask[e, w] and tier > after and (found < 0 or tier < found):
+    for w in range(x.decision.mask.shape[1]):
+        tier = x.decision.tier[first + w]
+        if x.decision.mask[e, w] and tier > after and (found < 0 or tier < found):
             found = tier
     return found if found >= 0 else after
 
 
-def best_s(x: Books, e: int, first: int, ask: Ask, now_s: float) -> float:
-    """The least `completion_s` of those in `Desk.mask`."""
+def best_s(x: FleetState, e: int, first: int, request: RequestFeatures, now_s: float) -> float:
+    """The least `completion_s` of those in `decision.mask`."""
     found_s = np.inf
-    for w in range(x.desk.mask.shape[1]):
-        if x.desk.mask[e, w]:
-            found_s = min(found_s, completion_s(x, e, w, first + w, ask, now_s))
+    for w in range(x.decision.mask.shape[1]):
+        if x.decision.mask[e, w]:
+            found_s = min(found_s, completion_s(x, e, w, first + w, request, now_s))
     return found_s
 
 
@@ -143,11 +143,11 @@ def draw_by_sums(shares: FloatArray, uniform: float, sums: FloatArray) -> int:
     return len(shares) - past if past else -1
 
 
-def among(x: Books, e: int) -> int:
-    """How many are in `Desk.mask`."""
+def among(x: FleetState, e: int) -> int:
+    """How many are in `decision.mask`."""
     count = 0
-    for w in range(x.desk.mask.shape[1]):
-        count += x.desk.mask[e, w]
+    for w in range(x.decision.mask.shape[1]):
+        count += x.decision.mask[e, w]
     return count
 
 
@@ -168,12 +168,14 @@ def name_least(line: Any, count: int, out: Any) -> int:
     return count
 
 
-def name_fallbacks(x: Books, e: int, first: int, picked: int, ask: Ask, now_s: float, out: AnyArray) -> int:
+def name_fallbacks(
+    x: FleetState, e: int, first: int, picked: int, request: RequestFeatures, now_s: float, out: AnyArray
+) -> int:
     """Write the workers with the least pending after the one picked, best first, as many as there is room; -1: none.
 
     Returns how many they are.
     """
-    line, mask = x.desk.pending[e], x.desk.mask[e]
+    line, mask = x.decision.pending[e], x.decision.mask[e]
     # By itself and for all of them, which vectorises.
     for w in range(len(line)):
         line[w] = pending_now(x.queue, first + w, others_left(x.queue, first + w, now_s))
@@ -181,4 +183,4 @@ def name_fallbacks(x: Books, e: int, first: int, picked: int, ask: Ask, now_s: f
         line[w] = line[w] if mask[w] else np.inf
     line[picked] = np.inf
     out[:] = -1
-    return name_least(line, min(len(out), int(x.desk.settings[e, MAX_FALLBACKS])), out)
+    return name_least(line, min(len(out), int(x.decision.settings[e, MAX_FALLBACKS])), out)

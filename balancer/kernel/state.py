@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from balancer.core.estimators.caches import PLACES, WAYS
-from balancer.core.estimators.columns import array
-from balancer.core.settings import Settings
+from balancer.kernel.estimators.caches import PLACES, WAYS
+from balancer.kernel.estimators.columns import array
+from balancer.kernel.settings import Settings
 from policies.base import FloatArray
 from policies.choices import SCRATCH
 from policies.learned.loops import Weights, weights_of
@@ -21,7 +21,7 @@ from policies.learned.network import untrained
 
 AnyArray = npt.NDArray[Any]
 
-# Columns of `Desk.settings`; see `balancer.core.settings`.
+# Columns of `DecisionScratch.settings`; see `balancer.kernel.settings`.
 (
     STALE_AFTER_S, REPORTS_REQUIRED, MAX_PENDING, SHEDDABLE_PRIORITY, SHEDDABLE_PENDING, SHED_LATE, MAX_FALLBACKS,
     LATENCY_DECAY_S, ERROR_DECAY_S, SERVICE_MEMORY, DEFAULT_SERVICE_S, CAPACITY, REFILL_PER_S, TARGET_PENDING,
@@ -30,7 +30,7 @@ AnyArray = npt.NDArray[Any]
 
 
 def settings_row(settings: Settings) -> list[float]:
-    """A row of `Desk.settings`."""
+    """A row of `DecisionScratch.settings`."""
     limits, estimators, tokens = settings.limits, settings.estimators, settings.estimators.tokens
     values = {
         STALE_AFTER_S: settings.stale_after_s,
@@ -55,7 +55,7 @@ def settings_row(settings: Settings) -> list[float]:
     return [float(values[column]) for column in range(SETTING_COLUMNS)]
 
 
-class Ask(NamedTuple):
+class RequestFeatures(NamedTuple):
     """A request, as numbers."""
 
     model: int
@@ -70,7 +70,7 @@ class Ask(NamedTuple):
     number: int
 
 
-class Desk(NamedTuple):
+class DecisionScratch(NamedTuple):
     """What lies before a decision."""
 
     settings: FloatArray = array("e settings")
@@ -84,9 +84,9 @@ class Desk(NamedTuple):
     since_s: FloatArray = array("r", start=-np.inf)
     """When each worker's first report was received, by `r`; minus infinity: none was yet."""
     tier: FloatArray = array("r")
-    """How far each worker's zone is from the balancer, by `r`: 0 is near, see `balancer.core.worker.tier_of`."""
+    """How far each worker's zone is from the balancer, by `r`: 0 is near, see `balancer.scheduler.worker.tier_of`."""
     kind: FloatArray = array("r")
-    """Number of each worker's kind of device, by `r`, see `balancer.core.worker.kinds_of`."""
+    """Number of each worker's kind of device, by `r`, see `balancer.scheduler.worker.kinds_of`."""
     mask: AnyArray = array("e n", np.bool_, False)
     """Who may be picked for the request that is being decided, `(e, n)`."""
     candidate: AnyArray = array("e n", np.bool_, False)
@@ -112,7 +112,7 @@ class Desk(NamedTuple):
 MOST_COLUMNS, MOST_FACTS = 16, 4
 """That a policy may read."""
 ROOM = ("mask", "candidate", "columns", "facts", "cost", "shares", "pending", "cached", "behind", "scratch")
-"""Those of the desk's arrays in which a decision is worked out, and nothing outlasts it."""
+"""Those of the scratch's arrays in which a decision is worked out, and nothing outlasts it."""
 
 
 def lengths_of(workers: int, models: int) -> dict[str, int]:
@@ -131,7 +131,7 @@ NO_WEIGHTS = weights_of(untrained(hidden=1))
 
 
 class Options(NamedTuple):
-    """What a policy's answer is told beside the books and the request."""
+    """What a policy's answer is told beside the fleet's state and the request."""
 
     values: FloatArray
     weights: Weights = NO_WEIGHTS
@@ -140,29 +140,29 @@ class Options(NamedTuple):
     """Of the learned policy, for one decision after the other."""
 
 
-class Books(Protocol):
-    """All that the kernel's functions work on: the desk and the estimators' states, as records of arrays."""
+class FleetState(Protocol):
+    """All that the kernel's functions work on: the scratch and the estimators' states, as records of arrays."""
 
     @property
-    def desk(self) -> Desk:
-        """See `Desk`."""
+    def decision(self) -> DecisionScratch:
+        """See `DecisionScratch`."""
 
     @property
     def queue(self) -> Any:
-        """See `balancer.core.estimators.queue.Queue`."""
+        """See `balancer.kernel.estimators.queue.Queue`."""
 
     @property
     def service(self) -> Any:
-        """See `balancer.core.estimators.service.Service`."""
+        """See `balancer.kernel.estimators.service.Service`."""
 
     @property
     def latency(self) -> Any:
-        """See `balancer.core.estimators.latency.Latency`."""
+        """See `balancer.kernel.estimators.latency.Latency`."""
 
     @property
     def tokens(self) -> Any:
-        """See `balancer.core.estimators.tokens.Tokens`."""
+        """See `balancer.kernel.estimators.tokens.Tokens`."""
 
     @property
     def caches(self) -> Any:
-        """See `balancer.core.estimators.caches.Caches`."""
+        """See `balancer.kernel.estimators.caches.Caches`."""

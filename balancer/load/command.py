@@ -14,13 +14,13 @@ import click
 import numpy as np
 import uvloop
 
-from tools.load import arrivals, display
-from tools.load.arrivals import Bursts, FloatArray
-from tools.load.result import LoadResult, by_model, by_worker, summarise
-from tools.load.runner import DriveOptions, drive
-from tools.load.sender import LoadError
-from tools.load.trace import Trace, read_trace
-from tools.load.workload import ModelMix, RowSizes, Workload, mixed, streams
+from balancer.load import arrivals, display
+from balancer.load.arrivals import Bursts, FloatArray
+from balancer.load.result import LoadResult, by_model, by_worker, summarise
+from balancer.load.runner import DriveOptions, drive
+from balancer.load.sender import LoadError
+from balancer.load.trace import Trace, read_trace
+from balancer.load.workload import LoadWorkload, ModelMix, RowSizes, mixed, streams
 
 _CLOSED_LOOP_REQUESTS = 4096
 _POSITIVE = click.FloatRange(min=0, min_open=True)
@@ -106,7 +106,7 @@ def load(**given: Any) -> None:
     sys.exit(1 if summary.errors or not summary.ok else 0)
 
 
-def plan(given: dict[str, Any]) -> tuple[Workload, DriveOptions]:
+def plan(given: dict[str, Any]) -> tuple[LoadWorkload, DriveOptions]:
     """The workload and the way to send it that the command's options ask for; warm-up included.
 
     Raises:
@@ -161,7 +161,7 @@ def from_trace(
     rate_per_s: float | None,
     *,
     generators: tuple[np.random.Generator, np.random.Generator],
-) -> Workload:
+) -> LoadWorkload:
     """A trace's arrivals, models, rows and keys; what it does not tell comes from the mix and the row sizes.
 
     Raises:
@@ -181,12 +181,14 @@ def from_trace(
         position = {model.name: i for i, model in enumerate(mix)}
         model = np.array([position[name] for name in trace.models], dtype=np.int64)
         deadlines_s = np.array([one.deadline_s for one in mix])[model]
-        workload = Workload(workload.models, time_s, model, workload.rows, deadlines_s)
+        workload = LoadWorkload(workload.models, time_s, model, workload.rows, deadlines_s)
     own_rows = trace.rows if len(trace.rows) else workload.rows
-    return Workload(workload.models, time_s, workload.model, own_rows, workload.deadline_s, trace.keys)
+    return LoadWorkload(workload.models, time_s, workload.model, own_rows, workload.deadline_s, trace.keys)
 
 
-async def _run(given: dict[str, Any], workload: Workload, options: DriveOptions, line: display.LiveLine) -> LoadResult:
+async def _run(
+    given: dict[str, Any], workload: LoadWorkload, options: DriveOptions, line: display.LiveLine
+) -> LoadResult:
     stop = asyncio.Event()
     # The first Ctrl-C stops sending, and what came back is shown; the second ends the program.
     loop = asyncio.get_running_loop()

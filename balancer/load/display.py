@@ -13,8 +13,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tools.load.result import LoadResult, Summary, by_model, by_worker, summarise
-from tools.load.runner import Progress
+from balancer.load.result import LoadResult, Summary, by_model, by_worker, summarise
+from balancer.load.runner import Progress
 
 _PLAIN_LINE_EVERY_S = 5.0
 _PLAIN_WIDTH = 120

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tools.load.arrivals import FloatArray
-from tools.load.statistics import quantiles
-from tools.load.workload import IntArray
+from balancer.load.arrivals import FloatArray
+from balancer.load.statistics import quantiles
+from balancer.load.workload import IntArray
 
 BoolArray = npt.NDArray[np.bool_]
 

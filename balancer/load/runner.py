@@ -10,17 +10,18 @@ import array
 import asyncio
 import collections
 import dataclasses
+import itertools
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, Literal
 
 import numpy as np
 
-from tools.load.pacing import Pacer
-from tools.load.result import LoadResult, Marks
-from tools.load.sender import Sender, make_sender
-from tools.load.statistics import quantiles
-from tools.load.workload import Workload
+from balancer.load.pacing import Pacer
+from balancer.load.result import OK, LoadResult, Marks
+from balancer.load.sender import CallResult, Sender, make_sender
+from balancer.load.statistics import quantiles
+from balancer.load.workload import LoadWorkload
 
 PROGRESS_WINDOW_S = 5.0
 """Progress tells the quantiles of the requests that finished within this time."""
@@ -46,7 +47,19 @@ class DriveOptions:
     times are not used; the workload's requests are sent in order, over and over, for `duration_s`."""
     duration_s: float = 0.0
     """Length of a closed loop's run; 0 for an open loop, which is as long as its workload."""
+    number_header: str = ""
+    """Carries the number of each request; empty: none does."""
     progress_every_s: float = 0.5
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one request."""
+
+    number: int
+    latency_s: float
+    """From its scheduled start."""
+    answer: CallResult
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,12 +81,14 @@ class Progress:
 
 async def drive(
     url: str,
-    workload: Workload,
+    workload: LoadWorkload,
     options: DriveOptions | None = None,
     *,
     sender: Sender | None = None,
     marks: Marks | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    on_outcome: Callable[[Outcome], Awaitable[None]] | None = None,
+    numbers: Iterator[int] | None = None,
     stop: asyncio.Event | None = None,
     seed: int = 0,
 ) -> LoadResult:
@@ -86,6 +101,8 @@ async def drive(
         sender: An open one to use, prepared here and left open; by default one is made and closed.
         marks: Get the run's clock, and cut its result with `LoadResult.phases`.
         on_progress: Called every `progress_every_s`.
+        on_outcome: Awaited after each request; a closed loop's next one waits for it.
+        numbers: Of the requests; None: from 0 on.
         stop: Once set, nothing more is sent, and the answers under way are awaited.
         seed: Of the tensors' contents.
 
@@ -98,11 +115,11 @@ async def drive(
         raise ValueError("the workload has no requests: give a higher rate or a longer duration")
     if options.concurrency and not options.duration_s > 0:
         raise ValueError(f"duration_s of a closed loop is {options.duration_s}: give seconds above 0")
-    own = sender or make_sender(url, options.protocol, options.connections, options.max_in_flight, options.key_header)
+    own = sender or make_sender(url, options.protocol, options.connections, options.max_in_flight)
     try:
         kinds = np.unique(np.stack([workload.model, workload.rows]), axis=1).T
         await own.prepare(((workload.models[model], int(rows)) for model, rows in kinds), seed)
-        run = _Run(own, workload, options)
+        run = _Run(own, workload, options, on_outcome, numbers or itertools.count())
         return await run.go(marks, on_progress, stop)
     finally:
         if sender is None:
@@ -112,8 +129,16 @@ async def drive(
 class _Run:
     """One run: its clock, its records (columns, appended to as answers come), and the requests in flight."""
 
-    def __init__(self, sender: Sender, workload: Workload, options: DriveOptions) -> None:
+    def __init__(
+        self,
+        sender: Sender,
+        workload: LoadWorkload,
+        options: DriveOptions,
+        on_outcome: Callable[[Outcome], Awaitable[None]] | None,
+        numbers: Iterator[int],
+    ) -> None:
         self._sender = sender
+        self._on_outcome, self._numbers = on_outcome, numbers
         self._workload = workload
         self._options = options
         # Plain lists: reading NumPy scalars one by one would cost more than sending.
@@ -206,16 +231,23 @@ class _Run:
             # What the generator's lateness left of it; a moment, where it left nothing.
             left_s = self._deadlines_s[index] - (started_s - scheduled_s)
             timeout_s = min(timeout_s, max(left_s, 0.001))
-        key = self._workload.keys[index] if self._workload.keys else ""
-        answer = await self._sender.send(self._models[index], self._rows[index], timeout_s, key)
-        self._latency_s.append(time.monotonic() - self._began_s - scheduled_s)
+        number, headers = next(self._numbers), {}
+        if self._workload.keys and (key := self._workload.keys[index]):
+            headers[options.key_header] = key
+        if options.number_header:
+            headers[options.number_header] = str(number)
+        answer = await self._sender.send(self._models[index], self._rows[index], timeout_s, headers)
+        latency_s = time.monotonic() - self._began_s - scheduled_s
+        self._latency_s.append(latency_s)
         self._index.append(index)
         self._scheduled_s.append(scheduled_s)
         self._started_s.append(started_s)
         self._code.append(self._codes.setdefault(answer.code, len(self._codes)))
         self._worker.append(self._workers.setdefault(answer.worker, len(self._workers) - 1))
-        self._failed += answer.code != "OK"
+        self._failed += answer.code != OK
         self._room.set()
+        if self._on_outcome is not None:
+            await self._on_outcome(Outcome(number, latency_s, answer))
 
     async def _tell(self, on_progress: Callable[[Progress], None]) -> None:
         while True:

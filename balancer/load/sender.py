@@ -7,8 +7,8 @@ import dataclasses
 import itertools
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import Any, Literal, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import aiohttp
 import numpy as np
@@ -19,8 +19,8 @@ import tritonclient.http.aio as http_client
 from tritonclient.utils import InferenceServerException
 
 from balancer.errors import OperatorError
-from tools.load import inputs
-from tools.load.result import OK
+from balancer.load import inputs
+from balancer.load.result import OK
 
 WORKER_OUTPUT = "WORKER"
 """A model with this output (strings) tells who served; the models of this project that emulate GPUs do."""
@@ -36,49 +36,39 @@ class LoadError(OperatorError):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Answer:
+class CallResult:
     """What one call came to."""
 
     code: str
     """`OK`, a gRPC status name, `HTTP 503` and the like, `TIMEOUT` or `CONNECTION`."""
     worker: str = ""
     """Who served, where the answer tells."""
+    details: str = ""
+    """What an error says."""
 
 
-class Sender(Protocol):
-    """One way to send requests: prepared once, then called for each."""
+class Sender(ABC):
+    """One way to send requests: prepared once, which makes the tensors of every (model, rows), then called for each."""
 
-    async def prepare(self, kinds: Iterable[tuple[str, int]], seed: int) -> None:
-        """Ask for metadata and make the inputs of every (model, rows).
-
-        Raises:
-            LoadError: where a model or the listener is not there, or does not take so many rows.
-        """
-
-    async def send(self, model: str, rows: int, timeout_s: float, key: str) -> Answer:
-        """Send one prepared request with an id of its own, and give up on it after `timeout_s`. Does not raise for
-        what the network or a server does."""
-
-    async def close(self) -> None:
-        """Close the connections."""
-
-
-class _Prepared(ABC):
-    """What both protocols share: the tensors of every (model, rows), and request ids that no other run has."""
-
-    def __init__(self, key_header: str) -> None:
-        self._key_header = key_header
+    def __init__(self, clients: Sequence[Any], **of_metadata: bool) -> None:
+        """`of_metadata`: arguments of the clients' calls for metadata."""
+        self._clients, self._of_metadata = clients, of_metadata
         self._inputs: dict[tuple[str, int], list[Any]] = {}
         self._tells_worker: set[str] = set()
         self._ids = map(f"load-{uuid.uuid4().hex[:8]}-{{}}".format, itertools.count())
 
-    async def _prepare(
-        self, client: Any, kinds: Iterable[tuple[str, int]], seed: int, as_json: dict[str, bool]
-    ) -> None:
-        for model, group in itertools.groupby(sorted(kinds), key=lambda kind: kind[0]):
+    async def prepare(self, kinds: Iterable[tuple[str, int]], seed: int) -> None:
+        """Ask for metadata and make the inputs of every (model, rows) that it has none of yet.
+
+        Raises:
+            LoadError: where a model or the listener is not there, or does not take so many rows.
+        """
+        client = self._clients[0]
+        new = sorted({*kinds} - self._inputs.keys())
+        for model, group in itertools.groupby(new, key=lambda kind: kind[0]):
             try:
-                metadata = await client.get_model_metadata(model, **as_json)
-                config = await client.get_model_config(model, **as_json)
+                metadata = await client.get_model_metadata(model, **self._of_metadata)
+                config = await client.get_model_config(model, **self._of_metadata)
             except (InferenceServerException, aiohttp.ClientError, OSError, TimeoutError) as error:
                 raise LoadError(
                     f"model {model}: its metadata cannot be had: {error}. Check the model's name and --url; where the "
@@ -105,35 +95,38 @@ class _Prepared(ABC):
     def _input(self, name: str, array: np.ndarray[Any, Any], datatype: str) -> Any:
         """The protocol's own form of one tensor."""
 
-    def _headers(self, key: str) -> dict[str, str] | None:
-        return {self._key_header: key} if key else None
+    @abstractmethod
+    async def send(self, model: str, rows: int, timeout_s: float, headers: Mapping[str, str]) -> CallResult:
+        """Send one prepared request with an id of its own, and give up on it after `timeout_s`. Does not raise for
+        what the network or a server does."""
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await asyncio.gather(*(client.close() for client in self._clients))
 
 
-class GrpcSender(_Prepared):
+class GrpcSender(Sender):
     """Over gRPC (asyncio), spread over several connections, since a proxy serves each connection on one thread."""
 
-    def __init__(self, url: str, connections: int, key_header: str) -> None:
-        super().__init__(key_header)
+    def __init__(self, url: str, connections: int, channel_arguments: Sequence[tuple[str, int]]) -> None:
         arguments = [
             ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
             ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
             # Without it, channels to one address would share one connection.
             ("grpc.use_local_subchannel_pool", 1),
+            *channel_arguments,
         ]
-        self._clients = [grpc_client.InferenceServerClient(url, channel_args=arguments) for _ in range(connections)]
+        clients = [grpc_client.InferenceServerClient(url, channel_args=arguments) for _ in range(connections)]
+        super().__init__(clients, as_json=True)
         self._turns = itertools.cycle(self._clients)
         self._names: dict[bytes, str] = {}
-
-    async def prepare(self, kinds: Iterable[tuple[str, int]], seed: int) -> None:
-        """As `Sender.prepare`."""
-        await self._prepare(self._clients[0], kinds, seed, {"as_json": True})
 
     def _input(self, name: str, array: np.ndarray[Any, Any], datatype: str) -> Any:
         made = grpc_api.InferInput(name, list(array.shape), datatype)
         made.set_data_from_numpy(array)
         return made
 
-    async def send(self, model: str, rows: int, timeout_s: float, key: str) -> Answer:
+    async def send(self, model: str, rows: int, timeout_s: float, headers: Mapping[str, str]) -> CallResult:
         """As `Sender.send`; the server learns the timeout as `grpc-timeout`."""
         try:
             result = await next(self._turns).infer(
@@ -141,11 +134,11 @@ class GrpcSender(_Prepared):
                 self._inputs[model, rows],
                 request_id=next(self._ids),
                 client_timeout=timeout_s,
-                headers=self._headers(key),
+                headers=dict(headers) or None,
             )
         except InferenceServerException as error:
-            return Answer(str(error.status()).removeprefix("StatusCode."))
-        return Answer(OK, self._worker(result) if model in self._tells_worker else "")
+            return CallResult(str(error.status()).removeprefix("StatusCode."), details=str(error.message()))
+        return CallResult(OK, self._worker(result) if model in self._tells_worker else "")
 
     def _worker(self, result: Any) -> str:
         response = result.get_response()
@@ -158,56 +151,48 @@ class GrpcSender(_Prepared):
                 return name
         return ""
 
-    async def close(self) -> None:
-        """As `Sender.close`."""
-        await asyncio.gather(*(client.close() for client in self._clients))
 
-
-class HttpSender(_Prepared):
+class HttpSender(Sender):
     """Over HTTP/REST with binary tensors, one connection for each request in flight."""
 
-    def __init__(self, url: str, max_in_flight: int, key_header: str) -> None:
-        super().__init__(key_header)
+    def __init__(self, url: str, max_in_flight: int) -> None:
         # The client's own time limit is per session: left off, because each request has its own here.
-        self._client = http_client.InferenceServerClient(url, conn_limit=max_in_flight, conn_timeout=None)
-
-    async def prepare(self, kinds: Iterable[tuple[str, int]], seed: int) -> None:
-        """As `Sender.prepare`."""
-        await self._prepare(self._client, kinds, seed, {})
+        client = http_client.InferenceServerClient(url, conn_limit=max_in_flight, conn_timeout=None)
+        super().__init__([client])
 
     def _input(self, name: str, array: np.ndarray[Any, Any], datatype: str) -> Any:
         made = http_api.InferInput(name, list(array.shape), datatype)
         made.set_data_from_numpy(array, binary_data=True)
         return made
 
-    async def send(self, model: str, rows: int, timeout_s: float, key: str) -> Answer:
+    async def send(self, model: str, rows: int, timeout_s: float, headers: Mapping[str, str]) -> CallResult:
         """As `Sender.send`; rows and timeout go along as headers, since a balancer that is asked sees nothing else."""
-        headers = {_ROWS_HEADER: str(rows), _DEADLINE_HEADER: f"{timeout_s * 1e3:.0f}", **(self._headers(key) or {})}
+        headers = {_ROWS_HEADER: str(rows), _DEADLINE_HEADER: f"{timeout_s * 1e3:.0f}", **headers}
         try:
             async with asyncio.timeout(timeout_s):
-                result = await self._client.infer(
+                result = await self._clients[0].infer(
                     model, self._inputs[model, rows], request_id=next(self._ids), headers=headers
                 )
         except TimeoutError:
-            return Answer("TIMEOUT")
+            return CallResult("TIMEOUT")
         except InferenceServerException as error:
-            return Answer(f"HTTP {error.status()}")
-        except (aiohttp.ClientError, OSError):
-            return Answer("CONNECTION")
+            return CallResult(f"HTTP {error.status()}", details=str(error.message()))
+        except (aiohttp.ClientError, OSError) as error:
+            return CallResult("CONNECTION", details=repr(error))
         if model not in self._tells_worker:
-            return Answer(OK)
+            return CallResult(OK)
         names = result.as_numpy(WORKER_OUTPUT)
-        return Answer(OK, names.flat[0].decode(errors="replace") if names is not None and names.size else "")
-
-    async def close(self) -> None:
-        """As `Sender.close`."""
-        await self._client.close()
+        return CallResult(OK, names.flat[0].decode(errors="replace") if names is not None and names.size else "")
 
 
 def make_sender(
-    url: str, protocol: Literal["grpc", "http"], connections: int, max_in_flight: int, key_header: str
+    url: str,
+    protocol: Literal["grpc", "http"],
+    connections: int,
+    max_in_flight: int,
+    channel_arguments: Sequence[tuple[str, int]] = (),
 ) -> Sender:
-    """A sender to `host:port`; must be called in a running event loop."""
+    """A sender to `host:port`, with further arguments of its gRPC channels; to be called in a running event loop."""
     if protocol == "grpc":
-        return GrpcSender(url, connections, key_header)
-    return HttpSender(url, max_in_flight, key_header)
+        return GrpcSender(url, connections, channel_arguments)
+    return HttpSender(url, max_in_flight)

@@ -14,8 +14,8 @@ from typing import TextIO
 
 import numpy as np
 
-from tools.load.arrivals import FloatArray
-from tools.load.workload import IntArray
+from balancer.load.arrivals import FloatArray
+from balancer.load.workload import IntArray
 
 _TIME = ("time_s", "arrival_s", "time", "timestamp", "arrival")
 _MODEL = ("model", "model_name")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tools.load.arrivals import FloatArray
+from balancer.load.arrivals import FloatArray
 
 IntArray = npt.NDArray[np.int64]
 
@@ -71,7 +71,7 @@ class RowSizes:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Workload:
+class LoadWorkload:
     """Requests in order of time: columns of shape `(n,)`."""
 
     models: tuple[str, ...]
@@ -97,20 +97,20 @@ class Workload:
         """Return the number of requests."""
         return len(self.time_s)
 
-    def until(self, end_s: float) -> Workload:
+    def until(self, end_s: float) -> LoadWorkload:
         """The requests scheduled before `end_s`."""
         count = int(np.searchsorted(self.time_s, end_s))
         columns = (self.time_s[:count], self.model[:count], self.rows[:count], self.deadline_s[:count])
-        return Workload(self.models, *columns, self.keys[:count])
+        return LoadWorkload(self.models, *columns, self.keys[:count])
 
-    def then(self, other: Workload, after_s: float) -> Workload:
+    def then(self, other: LoadWorkload, after_s: float) -> LoadWorkload:
         """This workload, and `other` (of the same models) beginning `after_s` from this one's start.
 
         Raises `ValueError` where the models differ or the two overlap in time.
         """
         if self.models != other.models:
             raise ValueError(f"workloads of models {self.models} and {other.models} cannot be joined: use one mix")
-        return Workload(
+        return LoadWorkload(
             self.models,
             np.concatenate((self.time_s, other.time_s + after_s)),
             np.concatenate((self.model, other.model)),
@@ -131,7 +131,7 @@ def mixed(
     rows: RowSizes,
     model_generator: np.random.Generator,
     rows_generator: np.random.Generator,
-) -> Workload:
+) -> LoadWorkload:
     """Give each arrival a model by the weights of the mix, and rows; raises `ValueError` for an empty mix."""
     if not mix:
         raise ValueError("no model to send to: name at least one")
@@ -139,7 +139,7 @@ def mixed(
     chosen = model_generator.choice(len(mix), size=len(time_s), p=weights / weights.sum()).astype(np.int64)
     deadline_s = np.array([model.deadline_s for model in mix])[chosen]
     names = tuple(model.name for model in mix)
-    return Workload(names, time_s, chosen, rows.sample(len(time_s), rows_generator), deadline_s)
+    return LoadWorkload(names, time_s, chosen, rows.sample(len(time_s), rows_generator), deadline_s)
 
 
 def _positive(text: str, what: str) -> float:

@@ -1,1 +1,1 @@
-"""The kernel compiled: ahead of time to a library for production, at first use for the simulator."""
+"""The front end `native`: what the balancer shares with the module that decides inside Envoy; see README.md beside."""

@@ -1,178 +1,55 @@
-"""Compile the kernel to the library that production loads: `python -m balancer.native.build`.
+"""Compile the module that Envoy loads: `python -m balancer.native.build`.
 
-Needs numba and a C compiler.
+Needs a C compiler (see `balancer.kernel.compiled.compiler`), and `kernel.h`, which is written where the kernel is
+compiled.
 """
 
 from __future__ import annotations
 
-import platform
 import subprocess
-import tempfile
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
-import numba
-import numpy as np
-from llvmlite import binding
-from numba.core import types
 
-from balancer.core.fleet import Fleet
-from balancer.core.kernel.state import Options
-from balancer.core.settings import Settings
-from balancer.native import constants
-from balancer.native.call import new_call
-from balancer.native.compiler import compiler
-from balancer.native.compiling import OPTIONS
-from balancer.native.entries import entries
-from balancer.native.header import header_of
-from balancer.native.kinds import Native
-from balancer.native.library import PATH, STAMP, stamp
-from balancer.native.record import BOOKS
+from balancer.kernel.compiled.compiler import compiler
+from balancer.kernel.compiled.library import PATH as KERNEL
+from balancer.native import header
+from balancer.native.envoy_module import PATH
+from balancer.native.header import SOURCES
+
+_HOOKS = {"cluster.c", "filter.c", "unused.c", "version.c"}
+WITHOUT_HOOKS = tuple(sorted(path for path in SOURCES.glob("*.c") if path.name not in _HOOKS))
+"""All but what Envoy calls: for programs that drive it in Envoy's place."""
+FLAGS = (
+    *("-std=c11", "-O3", "-flto", "-g1", "-Wall", "-Wextra", "-Werror"),
+    *("-fPIC", "-shared", "-fvisibility=hidden", "-fstack-protector-strong", "-pthread"),
+)
 
 
-@dataclass(frozen=True)
-class Machine:
-    """What code is made for."""
+def build(path: Path = PATH, machine: str = "") -> Path:
+    """Write the module; `machine`: another one than this, as `platform.machine()` has it.
 
-    name: str
-    """As `platform.machine()` has it."""
-    cpu: str
-    """What any machine of the name has that serves today."""
-    wide: str = ""
-    """What most have beside: entries are compiled for these as well, without fused operations, so to the same bits."""
-
-    @property
-    def triple(self) -> str:
-        """LLVM's name for it."""
-        return f"{self.name}-unknown-linux-gnu"
-
-
-MACHINES = {each.name: each for each in (Machine("x86_64", "x86-64-v2", "+avx2"), Machine("aarch64", "generic"))}
-
-_RESHAPE = """
-#include <stdint.h>
-/* numba's, which is in its Python module; here, for arrays without gaps and of one axis. */
-int numba_attempt_nocopy_reshape(intptr_t axes, const intptr_t *dims, const intptr_t *strides, intptr_t new_axes,
-                                 const intptr_t *new_dims, intptr_t *new_strides, intptr_t itemsize, int is_f_order) {
-  if (axes != 1 || strides[0] != itemsize || is_f_order) return 0;
-  for (intptr_t axis = new_axes - 1, step = itemsize; axis >= 0; step *= new_dims[axis--]) new_strides[axis] = step;
-  return 1;
-}
-"""
-
-_CHOICE = """
-#include <cpuid.h>
-/* Whether processor and system have AVX2 (Intel 64 and IA-32 Architectures Software Developer's Manual, 14.7.1). */
-static int wide;
-__attribute__((constructor)) static void look_at_processor(void) {
-  unsigned a, b, c, d, enabled;
-  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_AVX)) return;
-  __asm__("xgetbv" : "=a"(enabled), "=d"(d) : "c"(0));
-  if ((enabled & 6) == 6 && __get_cpuid_count(7, 0, &a, &b, &c, &d)) wide = !!(b & bit_AVX2);
-}
-#define ENTRY(name) \\
-  extern int64_t narrow_##name(const void *, const void *, const void *); \\
-  extern int64_t wide_##name(const void *, const void *, const void *); \\
-  int64_t balancer_##name(const void *books, const void *options, const void *call) { \\
-    return wide ? wide_##name(books, options, call) : narrow_##name(books, options, call); \\
-  }
-"""
-
-
-def build(path: Path = PATH, machine: Machine | None = None) -> int:
-    """Write the library, and its header beside it; returns how many entries it has.
-
-    numba compiles for this machine, up to LLVM's code, in which nothing is of one machine but its name; `machine` is
-    what LLVM then makes machine code for. By default this one.
+    Raises:
+        CalledProcessError: it does not compile.
+        CompilerError: there is nothing to compile it with.
     """
-    machine = machine or MACHINES.get(platform.machine(), Machine(platform.machine(), "generic"))
-    binding.initialize_all_targets()
-    binding.initialize_all_asmprinters()
-    _, call, _ = new_call()
-    fleet = Fleet(Settings())
-    arguments = [Native(fleet, BOOKS), Native(Options(np.zeros(1))), Native(call)]
-    signature = types.int64(*(argument.numba_type for argument in arguments))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        objects, says = [], {}
-        for name, function in entries():
-            says[name] = function.__doc__
-            for symbol, code in _objects(name, function, signature, machine).items():
-                objects.append(Path(folder, f"{symbol}.o"))
-                objects[-1].write_bytes(code)
-        objects.append(_stamped(Path(folder), says, machine))
-        _link(objects, path, machine)
-    path.with_suffix(".h").write_text(header_of(says, stamp(), fleet), encoding="utf-8")
-    constants.write()
-    return len(says)
-
-
-def _objects(name: str, function: Any, signature: Any, machine: Machine) -> dict[str, bytes]:
-    """Machine code that does without Python, by its symbol: `int64 symbol(books*, options*, call*)`."""
-    njit: Any = numba.njit
-    dispatcher = njit(signature, no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
-    (compiled,) = dispatcher.overloads.values()
-    inner, code = compiled.fndesc.llvm_func_name, compiled.library.get_llvm_str()
-    features = {f"narrow_{name}": "", f"wide_{name}": machine.wide} if machine.wide else {f"balancer_{name}": ""}
-    return {symbol: _object(symbol, inner, code, machine, beside) for symbol, beside in features.items()}
-
-
-def _object(symbol: str, inner: str, code: str, machine: Machine, features: str) -> bytes:
-    """Of one symbol; `inner`: numba's function in `code`."""
-    visibility = "default" if symbol.startswith("balancer_") else "hidden"
-    # numba's convention: status f(result*, exception**, arguments). Nothing in the kernel raises.
-    code += f"""
-define {visibility} i64 @{symbol}(ptr %x, ptr %options, ptr %call) {{
-  %result = alloca i64
-  %exception = alloca ptr
-  %status = call i32 @{inner}(ptr %result, ptr %exception, ptr %x, ptr %options, ptr %call)
-  %value = load i64, ptr %result
-  ret i64 %value
-}}
-"""
-    target = binding.Target.from_triple(machine.triple).create_target_machine(
-        cpu=machine.cpu, features=features, opt=3, reloc="pic", codemodel="default"
-    )
-    module = binding.parse_assembly(code)
-    module.triple, module.data_layout = machine.triple, str(target.target_data)
-    # Helpers of numba's come with each object, alike: they are each one's own.
-    for helper in module.functions:
-        if not helper.is_declaration and helper.name != symbol:
-            helper.linkage = "internal"
-    module.verify()
-    return bytes(target.emit_object(module))
-
-
-def _stamped(folder: Path, names: Iterable[str], machine: Machine) -> Path:
-    """What tells the library's sources, and the layout of the books; what compiled code calls of numba's; and the
-    entries, where they are chosen by the processor."""
-    source = folder / "stamp.c"
-    chosen = "".join(f"ENTRY({name})\n" for name in names) if machine.wide else ""
-    text = f'const char {STAMP}[] = "{stamp()}";\n{_RESHAPE}{_CHOICE + chosen if chosen else ""}'
-    source.write_text(text, encoding="utf-8")
-    made = folder / "stamp.o"
-    subprocess.run([*compiler(machine.name), "-c", "-O2", "-fPIC", "-o", made, source], check=True)
-    return made
-
-
-def _link(objects: Sequence[Path], path: Path, machine: Machine) -> None:
+    header.write()
     draft = path.with_suffix(".new")
-    options = ["-Wl,--no-undefined", "-Wl,--strip-all"]
-    subprocess.run([*compiler(machine.name), "-shared", "-o", draft, *objects, "-lm", *options], check=True)
+    sources = sorted(SOURCES.glob("*.c"))
+    files = ["-I", str(KERNEL.parent), "-o", str(draft), *map(str, sources)]
+    command = [*compiler(machine), *FLAGS, *files, "-lm", "-ldl"]
+    subprocess.run(command, check=True)
     draft.replace(path)
+    return path
 
 
-@click.command(help="Compile the kernel: by default for this machine, and to where it is loaded from.")
-@click.option("--target", type=click.Choice(list(MACHINES)), help="Another machine; needs the extra balancer[cc].")
+@click.command(help="Compile the module for Envoy: by default for this machine, and to where it is loaded from.")
+@click.option("--target", default="", help="Another machine, such as aarch64; needs the extra balancer[cc].")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=PATH, help="The library.")
-def main(target: str | None, out: Path) -> None:
+def main(target: str, out: Path) -> None:
     """Run the command."""
-    click.echo("compiling the kernel, one to two minutes ...", err=True)
-    count = build(out, MACHINES[target] if target else None)
-    click.echo(f"compiled {count} functions of the kernel: {out}", err=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    click.echo(f"compiled the module for Envoy: {build(out, target)}", err=True)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from balancer.core.fleet import Fleet
-from balancer.core.trials.split import Split
-from balancer.front.layouts import DIRECTORY_MAGIC, ENTRY, HEAD, NO_ENTRY, Flag
-from balancer.front.structs import ENDPOINT_BYTES
-from balancer.native.library import stamp
+from balancer.extproc.versions import pinned_version
+from balancer.kernel.compiled.library import stamp
+from balancer.native.layouts import DIRECTORY_MAGIC, ENDPOINT_BYTES, ENTRY, HEAD, NO_ENTRY, Flag
+from balancer.scheduler.canary.split import Split
+from balancer.scheduler.fleet import Fleet
 
 UNHEARD_OF = "\0"
 """A model that no worker has: what is true of it is true of all that are not listed."""
@@ -35,6 +35,8 @@ class Deciding(NamedTuple):
     """That may stand in for what the body says, in the order of `NAMED_HEADERS`."""
     told: bool = False
     """Whether decisions are told of in the journal."""
+    limits_tenants: bool = False
+    """Whether the balancer limits those whose requests it forwards."""
     splits: Mapping[str, Split] = {}
     """By model, where two versions share its requests."""
 
@@ -77,15 +79,18 @@ def directory_of(fleet: Fleet, endpoints: Sequence[tuple[str, str]], deciding: D
     listed = set(fleet.listed())
     anybody = not settings.reports_required
     if anybody:
-        listed |= {(UNHEARD_OF, ""), *_given_versions(deciding.splits)}
+        listed |= {(UNHEARD_OF, ""), *_given_versions(fleet, deciding.splits)}
     for model, version in listed:
         servable, members = fleet.servable(model, version), fleet.members(model, version)
         placed = [masks.setdefault(mask.tobytes(), len(masks)) for mask in (servable, members)]
         loaded = any(model in worker.versions for worker in fleet.workers)
         data = model.encode("utf-8", "surrogatepass"), version.encode("utf-8", "surrogatepass")
         texts = [strings.add(text) for text in (model, version, repr(model))]
-        shared = _shared(deciding.splits, model, version, strings)
-        entries[model, version] = (hash_of(*data), *texts, fleet.models.get(model, 0), *placed, loaded, *shared)
+        row = settings.models.get(model)
+        limited = row is not None and bool(row.versions or row.devices or row.memory_bytes)
+        given = _given(fleet, deciding.splits, model, version, strings)
+        column = fleet.models.get(model, 0)
+        entries[model, version] = (hash_of(*data), *texts, column, *placed, loaded, limited, *given)
     order = sorted(entries, key=lambda key: entries[key][0])
     head = np.zeros((), HEAD)
     head["deciders"] = [
@@ -108,7 +113,8 @@ def directory_of(fleet: Fleet, endpoints: Sequence[tuple[str, str]], deciding: D
         "flags": Flag.REPORTS_REQUIRED * settings.reports_required
         | Flag.STICKY_KEYS * settings.sticky_keys
         | Flag.DECISION_LOG * deciding.told
-        | Flag.SPLITS * bool(deciding.splits),
+        | Flag.GIVES_VERSIONS * bool(deciding.splits or any(row.versions for row in settings.models.values()))
+        | Flag.LIMITS_TENANTS * deciding.limits_tenants,
         "any_model": order.index((UNHEARD_OF, "")) if anybody else NO_ENTRY,
         "no_model": order.index(("", "")),
     }
@@ -117,16 +123,18 @@ def directory_of(fleet: Fleet, endpoints: Sequence[tuple[str, str]], deciding: D
     return head.tobytes() + body
 
 
-def _given_versions(splits: Mapping[str, Split]) -> Iterator[tuple[str, str]]:
-    """What requests that name none may be for."""
+def _given_versions(fleet: Fleet, splits: Mapping[str, Split]) -> Iterator[tuple[str, str]]:
+    """What requests that name none may be for, and what is pinned."""
     for model, split in splits.items():
         yield from ((model, split.settings.old), (model, split.settings.new))
+    for model, row in fleet.settings.models.items():
+        yield from ((model, version) for version in row.versions)
 
 
-def _shared(splits: Mapping[str, Split], model: str, version: str, strings: _Strings) -> tuple[Any, ...]:
-    """The last fields of an entry."""
+def _given(fleet: Fleet, splits: Mapping[str, Split], model: str, version: str, strings: _Strings) -> tuple[Any, ...]:
+    """Of an entry: how a request that names no version gets one."""
     if version or model not in splits:
-        return 0, 0.0, 0, (0, 0), (0, 0)
+        return 0, 0.0, 0, (0, 0) if version else strings.add(pinned_version(fleet, model)), (0, 0)
     split, number = splits[model], 1 + list(splits).index(model)
     settings = split.settings
     return number, split.share, split.seed, strings.add(settings.old), strings.add(settings.new)

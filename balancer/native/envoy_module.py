@@ -1,4 +1,4 @@
-"""The module's own functions in this process: Envoys load the same library. See balancer/native/module/state.h."""
+"""The module's own functions in this process: Envoys load the same library. See envoy/module/state.h."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import ctypes
 from pathlib import Path
 from typing import Any
 
-from balancer.front.header import DIGEST
-from balancer.native.library import PATH as KERNEL
-from balancer.native.library import Library
+from balancer.kernel.compiled.library import Library
+from balancer.native.header import DIGEST
 
-PATH = KERNEL.with_name("module.so")
-BUILD = "build it: python -m balancer.front.build"
+PATH = Path(__file__).with_name("module.so")
+BUILD = "build it: python -m balancer.native.build"
 """What to do where it does not fit."""
 
 _PLACE, _NUMBER, _REAL = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_double
@@ -19,7 +18,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "bytes": (_NUMBER, ()),
     "stamp": (ctypes.c_char_p, ()),
     "shared": (ctypes.c_char_p, ()),
-    "init": (None, (_PLACE, _NUMBER, _NUMBER, _NUMBER)),
+    "init": (None, (_PLACE, _NUMBER, _NUMBER, _NUMBER, _NUMBER)),
     "publish": (None, (_PLACE, _NUMBER)),
     "beat": (None, (_PLACE,)),
     "serve": (None, (_PLACE, _NUMBER)),
@@ -32,15 +31,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "in_flight": (_NUMBER, (_PLACE,)),
     "ticket": (_NUMBER, (_PLACE, _NUMBER)),
     "last_ticket": (_NUMBER, (_PLACE,)),
-    "outcomes": (_NUMBER, (_PLACE, _PLACE, _NUMBER)),
+    "take": (_NUMBER, (_PLACE, _NUMBER, _PLACE, _NUMBER)),
     "steer": (None, (_PLACE, ctypes.c_char_p)),
-    "table_clear": (None, (_PLACE,)),
-    "table_put": (None, (_PLACE, _NUMBER, _PLACE)),
-    "table_sent": (_NUMBER, (_PLACE, _NUMBER)),
     "watched": (_NUMBER, (_PLACE, _NUMBER)),
     "owed": (_NUMBER, (_PLACE,)),
-    "trials": (_NUMBER, (_PLACE, _PLACE, _NUMBER)),
-    "lines": (_NUMBER, (_PLACE, _PLACE, _NUMBER)),
     "tell_lines": (None, (_PLACE, _REAL)),
     "row_removed": (None, (_PLACE, ctypes.c_int64)),
     "due": (ctypes.c_bool, (_PLACE, _REAL)),
@@ -51,6 +45,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "journal_take": (_NUMBER, (_PLACE, _NUMBER, _PLACE, _NUMBER)),
     "journal_done": (None, (_PLACE, _NUMBER)),
     "digest": (_NUMBER, (_PLACE, _NUMBER)),
+    "waits": (ctypes.c_bool, (_PLACE, _REAL)),
+    "give_up_waiting": (_NUMBER, (_PLACE, _REAL, _PLACE, _NUMBER)),
     "give_up": (_NUMBER, (_PLACE, _REAL, _NUMBER, _PLACE, _NUMBER)),
 }
 

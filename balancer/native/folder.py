@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import mmap
 import os
 import stat
 from pathlib import Path
 
+from balancer.kernel.block import Memory
+
 _PARENT = Path("/dev/shm")
-BOOKS, CONTROL, JOURNAL = "books", "control", "journal"
+FLEET_STATE, CONTROL, JOURNAL = "fleet_state", "control", "journal"
 _OWNER = "owner"
 
 
@@ -86,3 +89,31 @@ class Folder:
     def close(self) -> None:
         """Let another balancer have it."""
         os.close(self._owner)
+
+
+def in_file(path: Path) -> Memory:
+    """Memory in the file of that path, for this user alone.
+
+    Every new block is a new file that takes over the path. A process that mapped the old file keeps it, and reads in
+    its header that it is no longer in force. A file that was just made is no block yet, which its first bytes tell.
+
+    `OSError` where there is no room for it, or no right to it.
+    """
+
+    def memory(size_bytes: int) -> mmap.mmap:
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        draft.unlink(missing_ok=True)
+        file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            # Now, as what cannot be had later ends the process.
+            os.posix_fallocate(file, 0, size_bytes)
+            mapped = mmap.mmap(file, size_bytes)
+        except BaseException:
+            draft.unlink()
+            raise
+        finally:
+            os.close(file)
+        draft.replace(path)
+        return mapped
+
+    return memory

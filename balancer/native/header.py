@@ -1,317 +1,259 @@
-"""The library's header for C, `kernel.h`, from the declarations that the library itself is made of."""
+"""The headers of Envoy's module, made of the Python that declares what is in them: `python -m balancer.native.header`.
+
+`bounds.h`: what requests may say, so that the module understands them as `balancer.extproc.kserve` does. `shared.h`:
+what lies in shared memory, and the words of refusals. `DIGEST` tells the content of that one: a module that was built
+from another one is not loaded, and an Envoy that has such a module does not touch this balancer's files.
+"""
 
 from __future__ import annotations
 
-import ast
-import inspect
-import textwrap
-from collections.abc import Iterable, Mapping
-from itertools import pairwise
-from typing import Any, NamedTuple
+import hashlib
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from enum import EnumMeta
+from itertools import groupby
+from pathlib import Path
+from string import Formatter
+from typing import Any
 
 import numpy as np
 
-from balancer.core.estimators.caches import Caches
-from balancer.core.estimators.latency import Latency
-from balancer.core.estimators.queue import Queue
-from balancer.core.estimators.service import Service
-from balancer.core.estimators.tokens import Tokens
-from balancer.core.kernel import block as blocks
-from balancer.core.kernel.books import FIELDS, arrays_of
-from balancer.core.kernel.state import Desk, Options, lengths_of
-from balancer.native import call as slots
-from balancer.native.record import BOOKS, Record
-from policies.learned.network import Network
+from balancer import bounds
+from balancer.extproc import kserve, names
+from balancer.extproc.responses import CODES, INVALID_CODES, PUSHBACK, PUSHBACK_MS
+from balancer.extproc.verdict import OF_ABORTED, OF_GRPC, OF_HTTP, Verdict
+from balancer.kernel.fleet_state import RECORDS
+from balancer.native.layouts import DIRECTORY_MAGIC, ENDERS, ENUMS, SEEN, SIZES, STRUCTS, VOIDS, Struct
+from balancer.scheduler import refusals
+from balancer.scheduler.errors import Shed
 
-_C_TYPES = {"u8": "uint64_t", "i8": "int64_t", "S": "char", "q": "int64_t", "d": "double", "Q": "uint64_t"}
-_C_KINDS = {"f": "double", "u": "uint64_t", "b": "bool", "i": "int64_t"}
-_RECORDS = {"desk": Desk, "queue": Queue, "service": Service, "latency": Latency, "tokens": Tokens, "caches": Caches}
-_RECORDS["weights"] = Network
-_ANY = "{-1, 0, 0}"
-_CODES = ("STEP", "WHOLE_REQUEST", "WHOLE_SEQUENCE", "NOBODY", "FULL", "LATE", "SHED")
-
-
-class _Words(NamedTuple):
-    """A record and those in it, one after the other."""
-
-    arrays: list[tuple[int, np.ndarray[Any, Any]]]
-    """First word, and a sample."""
-    links: list[tuple[int, int]]
-    """Words that hold the address of other words."""
-    size: int
-
-
-def header_of(entries: Mapping[str, str], stamp: str, books: Any) -> str:
-    """The text of the header.
-
-    Args:
-        entries: The library's functions, and what each says of itself.
-        stamp: Of the library.
-        books: Of any fleet.
-    """
-    of_books, of_options = _words(Record(books, BOOKS)), _words(Record(Options(np.zeros(1))))
-    call = slots.new_call()[1]
-    of_call = _words(Record(call))
-    parts = [
-        _BEGIN,
-        _constants(stamp, of_books, of_options, of_call),
-        _struct("balancer_array", blocks.OF_ARRAY, "What a block says of an array."),
-        _struct("balancer_block", blocks.OF_HEADER, "What a block begins with."),
-        _enum("balancer_books", "BOOKS", {name: _of_books(name) for name in FIELDS}),
-        _enum("balancer_options", "OPTIONS", {name: _of_options(name) for name in arrays_of(Options(np.zeros(1)))}),
-        _call(call),
-        _BIND,
-        _binding("books", "BOOKS", of_books, [_lengths(axes) for axes, _, _ in FIELDS.values()]),
-        _binding("options", "OPTIONS", of_options, [[_ANY] * array.ndim for _, array in of_options.arrays]),
-        _binding_of_call(call, of_call),
-        _FUNCTIONS,
-        "\n".join(f"/* {_comment(says)} */\nbalancer_function balancer_{name};" for name, says in entries.items()),
-        "#endif\n",
-    ]
-    return "\n".join(parts).lstrip().replace("\n\n\n", "\n\n")
+SOURCES = Path(__file__).resolve().parents[2] / "envoy" / "module"
+"""The module's, in C; not there where the package is installed."""
+_BOUNDS = (
+    "MAX_TEXT_BYTES",
+    "MAX_ROWS",
+    "MAX_PRIORITY",
+    "MAX_PARAMETERS",
+    "MAX_FIELD_VALUES",
+    "MAX_FIELD_BYTES",
+    "MAX_PREFIX_BYTES",
+    "MAX_JSON_BYTES",
+    "MAX_INFLATED_BYTES",
+    "MAX_INFLATING",
+    "SHOWN_CHARACTERS",
+)
+# The kinds that Triton takes (2.51). The gateway has to tell values apart by their keys, and so goes by those that
+# Triton's clients give.
+KINDS_OF_PARAMETER = {
+    "sequence_id": ("int64_param", "string_param"),
+    "priority": ("int64_param", kserve.KIND_OF_PARAMETER["priority"]),
+    "timeout": (kserve.KIND_OF_PARAMETER["timeout"],),
+}
 
 
-def _words(record: Record, base: int = 0) -> _Words:
-    arrays, links, end, parts = [], [], base + record.size, iter(record.parts)
-    for place, value in zip(record.places, record.values, strict=True):
-        if isinstance(value, np.ndarray):
-            arrays.append((base + place, value))
-        else:
-            inner = _words(next(parts), end)
-            links += [(base + place, end), *inner.links]
-            arrays += inner.arrays
-            end = inner.size
-    return _Words(arrays, links, end)
+_NAMES = {
+    "NAME_SPACE": names.DECISION_NAMESPACE,
+    "NAME_ASKING": names.ASKING,
+    "NAME_ASKING_HEADER": names.ASKING_HEADER,
+    "NAME_FORWARDABLE": names.FORWARDABLE,
+    "NAME_FORWARDED": names.FORWARDED,
+    "NAME_FORWARDED_HEADER": names.FORWARDED_HEADER,
+    "NAME_DESTINATION": names.DESTINATION,
+    "NAME_TOLD": names.TOLD,
+    "NAME_TRITON_ID": names.TRITON_ID_KEY,
+    "NAME_POLICY": names.POLICY_KEY,
+    "NAME_NUMBER": names.NUMBER_KEY,
+    "NAME_PICK_US": names.PICK_US_KEY,
+    "NAME_MODEL": names.MODEL_KEY,
+    "NAME_MAX_RETRIES": names.MAX_RETRIES,
+    "NAME_PUSHBACK": PUSHBACK,
+}
+_NAMES_OF_CALLS = {
+    "SERVICE": kserve.SERVICE,
+    "HEALTH": kserve.HEALTH,
+    "REQUEST_ID_HEADER": names.REQUEST_ID_HEADER,
+}
+_WORDS = ("UNKNOWN", "UNKNOWN_VERSION", "NOBODY", "FULL", "LATE", "SHED")
+_TYPES = {np.dtype(f"{kind}{size}"): f"{'u' * (kind == 'u')}int{8 * size}_t" for kind in "iu" for size in (1, 2, 4, 8)}
+_TYPES |= {np.dtype(np.float64): "double"} | {struct.dtype: f"struct {struct.name}" for struct in STRUCTS}
 
 
-def _constants(stamp: str, of_books: _Words, of_options: _Words, of_call: _Words) -> str:
-    values = {
-        "MAGIC": f"UINT64_C(0x{blocks.MAGIC:x})",
-        "ABI": blocks.ABI,
-        "STAMP": f'"{stamp}"',
-        "BOOKS": blocks.BOOKS,
-        "OPTIONS": blocks.OPTIONS,
-        "BOOKS_WORDS": of_books.size,
-        "OPTIONS_WORDS": of_options.size,
-        "CALL_WORDS": of_call.size,
-        **{name: f"({getattr(slots, name)})" for name in _CODES},
+def _content() -> str:
+    return "\n".join(
+        (
+            *_enums(),
+            *(f'#define {name} "{text}"' for name, text in _NAMES.items()),
+            f"#define DIRECTORY_MAGIC UINT64_C({DIRECTORY_MAGIC:#x})",
+            *(line for struct in STRUCTS for line in _struct(struct)),
+            "",
+            "/* Of the fleet's state: which array, and whether it has a column for each model. */",
+            f"#define JOURNAL_ARRAYS {_listed(_seen())}",
+            "",
+            "/* Arguments of `turn_away`: both codes, and the words. What a template quotes comes quoted. */",
+            *(_refusal(name, getattr(refusals, name)) for name in _WORDS),
+            f"#define CODES_INVALID {_listed(INVALID_CODES)}",
+            f"#define CODES_EXHAUSTED {_listed(CODES[Shed])}",
+            f"#define GRPC_SHED {CODES[Shed][1]}",
+            f"#define PUSHBACK_MS {PUSHBACK_MS}",
+            "",
+            "/* First status, last status, whether it is a success, and why it says nothing of the worker. */",
+            f"#define VERDICTS_OF_GRPC {_listed(_verdicts(OF_GRPC))}",
+            f"#define VERDICTS_OF_ABORTED {_listed(_verdicts({ENDERS.index(by): v for by, v in OF_ABORTED.items()}))}",
+            f"#define VERDICTS_OF_HTTP {_listed(_verdicts(OF_HTTP))}",
+        )
+    )
+
+
+def text() -> str:
+    """Of `shared.h`."""
+    return f'{_BEGIN}{_content()}\n\n#define SHARED_DIGEST "{DIGEST}"\n\n#endif\n'
+
+
+def write() -> None:
+    """Write both, unless they are there as they should be, so that nothing is compiled anew for nothing."""
+    for name, content in (("bounds.h", constants()), ("shared.h", text())):
+        path = SOURCES / name
+        if not path.exists() or path.read_text(encoding="utf-8") != content:
+            path.write_text(content, encoding="utf-8")
+
+
+def constants() -> str:
+    """Of `bounds.h`."""
+    lines = [f"#define BALANCER_{name} {getattr(bounds, name)}" for name in _BOUNDS]
+    lines += [f"#define BALANCER_{name} {value}" for name, value in _deadlines().items()]
+    lines += [f'#define BALANCER_{name} "{value}"' for name, value in _NAMES_OF_CALLS.items()]
+    lines += [f"#define BALANCER_{name}{_in_lines(values)}" for name, values in _tables().items()]
+    lines += [f"enum balancer_kind {{ {', '.join(f'BALANCER_{kind.name}' for kind in kserve.Kind)} }};"]
+    lines += [f"#define BALANCER_KINDS_OF_{name.upper()} {_mask(kinds)}" for name, kinds in KINDS_OF_PARAMETER.items()]
+    return "\n".join((_BEGIN_BOUNDS, *lines, "", "#endif\n"))
+
+
+def _deadlines() -> dict[str, str]:
+    most_ms = bounds.MAX_DEADLINE_S * 1000
+    return {"MAX_DEADLINE_MS": f"{most_ms!r}", "MAX_DEADLINE_MS_SHOWN": f'"{most_ms:.0f}"'}
+
+
+def _tables() -> dict[str, Iterable[str]]:
+    """Initialisers of arrays."""
+    default = kserve.HeaderNames()
+    return {
+        "METHODS": [_kind(method, kind) for method, kind in kserve.METHODS.items()],
+        "REST_SERVER": [f'"{path}"' for path in sorted(kserve.REST_SERVER)],
+        "REST_VERBS": [_kind(verb, kind) for verb, kind in kserve.REST_VERBS.items()],
+        "TIMEOUT_UNITS": [f"{{'{unit}', {seconds!r}}}" for unit, seconds in kserve.TIMEOUT_UNITS_S.items()],
+        "HEADER_NAMES": [_span(getattr(default, field.name)) for field in fields(default)],
+        "UNPRINTABLE": [f"{{0x{first:x}, 0x{last:x}}}" for first, last in _unprintable()],
     }
-    return "".join(f"#define BALANCER_{name} {value}\n" for name, value in values.items())
 
 
-def _comment(text: str) -> str:
-    return " ".join(text.replace("*/", "").split())
+def _kind(name: str, kind: kserve.Kind) -> str:
+    return f'{{"{name}", BALANCER_{kind.name}}}'
 
 
-def _member(kind: str, name: str, count: Iterable[int], says: str) -> str:
-    return f"  {kind} {name}{''.join(f'[{n}]' for n in count)}; /* {_comment(says)} */\n"
+def _span(name: str | None) -> str:
+    return "{NULL, 0}" if name is None else f'{{"{name}", {len(name)}}}'
 
 
-def _struct(name: str, declared: blocks.Declared, says: str) -> str:
-    fields = (
-        _member(_C_TYPES[kind], field, [count] if count > 1 else [], text)
-        for field, (kind, count, text) in declared.items()
-    )
-    return f"/* {says} */\nstruct {name} {{\n{''.join(fields)}}};\n"
+def _mask(kinds: Iterable[str]) -> str:
+    """Of the kinds as `envoy/module/request.h` calls them."""
+    return f"({' | '.join(f'1U << BALANCER_{kind.upper()}' for kind in kinds)})"
 
 
-def docs_of(kind: type[Any]) -> dict[str, str]:
-    """What stands below each field of a class in its source."""
-    (body,) = [node.body for node in ast.parse(textwrap.dedent(inspect.getsource(kind))).body if hasattr(node, "body")]
-    found = {}
-    for field, after in pairwise(body):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
-            found[field.target.id] = str(ast.literal_eval(after.value))
-    return found
+def _in_lines(values: Iterable[str]) -> str:
+    return "".join(f" \\\n  {value}," for value in values)
 
 
-def _of_books(name: str) -> str:
-    record, field = name.split(".")
-    axes, dtype, _ = FIELDS[name]
-    # There is one fleet here, which one balancer knows.
-    lengths = "".join(f"[{ {'r': 'n', 'f': 'e'}.get(axis, axis) }]" for axis in axes.split())
-    says = docs_of(_RECORDS[record]).get(field, "")
-    return f"{_C_KINDS[np.dtype(dtype).kind]} {lengths} {says}"
+def _unprintable() -> Iterator[tuple[int, int]]:
+    """First and last of each range of characters that `str.isprintable` refuses, above ASCII's."""
+    first = None
+    for point in range(0, sys.maxunicode + 2):
+        refused = point <= sys.maxunicode and not chr(point).isprintable()
+        if refused and first is None:
+            first = point
+        elif not refused and first is not None:
+            yield first, point - 1
+            first = None
 
 
-def _of_options(name: str) -> str:
-    kind, _, field = name.rpartition(".")
-    return f"double {docs_of(_RECORDS[kind] if kind else Options).get(field, '')}"
+def _enums() -> Iterator[str]:
+    for name, members in ENUMS.items():
+        listed = [f"{member.name} = {member.value}" for member in members] if isinstance(members, EnumMeta) else members
+        yield f"enum {name} {{ {_listed(listed)} }};"
+    yield f"enum {{ {_listed(f'{name} = {value}' for name, value in SIZES.items())} }};"
 
 
-def _enum(name: str, kind: str, arrays: Mapping[str, str]) -> str:
-    prefix = "" if kind == "BOOKS" else "OPTIONS_"
-    places = "".join(
-        f"  BALANCER_{prefix}{array.replace('.', '_').upper()}, /* {_comment(says)} */\n"
-        for array, says in arrays.items()
-    )
-    scratch = lengths_of(1, 0)["scratch"]
-    lengths = ", ".join(
-        f"{axis}: {length}" for axis, length in lengths_of(0, 0).items() if axis not in "nrm" and length > 1
-    )
-    says = (
-        f"n: workers, m: models, e: 1, {lengths}, scratch: {scratch} n; settings: see balancer/core/kernel/state.py"
-        if kind == "BOOKS"
-        else "A policy's numbers; weights: see policies/learned/network.py"
-    )
-    return f"/* Arrays of {kind.lower()}. {says}. */\nenum {name} {{\n{places}  BALANCER_{kind}_ARRAYS\n}};\n"
+def _struct(struct: Struct) -> Iterator[str]:
+    dtype = struct.dtype
+    yield from ("", f"/* {struct.says} */", f"struct {struct.name} {{")
+    for name, _, says in struct.fields:
+        yield f"  {_declared(name, dtype[name])};{f' /* {says} */' if says else ''}"
+    yield "};"
+    checks = [f"sizeof(struct {struct.name}) == {dtype.itemsize}"]
+    assert dtype.fields is not None
+    checks += [f"offsetof(struct {struct.name}, {name}) == {place[1]}" for name, place in dtype.fields.items()]
+    yield from (f'_Static_assert({check}, "as NumPy has it");' for check in checks)
 
 
-def _lengths(axes: str) -> list[str]:
-    """Of each axis: a constant, and how many times the workers and the models come on top."""
-    none, worker, model = lengths_of(0, 0), lengths_of(1, 0), lengths_of(0, 1)
-    return [f"{{{none[axis]}, {worker[axis] - none[axis]}, {model[axis] - none[axis]}}}" for axis in axes.split()]
+def _declared(name: str, kind: np.dtype[Any]) -> str:
+    kind, lengths = (kind.base, kind.shape) if kind.shape else (kind, ())
+    if kind.kind == "S":
+        lengths, of = (*lengths, kind.itemsize), "char"
+    else:
+        of = _TYPES[kind]
+    return f"{of} {name}{''.join(f'[{length}]' for length in lengths)}"
 
 
-def _binding(name: str, kind: str, words: _Words, lengths: list[list[str]]) -> str:
-    places = "".join(
-        f"    {{{word}, {array.ndim}, '{array.dtype.kind}', {{{', '.join(of_axes)}}}}},\n"
-        for (word, array), of_axes in zip(words.arrays, lengths, strict=True)
-    )
-    links = ", ".join(f"{{{word}, {to}}}" for word, to in words.links)
-    return f"""
-static inline enum balancer_status balancer_bind_{name}(void *block, uint64_t bytes,
-                                                        int64_t words[BALANCER_{kind}_WORDS]) {{
-  static const struct balancer_place places[] = {{
-{places}  }};
-  static const int links[][2] = {{{links}}};
-  for (size_t i = 0; i < sizeof links / sizeof *links; i++)
-    words[links[i][0]] = (int64_t)(intptr_t)(words + links[i][1]);
-  return balancer_bind(block, bytes, BALANCER_{kind}, BALANCER_{kind}_ARRAYS, places, words);
-}}
+def _seen() -> Iterator[str]:
+    for record, arrays in SEEN.items():
+        for name in arrays:
+            of_model = "m" in RECORDS[record][name][0].split()
+            yield f"{{BALANCER_{record.upper()}_{name.upper()}, {str(of_model).lower()}}}"
+
+
+def _refusal(name: str, words: refusals.RefusalText) -> str:
+    """A macro whose parameters are the template's fields; one without a format is a text."""
+    written, parameters, arguments = "", [], []
+    for literal, field, spec, _ in Formatter().parse(words.text):
+        written += literal.replace("%", "%%")
+        if field is not None:
+            written += f"%{spec}" if spec else "%.*s"
+            parameters.append(field)
+            arguments.append(field if spec else f"SHOWN({field})")
+    codes = _listed(CODES[words.error])
+    return f'#define SAY_{name}({_listed(parameters)}) {codes}, "{written}", {_listed(arguments)}'
+
+
+def _verdicts(table: dict[int, Verdict]) -> Iterator[str]:
+    ordered, voids = sorted(table.items()), dict(zip(VOIDS, tuple(ENUMS["void_kind"]), strict=True))
+    for _, run in groupby(enumerate(ordered), lambda each: (each[1][0] - each[0], each[1][1])):
+        statuses = [item for _, item in run]
+        ok, void = statuses[0][1]
+        yield f"{{{statuses[0][0]}, {statuses[-1][0]}, {{{str(ok).lower()}, {voids[void]}}}}}"
+
+
+def _listed(items: Iterable[object]) -> str:
+    return ", ".join(map(str, items))
+
+
+_BEGIN_BOUNDS = """\
+/* What requests may say, and how calls are named. Made by `python -m balancer.native.header`. */
+#ifndef BALANCER_BOUNDS_H
+#define BALANCER_BOUNDS_H
 """
-
-
-def _call(call: slots.Call) -> str:
-    fields = []
-    for place, (name, (kind, says)) in enumerate(slots.DECLARED.items()):
-        last = place == len(slots.DECLARED) - 1
-        fields.append(_member(_C_TYPES[kind], name.lower(), [slots.SLOTS - place] if last else [], says))
-    for name, array in _beside_slots(call).items():
-        fields.append(_member("double", f"report_{name}", array.shape, "see balancer/core/kernel/reports.py"))
-    return f"/* What a function is asked, and what it answers. */\nstruct balancer_call {{\n{''.join(fields)}}};\n"
-
-
-def _beside_slots(call: slots.Call) -> dict[str, np.ndarray[Any, Any]]:
-    return {name: array for name, array in call._asdict().items() if not np.shares_memory(array, call.numbers)}
-
-
-def _binding_of_call(call: slots.Call, words: _Words) -> str:
-    beside = _beside_slots(call)
-    lines = []
-    for name, (word, array) in zip(call._fields, words.arrays, strict=True):
-        start = f"call->report_{name}" if name in beside else "call"
-        lines.append(f"  words[{word}] = (int64_t)(intptr_t){start};")
-        lines += [
-            f"  words[{word + 1 + place}] = {number};" for place, number in enumerate((*array.shape, *array.strides))
-        ]
-    body = "\n".join(lines)
-    return f"""
-static inline void balancer_bind_call(struct balancer_call *call, int64_t words[BALANCER_CALL_WORDS]) {{
-{body}
-}}
-"""
-
-
-_BEGIN = """
-/* The balancer's kernel for C. Made by `python -m balancer.native.build`; kernel.so is of the same sources.
-
-   A fleet's state is one block of memory, a policy's numbers are another (see README.md). To decide: map both, the
-   policy's privately, as its scratch is written to; bind them and a call to words of your own; write who may be
-   picked to the array desk.mask, and BALANCER_WHOLE_REQUEST to `whole`; call balancer_answer_POLICY, or what the
-   options' header names: it counts the request in, and returns the worker's row, or why nobody gets it.
-
-   Bind anew when a block's generation has changed, map anew when it is not in force. The policy's room_workers have to
-   be no fewer than the fleet's workers. Rows and columns in a call are not checked against the block. Nothing is
-   atomic: one at a time may call or write. */
-#ifndef BALANCER_KERNEL_H
-#define BALANCER_KERNEL_H
+_BEGIN = """\
+/* What the module shares with the balancer. Made by `python -m balancer.native.header`. */
+#ifndef MODULE_SHARED_H
+#define MODULE_SHARED_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <string.h>
+
 """
+DIGEST = hashlib.sha256(_content().encode()).hexdigest()[:15]
+"""Fits 16 bytes with a zero at its end."""
 
-_BIND = """
-enum balancer_status {
-  BALANCER_FITS,
-  BALANCER_NO_BLOCK,
-  BALANCER_OTHER_ABI,
-  BALANCER_OTHER_STAMP,
-  BALANCER_OTHER_KIND,
-  BALANCER_TOO_SHORT,
-  BALANCER_BAD_ARRAY
-};
-
-static inline const char *balancer_status_text(enum balancer_status status) {
-  static const char *const texts[] = {
-    "fits",
-    "no block",
-    "a block of another version",
-    "a block of other sources",
-    "a block of another kind",
-    "a block longer than its memory",
-    "an array is not within the block, or not as long as it has to be",
-  };
-  return texts[status];
-}
-
-/* Where an array lies; of a block that was bound without objection. */
-static inline void *balancer_at(void *block, int array) {
-  struct balancer_array entry;
-  const char *table = (const char *)block + sizeof(struct balancer_block);
-  memcpy(&entry, table + (size_t)array * sizeof entry, sizeof entry);
-  return (char *)block + entry.offset;
-}
-
-/* An array of a record: its first word, axes, type, and of each axis a constant, and how many times workers and models
-   come on top; -1: of any length. */
-struct balancer_place {
-  int word, axes;
-  char type;
-  int length[3][3];
-};
-
-/* Check a block, and write the words by which compiled functions find its arrays. What is checked is read once. */
-static inline enum balancer_status balancer_bind(void *block, uint64_t bytes, uint64_t kind, uint64_t arrays,
-                                                 const struct balancer_place *places, int64_t *words) {
-  struct balancer_block head;
-  if (bytes < sizeof head) return BALANCER_NO_BLOCK;
-  memcpy(&head, block, sizeof head);
-  if (head.magic != BALANCER_MAGIC) return BALANCER_NO_BLOCK;
-  if (head.abi != BALANCER_ABI) return BALANCER_OTHER_ABI;
-  if (memcmp(head.stamp, BALANCER_STAMP, sizeof head.stamp)) return BALANCER_OTHER_STAMP;
-  if (head.kind != kind || head.arrays != arrays) return BALANCER_OTHER_KIND;
-  if (head.bytes > bytes || sizeof head + arrays * sizeof(struct balancer_array) > bytes) return BALANCER_TOO_SHORT;
-  if (head.workers > UINT32_MAX || head.models > UINT32_MAX) return BALANCER_BAD_ARRAY;
-  for (uint64_t i = 0; i < arrays; i++) {
-    struct balancer_array entry;
-    memcpy(&entry, (const char *)block + sizeof head + i * sizeof entry, sizeof entry);
-    if (entry.axes != (uint64_t)places[i].axes || entry.type != (uint64_t)places[i].type) return BALANCER_BAD_ARRAY;
-    uint64_t size = places[i].type == 'b' ? 1 : 8;
-    int64_t *word = words + places[i].word;
-    for (int axis = places[i].axes - 1; axis >= 0; axis--) {
-      const int *length = places[i].length[axis];
-      int64_t wanted = length[0] + length[1] * (int64_t)head.workers + length[2] * (int64_t)head.models;
-      if (length[0] >= 0 ? entry.shape[axis] != wanted : entry.shape[axis] < 0) return BALANCER_BAD_ARRAY;
-      if ((uint64_t)entry.strides[axis] != size) return BALANCER_BAD_ARRAY;
-      word[1 + axis] = entry.shape[axis];
-      word[1 + places[i].axes + axis] = (int64_t)size;
-      if (entry.shape[axis] && size > bytes / (uint64_t)entry.shape[axis]) return BALANCER_BAD_ARRAY;
-      if (entry.shape[axis]) size *= (uint64_t)entry.shape[axis];
-    }
-    if (entry.offset % 8 || entry.offset > bytes || size > bytes - entry.offset) return BALANCER_BAD_ARRAY;
-    word[0] = (int64_t)(intptr_t)((char *)block + entry.offset);
-  }
-  return BALANCER_FITS;
-}
-"""
-
-_FUNCTIONS = """
-/* Of the library: to be compared with BALANCER_STAMP by who loads it. */
-extern const char balancer_stamp[];
-
-/* Each takes words that were bound. */
-typedef int64_t balancer_function(const int64_t *books, const int64_t *options, const int64_t *call);
-"""
+if __name__ == "__main__":
+    write()
+    print(f"written: bounds.h and shared.h in {SOURCES}", file=sys.stderr)

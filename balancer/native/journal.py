@@ -1,4 +1,4 @@
-"""What Envoys tell of their decisions for the decision log: file `journal`, see balancer/native/module/journal.h.
+"""What Envoys tell of their decisions for the decision log: file `journal`, see envoy/module/journal.h.
 
 Another process writes it, so that everything in it is checked before it is used. What a policy saw is told as the state
 that its columns are made of; they are made here, by the same functions as for a decision of Python's, for many at once.
@@ -17,20 +17,18 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from balancer.core import bounds
-from balancer.core.events import Finished, Void, Withdrawn
-from balancer.core.fleet import Fleet
-from balancer.core.keys import OF_SEQUENCES, STICKY
-from balancer.core.router import Answered, Decision
-from balancer.core.settings import EstimatorSettings
-from balancer.core.trials.steering import PUBLISHED, Role
-from balancer.core.view import LiveView, View, column
-from balancer.front.folder import JOURNAL, Folder
-from balancer.front.journal_layouts import ASKED, ENDED, JOURNAL_RING_BYTES, SEEN, RecordFlag, RecordKind
-from balancer.front.layouts import VOIDS
-from balancer.front.module import Module
-from balancer.gateway.responses import ERRORS
-from balancer.native.shared import in_file
+from balancer import bounds
+from balancer.extproc.responses import ERRORS
+from balancer.kernel.settings import EstimatorSettings
+from balancer.native.envoy_module import Module
+from balancer.native.folder import JOURNAL, Folder, in_file
+from balancer.native.layouts import ASKED, ENDED, JOURNAL_RING_BYTES, SEEN, VOIDS, RecordFlag, RecordKind
+from balancer.scheduler.canary.selector import Role
+from balancer.scheduler.events import Finished, Void, Withdrawn
+from balancer.scheduler.fleet import Fleet
+from balancer.scheduler.keys import OF_SEQUENCES, STICKY
+from balancer.scheduler.router import Answered, Decision
+from balancer.scheduler.view import LiveView, View, column
 from policies.base import BoolArray, FloatArray, Policy, Request, UintArray
 from policies.columns import Columns, columns_of
 
@@ -38,16 +36,7 @@ _NONE = 2**64 - 1
 _ARRAYS = sum(map(len, SEEN.values()))
 _COLUMNS = columns_of("moment", "request")
 # Flags as whole numbers, which are some ten times as fast.
-_KEYED, _SEQUENCE, _QUESTION, _OK, _PUBLISHED = (
-    int(flag)
-    for flag in (
-        RecordFlag.RECORD_KEYED,
-        RecordFlag.RECORD_SEQUENCE,
-        RecordFlag.RECORD_QUESTION,
-        RecordFlag.RECORD_OK,
-        RecordFlag.RECORD_PUBLISHED,
-    )
-)
+_KEYED, _SEQUENCE, _QUESTION, _OK = map(int, RecordFlag)
 
 
 class TornError(Exception):
@@ -61,7 +50,7 @@ class Member(NamedTuple):
     device: str
 
 
-class Basis(NamedTuple):
+class DecisionBasis(NamedTuple):
     """What decisions by one directory rest on, beside what is told of each."""
 
     changes: int
@@ -74,16 +63,16 @@ class Basis(NamedTuple):
     """In the order of `Decider`."""
 
 
-def basis_of(fleet: Fleet, policy: Policy, baseline: Policy | None = None, new: Policy | None = None) -> Basis:
+def basis_of(fleet: Fleet, policy: Policy, baseline: Policy | None = None, new: Policy | None = None) -> DecisionBasis:
     """Of the fleet as it is now, and of who may decide: `baseline`: the guard's, `new`: the one that is rolled out."""
     hashes: tuple[tuple[Policy | None, Role], ...] = (STICKY, "hash"), (OF_SEQUENCES, "hash")
     deciders = (policy, "in_force"), *hashes, (baseline, "baseline"), (new, "rollout")
     members = tuple([Member(worker.name, worker.device) for worker in fleet.workers])
     arrays = fleet.weight.copy(), fleet.name_hash.copy()
-    return Basis(fleet.changes, members, *arrays, fleet.settings.estimators, deciders)
+    return DecisionBasis(fleet.changes, members, *arrays, fleet.settings.estimators, deciders)
 
 
-class ToldDecision(NamedTuple):
+class JournalDecision(NamedTuple):
     """What a policy decided."""
 
     at: int
@@ -91,10 +80,10 @@ class ToldDecision(NamedTuple):
     decision: Decision | None
     question: bool
     """About a model or server, so that it is no load."""
-    basis: Basis
+    basis: DecisionBasis
 
 
-class ToldRefusal(NamedTuple):
+class JournalRefusal(NamedTuple):
     """A request that was refused before any policy decided."""
 
     at: int
@@ -103,7 +92,7 @@ class ToldRefusal(NamedTuple):
     at_s: float
 
 
-class ToldOutcome(NamedTuple):
+class JournalOutcome(NamedTuple):
     """A request ended."""
 
     at: int
@@ -122,7 +111,7 @@ class ToldOutcome(NamedTuple):
         return Finished(self.number, worker, self.latency_s, self.ok, self.void)
 
 
-Told = ToldDecision | ToldRefusal | ToldOutcome
+Told = JournalDecision | JournalRefusal | JournalOutcome
 """`at`: where in the journal it begins."""
 
 
@@ -135,7 +124,6 @@ class _Asked(NamedTuple):
     at_s: float
     decider: int
     question: bool
-    published: bool
     propensity: float
     row: int
     fallbacks: tuple[int, ...]
@@ -150,7 +138,7 @@ class Journal:
         """`share`: of the decisions, that Envoys are to tell of. `OSError` where there is no room for it."""
         self._module, self._folder, self._share = module, folder, share
         self._chunk = np.empty(JOURNAL_RING_BYTES, np.uint8)
-        self._bases: dict[int, Basis] = {}
+        self._bases: dict[int, DecisionBasis] = {}
         self.read = 0
         """How far it was read: bytes, ever."""
         self._left = b""
@@ -167,14 +155,14 @@ class Journal:
     def _call(self, name: str, *arguments: Any) -> Any:
         return self._module.call(f"journal_{name}", self._address, *arguments)
 
-    def stand(self, serial: int, basis: Basis) -> None:
+    def stand(self, serial: int, basis: DecisionBasis) -> None:
         """Decisions that tell of the directory of that number rest on this."""
         if self.caught_up:
             self._bases.clear()
         self._bases[serial] = basis
 
     @property
-    def basis(self) -> Basis:
+    def basis(self) -> DecisionBasis:
         """The last one."""
         return self._bases[max(self._bases)]
 
@@ -246,7 +234,7 @@ class Journal:
 
     def _understand(self, content: bytes) -> tuple[list[Told], int]:
         """What it says, and how much of it was whole."""
-        raw: list[_Asked | ToldRefusal | ToldOutcome] = []
+        raw: list[_Asked | JournalRefusal | JournalOutcome] = []
         at = 0
         while at + 8 <= len(content):
             size_bytes, kind = struct.unpack_from("=IB", content, at)
@@ -259,7 +247,7 @@ class Journal:
             at += size_bytes
         if content and not at:
             raise ValueError("a record that does not end")
-        made: list[ToldDecision] = []
+        made: list[JournalDecision] = []
         for serial, asked in groupby((one for one in raw if isinstance(one, _Asked)), lambda one: one.serial):
             made += _decisions(list(asked), self._bases[serial])
             self._bases = {known: basis for known, basis in self._bases.items() if known >= serial}
@@ -267,7 +255,7 @@ class Journal:
         return [next(decisions) if isinstance(one, _Asked) else one for one in raw], at
 
 
-def _record(kind: int, content: bytes, at: int) -> _Asked | ToldRefusal | ToldOutcome:
+def _record(kind: int, content: bytes, at: int) -> _Asked | JournalRefusal | JournalOutcome:
     """One record; raises `ValueError` and the like where it cannot be one."""
     if kind == RecordKind.RECORD_OUTCOME:
         _check(len(content) == ENDED.itemsize, "a length")
@@ -276,7 +264,7 @@ def _record(kind: int, content: bytes, at: int) -> _Asked | ToldRefusal | ToldOu
         measured_s = latency_s if math.isfinite(latency_s) else None
         _check(measured_s is None or 0 <= measured_s <= bounds.MAX_LATENCY_S, "a latency")
         served = endpoint.partition(b"\0")[0].decode("ascii")
-        return ToldOutcome(at, number, at_s, served, measured_s, bool(flags & _OK), VOIDS[void])
+        return JournalOutcome(at, number, at_s, served, measured_s, bool(flags & _OK), VOIDS[void])
     _check(kind in {RecordKind.RECORD_DECISION, RecordKind.RECORD_REFUSAL}, "a kind")
     (_, _, flags, decider, why, number, at_s), serial, key, *rest = np.frombuffer(content, ASKED, 1)[0].item()
     rows, deadline_s, priority, propensity, row, fallback_rows, n, model, version, tenant = rest
@@ -302,7 +290,7 @@ def _record(kind: int, content: bytes, at: int) -> _Asked | ToldRefusal | ToldOu
     )
     if kind == RecordKind.RECORD_REFUSAL:
         _check(why in ERRORS and start == len(content), "a refusal")
-        return ToldRefusal(at, request, why, at_s)
+        return JournalRefusal(at, request, why, at_s)
     _check(start + 8 * (_ARRAYS + 1) * n + n + -n % 8 == len(content), "a length")
     numbers = np.frombuffer(content, np.float64, (_ARRAYS + 1) * n, start).reshape(_ARRAYS + 1, n)
     eligible = np.frombuffer(content, np.uint8, n, start + numbers.nbytes)
@@ -310,7 +298,7 @@ def _record(kind: int, content: bytes, at: int) -> _Asked | ToldRefusal | ToldOu
     _check(-1 <= row < n and all(0 <= each < n for each in fallbacks), "a row")
     _check(0 <= propensity <= 1, "an answer")
     return _Asked(
-        *(at, serial, request, at_s, decider, bool(flags & _QUESTION), bool(flags & _PUBLISHED)),
+        *(at, serial, request, at_s, decider, bool(flags & _QUESTION)),
         *(propensity, row, fallbacks, numbers, eligible),
     )
 
@@ -328,7 +316,7 @@ class _Seen(View):
     ) -> None:
         arrays = iter(seen)
         records: Any = [SimpleNamespace(**{name: next(arrays) for name in names}) for names in SEEN.values()]
-        *states, self._desk = records
+        *states, self._decision = records
         super().__init__(tuple(states), estimators, np.empty(0, bool), rows, now_s)
         self._of_model = ...
         self._keyed = keyed
@@ -336,19 +324,19 @@ class _Seen(View):
     @column
     def report_age_s(self) -> FloatArray:
         """See `FleetView`."""
-        age_s: FloatArray = self._now_s - self._desk.reported_s
+        age_s: FloatArray = self._now_s - self._decision.reported_s
         return age_s
 
     @column
     def cached(self) -> FloatArray:
         """See `FleetView`."""
-        cached: FloatArray = self._desk.cached
+        cached: FloatArray = self._decision.cached
         return cached
 
     @column
     def behind_s(self) -> FloatArray:
         """See `FleetView`."""
-        behind_s: FloatArray = self._desk.behind
+        behind_s: FloatArray = self._decision.behind
         return behind_s
 
     @column
@@ -357,7 +345,7 @@ class _Seen(View):
         return np.where(self._keyed, self._saving_s(), 0.0)
 
 
-def _decisions(asked: Sequence[_Asked], basis: Basis) -> Iterator[ToldDecision]:
+def _decisions(asked: Sequence[_Asked], basis: DecisionBasis) -> Iterator[JournalDecision]:
     """Decisions of one basis."""
     n, count = len(basis.workers), len(asked)
     numbers = np.stack([each.numbers for each in asked], axis=1)
@@ -374,16 +362,14 @@ def _decisions(asked: Sequence[_Asked], basis: Basis) -> Iterator[ToldDecision]:
         policy, role = basis.deciders[each.decider]
         if policy is None:
             raise ValueError("a decider that there is not")
-        if each.published:
-            role = PUBLISHED[role]
         shown = Columns(
             eligible[place], basis.weight, basis.name_hash, **{name: columns[name][place] for name in _COLUMNS}
         )
         answered = Answered(each.request, None, cast(LiveView, shown), policy, shares[place], True, each.at_s, role)
-        yield ToldDecision(each.at, answered, _made(each, policy, basis), each.question, basis)
+        yield JournalDecision(each.at, answered, _made(each, policy, basis), each.question, basis)
 
 
-def _made(asked: _Asked, policy: Policy, basis: Basis) -> Decision | None:
+def _made(asked: _Asked, policy: Policy, basis: DecisionBasis) -> Decision | None:
     if asked.row < 0:
         return None
     names = [basis.workers[row].name for row in (asked.row, *asked.fallbacks)]

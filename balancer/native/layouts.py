@@ -1,4 +1,4 @@
-"""What the balancer shares with Envoy's module, declared once: `balancer.front.header` makes `module/shared.h` of it.
+"""What the balancer shares with Envoy's module, declared once: `balancer.native.header` makes `module/shared.h` of it.
 
 NumPy's types are aligned as C aligns them, and the header has the compiler check sizes and places.
 """
@@ -7,36 +7,34 @@ from __future__ import annotations
 
 from dataclasses import fields
 from enum import IntEnum, IntFlag
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
-import numpy.typing as npt
 
-from balancer.core.bounds import MAX_FALLBACKS, MAX_TEXT_BYTES
-from balancer.core.events import Void
-from balancer.front.journal_layouts import JOURNAL_RING_BYTES, OF_JOURNAL, SEEN, RecordFlag, RecordKind
-from balancer.front.structs import ENDPOINT, ENDPOINT_BYTES, Struct
-from balancer.gateway.kserve import HeaderNames, Kind
-from balancer.gateway.names import MOST_FORWARDED
-from balancer.gateway.verdict import By
-from balancer.gateway.versions import MAX_VERSION_DIGITS
+from balancer.bounds import MAX_FALLBACKS, MAX_TEXT_BYTES
+from balancer.extproc.kserve import HeaderNames
+from balancer.extproc.names import MOST_FORWARDED
+from balancer.extproc.verdict import By
+from balancer.extproc.versions import MAX_VERSION_DIGITS
+from balancer.scheduler.events import Void
 
 SLOTS, OUTCOMES, LINES, SEATS = 65_536, 16_384, 1024, 64
 """Requests in flight, outcomes and lines that wait to be read, and Envoys, at most."""
+RINGS = ("outcomes", "trials", "lines")
+"""What waits to be read."""
 TRIALS, OWED = 16_384, 4096
 """Decisions and ends that guard and rollout are to be told of, and numbers left to the balancer, at most."""
+ENDPOINT_BYTES = 64
+"""Of an `address:port` with the zero that ends it."""
+ENDPOINT = f"S{ENDPOINT_BYTES}"
 SIDES = 2
 """That may decide at a time."""
-TABLES, LEVELS, MOST_PUBLISHED = 32, 32, 256
-"""Tables of published probabilities, steps in each, and workers that one may have, at most."""
 MODEL_BYTES = 64
 """Of a model's name, for guard and rollout; what is longer is cut."""
 MOST_NAMED = 1 + MAX_FALLBACKS
 """Workers named for a request."""
 VERSION_BYTES = MAX_VERSION_DIGITS + 1
 """Of a version that is written into requests, with a zero at its end."""
-KINDS = tuple(Kind)
-"""Of an outcome's kind."""
 VOIDS: tuple[Void, ...] = get_args(Void)
 """Of an outcome's void."""
 ENDERS: tuple[By, ...] = get_args(By)
@@ -73,7 +71,7 @@ class Decider(IntEnum):
     """The one that is rolled out."""
 
 
-class Told(IntEnum):
+class GuardEvent(IntEnum):
     """What guard and rollout are told of a request."""
 
     TRIAL_TAKEN = 1
@@ -90,11 +88,13 @@ class Flag(IntFlag):
     STICKY_KEYS = 2
     DECISION_LOG = 4
     """Decisions are told of in the journal."""
-    SPLITS = 8
-    """Two versions share the requests of some model."""
+    GIVES_VERSIONS = 8
+    """Requests for some model that name no version get one."""
+    LIMITS_TENANTS = 16
+    """Of models that the balancer forwards: it is asked about those of their requests that it does not."""
 
 
-class Drawn(IntFlag):
+class DrawFlags(IntFlag):
     """Of a request whose model is split: what its lot says."""
 
     DRAWN_NEW = 1
@@ -103,21 +103,28 @@ class Drawn(IntFlag):
     """The lot is the key's."""
 
 
-class Reads(IntFlag):
-    """What a table's policy read of the request, so that the table is for requests alike in it alone."""
+class RecordKind(IntEnum):
+    """Of a record in the journal."""
 
-    READS_ROWS = 1
-    READS_PRIORITY = 2
-    READS_KEY = 4
-    READS_DEADLINE = 8
-    READS_TENANT = 16
-    READS_NAME = 32
-    """Model or version."""
+    RECORD_SKIP = 0
+    """There is nothing more until the ring begins anew."""
+    RECORD_DECISION = 1
+    RECORD_REFUSAL = 2
+    RECORD_OUTCOME = 3
+
+
+class RecordFlag(IntFlag):
+    """Of a record in the journal."""
+
+    RECORD_KEYED = 1
+    RECORD_SEQUENCE = 2
+    RECORD_QUESTION = 4
+    """About a model or server: no load."""
+    RECORD_OK = 8
 
 
 COUNTS = {
     "picked": "a worker was picked",
-    "published": "of these, by probabilities that the balancer published",
     "least_locked": "left to Envoy, since the lock was not to be had",
     "least_stale": "left to Envoy, since the balancer gave no sign of life",
     "asked": "left to the balancer, which is asked",
@@ -128,6 +135,35 @@ COUNTS = {
     "lines_lost": "without the line in the log that it was to have, since too many wait to be read",
 }
 """What the module counts of requests, and what that says."""
+
+JOURNAL_RING_BYTES = 16 * 2**20
+SEEN: dict[str, tuple[str, ...]] = {
+    "queue": (
+        *("in_flight", "reported_pending", "others", "others_work_s", "others_s"),
+        *("own_work_s", "executing_s", "progress_s", "own_requests", "forming_rows", "balancers"),
+    ),
+    "service": ("fixed_s", "per_row_s", "max_batch_rows", "parallel"),
+    "latency": ("latency_s", "latency_at_s", "errors", "errors_at_s"),
+    "tokens": ("level", "rate_per_s", "at_s"),
+    "caches": ("saved",),
+    "decision": ("reported_s", "cached", "behind"),
+}
+"""What the columns of a view are made of, in the journal's order: records of the fleet's state and their arrays, of
+which those with an axis of models are told of for the request's."""
+
+
+class Struct(NamedTuple):
+    """One of C's structures."""
+
+    name: str
+    says: str
+    fields: tuple[tuple[str, Any, str], ...]
+    """Name, type as NumPy names it, and what it says where the name does not."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """As NumPy has it."""
+        return np.dtype([(name, kind) for name, kind, _ in self.fields], align=True)
 
 
 _SLOT = Struct(
@@ -141,7 +177,8 @@ _SLOT = Struct(
         ("rows", np.float64, ""),
         ("at_s", np.float64, ""),
         ("next", np.uint32, "free slot"),
-        ("chosen", np.uint32, "1: the policy chose among several, so that no client did"),
+        ("chosen", np.uint16, "1: the policy chose among several, so that no client did"),
+        ("waits", np.uint16, "1: it waits for its client, and may lose its place for that"),
     ),
 )
 _OUTCOME = Struct(
@@ -173,7 +210,7 @@ _OUTCOME = Struct(
         ("aborted", np.uint8, "enum aborted"),
         ("refusal", np.uint8, "gRPC's status of it"),
         ("matched", np.uint8, "1: the pick still counted as in flight"),
-        ("lot", np.uint8, "enum drawn; of a split"),
+        ("draw", np.uint8, "enum drawn; of a split"),
         ("endpoint", ENDPOINT, "that was tried last; empty: none. Of a refusal: the field out of bounds"),
     ),
 )
@@ -211,13 +248,13 @@ _SIDE = Struct(
         ("slow_s", np.float64, "decisions that take longer are told of; infinite: nobody watches them"),
     ),
 )
-_STEERING = Struct(
-    "steering",
-    "Who decides, as it stands: see balancer/core/trials/steering.py.",
+_SELECTOR = Struct(
+    "selector",
+    "Who decides, as it stands: see balancer/scheduler/canary/selector.py.",
     (
         ("on", np.uint64, "0: the policy in force, always"),
-        ("lots", np.uint64, ""),
-        ("shadow_lots", np.uint64, ""),
+        ("draws", np.uint64, ""),
+        ("shadow_draws", np.uint64, ""),
         ("share", np.float64, "of the numbers, of the second side"),
         ("shadow_share", np.float64, ""),
         ("until_s", np.float64, "from then on who decides may be another"),
@@ -244,27 +281,6 @@ _TRIAL = Struct(
         ("model", f"S{MODEL_BYTES}", "or its beginning"),
     ),
 )
-_TABLE = Struct(
-    "table",
-    "What a policy that is not compiled answers to one kind of request: see balancer/front/tables.py.",
-    (
-        ("hash", np.uint64, "of the entry's model and version"),
-        ("column", np.int64, "of the entry"),
-        ("decider", np.uint64, "enum decider, whose policy it is of"),
-        ("rows", np.float64, ""),
-        ("priority", np.float64, ""),
-        ("reads", np.uint64, "enum reads"),
-        ("generation", np.uint64, "of the books that the rows are of"),
-        ("workers", np.uint64, ""),
-        ("at_s", np.float64, "when the books were read that it was computed from"),
-        ("levels", np.uint64, "that hold; 0: there is no table here"),
-        ("fixed", np.uint64, "1: the answer does not depend on what is sent, and `targets` has it, in one level"),
-        ("upto", (np.float64, LEVELS), "requests more in flight, up to which each level is for"),
-        ("targets", (np.float64, (LEVELS, MOST_PUBLISHED)), "in flight at each worker after it; 0: it gets nothing"),
-        ("base", (np.float64, MOST_PUBLISHED), "in flight when the books were read"),
-        ("sent", np.uint64, "by this table's place, ever"),
-    ),
-)
 _HEAD = Struct(
     "directory_head",
     "What a directory begins with; then come endpoints, entries, masks and strings.",
@@ -273,7 +289,7 @@ _HEAD = Struct(
         ("bytes", np.uint64, "of all of it"),
         ("stamp", "S16", "the kernel's"),
         ("serial", np.uint64, "its file's name has it too"),
-        ("generation", np.uint64, "of the books"),
+        ("generation", np.uint64, "of the fleet's state"),
         ("workers", np.uint64, ""),
         ("entries", np.uint64, ""),
         ("masks", np.uint64, ""),
@@ -298,77 +314,85 @@ _ENTRY = Struct(
         ("servable", np.uint32, "mask, as the next"),
         ("members", np.uint32, ""),
         ("loaded", np.uint64, "1: some worker has a version of the model"),
+        ("limited", np.uint64, "1: the model table says who may serve it"),
         ("split", np.uint64, "its number among the models that two versions share, from 1; 0: none"),
         ("share", np.float64, "of the requests without a version that get the new one"),
-        ("lots", np.uint64, "by which they do"),
-        ("old", _PIECE.dtype, "version"),
+        ("draws", np.uint64, "by which they do"),
+        ("old", _PIECE.dtype, "version; without a split, that requests which name none get; empty: none"),
         ("new", _PIECE.dtype, "version"),
     ),
 )
+_RECORD = Struct(
+    "record",
+    "What each record in the journal begins with. Records are multiples of 8 bytes; none goes over the ring's end.",
+    (
+        ("bytes", np.uint32, "of all of it"),
+        ("kind", np.uint8, "enum record_kind"),
+        ("flags", np.uint8, "enum record_flag"),
+        ("decider", np.uint8, "enum decider"),
+        ("why", np.uint8, "of a refusal: gRPC's status; of an outcome: enum void_kind"),
+        ("number", np.uint64, "of the decision"),
+        ("at_s", np.float64, ""),
+    ),
+)
+_ASKED = Struct(
+    "asked_record",
+    "A decision or a refusal. What follows: model, version and tenant, then zeros up to a multiple of 8; of a decision "
+    "then JOURNAL_SEEN arrays of `workers` doubles, its probabilities, and a byte for each that says who was eligible, "
+    "with zeros likewise.",
+    (
+        ("record", _RECORD.dtype, ""),
+        ("serial", np.uint64, "of the directory that has the rows"),
+        ("key", np.uint64, ""),
+        ("rows", np.float64, "of its inputs"),
+        ("deadline_s", np.float64, ""),
+        ("priority", np.float64, ""),
+        ("propensity", np.float64, ""),
+        ("row", np.int64, "of the worker; -1: shed"),
+        ("fallbacks", (np.int64, MAX_FALLBACKS), "rows; -1: none"),
+        ("workers", np.uint32, "of a refusal: 0"),
+        ("model_bytes", np.uint32, ""),
+        ("version_bytes", np.uint32, ""),
+        ("tenant_bytes", np.uint32, ""),
+    ),
+)
+_ENDED = Struct(
+    "ended_record",
+    "How the request of a decision ended.",
+    (
+        ("record", _RECORD.dtype, ""),
+        ("latency_s", np.float64, "not a number: no measure"),
+        ("endpoint", ENDPOINT, "that served it; empty: none"),
+    ),
+)
 STRUCTS = (
-    *(_SLOT, _OUTCOME, _LINE, _SIDE, _STEERING, _TRIAL, _PIECE, _CANDIDATE, _HEAD, _ENDPOINTS, _ENTRY, _TABLE),
-    *OF_JOURNAL,
+    *(_SLOT, _OUTCOME, _LINE, _SIDE, _SELECTOR, _TRIAL, _PIECE, _CANDIDATE, _HEAD, _ENDPOINTS, _ENTRY),
+    *(_RECORD, _ASKED, _ENDED),
 )
 SLOT, OUTCOME, LINE, HEAD, ENTRY = (each.dtype for each in (_SLOT, _OUTCOME, _LINE, _HEAD, _ENTRY))
-STEERING, TRIAL = _STEERING.dtype, _TRIAL.dtype
-TABLE = _TABLE.dtype
-
-
-def void_kind(void: Void) -> str:
-    """Its name in C."""
-    return f"VOID_{void or 'none'}".upper()
+SELECTOR, TRIAL, ASKED, ENDED = _SELECTOR.dtype, _TRIAL.dtype, _ASKED.dtype, _ENDED.dtype
 
 
 ENUMS: dict[str, tuple[str, ...] | type[IntEnum] | type[IntFlag]] = {
     "decided_by": Source,
     "decider": Decider,
-    "trial_kind": Told,
+    "trial_kind": GuardEvent,
     "aborted": tuple(f"BY_{by or 'nobody'}".upper() for by in ENDERS),
     "directory_flag": Flag,
-    "drawn": Drawn,
-    "reads": Reads,
+    "drawn": DrawFlags,
     "record_kind": RecordKind,
     "record_flag": RecordFlag,
-    "void_kind": tuple(map(void_kind, VOIDS)),
+    "void_kind": tuple(f"VOID_{void or 'none'}".upper() for void in VOIDS),
     "named_header": tuple(name.upper() for name in NAMED_HEADERS),
     "count": tuple(name.upper() for name in COUNTS),
+    "ring_of": tuple(f"{name}_RING".upper() for name in RINGS),
 }
 """By their names in C."""
 SIZES = {
-    "SLOTS": SLOTS,
-    "OUTCOMES": OUTCOMES,
-    "LINES": LINES,
-    "SEATS": SEATS,
-    "TRIALS": TRIALS,
-    "OWED": OWED,
-    "SIDES": SIDES,
-    "TABLES": TABLES,
-    "LEVELS": LEVELS,
-    "MOST_PUBLISHED": MOST_PUBLISHED,
-    "MOST_FORWARDED": MOST_FORWARDED,
-    "ENDPOINT_BYTES": ENDPOINT_BYTES,
-    "MOST_NAMED": MOST_NAMED,
-    "VERSION_BYTES": VERSION_BYTES,
-    "DECIDERS": len(Decider),
-    "NAMED_HEADERS": len(NAMED_HEADERS),
-    "COUNTS": len(COUNTS),
-    "JOURNAL_RING_BYTES": JOURNAL_RING_BYTES,
-    "JOURNAL_SEEN": sum(map(len, SEEN.values())),
-    "UNKNOWN_MODEL": UNKNOWN_MODEL,
-    "NO_ENTRY": NO_ENTRY,
+    **{"SLOTS": SLOTS, "OUTCOMES": OUTCOMES, "LINES": LINES, "SEATS": SEATS, "TRIALS": TRIALS, "OWED": OWED},
+    **{"SIDES": SIDES, "DECIDERS": len(Decider), "NAMED_HEADERS": len(NAMED_HEADERS), "COUNTS": len(COUNTS)},
+    **{"RINGS": len(RINGS), "MOST_FORWARDED": MOST_FORWARDED, "MOST_NAMED": MOST_NAMED, "VERSION_BYTES": VERSION_BYTES},
+    **{"ENDPOINT_BYTES": ENDPOINT_BYTES, "JOURNAL_RING_BYTES": JOURNAL_RING_BYTES},
+    **{"JOURNAL_SEEN": sum(map(len, SEEN.values())), "UNKNOWN_MODEL": UNKNOWN_MODEL, "NO_ENTRY": NO_ENTRY},
 }
 """Further numbers that C needs."""
-_FIRST_ALIKE = "directory"
-_MULTIPLIERS = np.random.default_rng().integers(2**64, size=OUTCOME.itemsize // 8, dtype=np.uint64) | np.uint64(1)
-
-
-def alike(batch: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-    """Outcomes in groups whose bytes from `directory` on are equal, each in order: what is alike is counted together.
-
-    Told apart by a random linear hash of 64 bits, which is a tenth of the work of comparing bytes.
-    """
-    assert OUTCOME.fields is not None
-    words = batch.view(np.uint64).reshape(len(batch), -1)[:, OUTCOME.fields[_FIRST_ALIKE][1] // 8 :]
-    _, group = np.unique((words * _MULTIPLIERS[: words.shape[1]]).sum(axis=1), return_inverse=True)
-    order = np.argsort(group, kind="stable")
-    return np.split(batch.take(order), np.flatnonzero(np.diff(group[order])) + 1)

@@ -1,4 +1,4 @@
-"""A router whose books Envoys read and write too: everything here happens under their common lock."""
+"""A router whose fleet state Envoys read and write too: everything here happens under their common lock."""
 
 from __future__ import annotations
 
@@ -7,62 +7,73 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, TypeVar, cast
 
 import numpy.typing as npt
 
-from balancer.core.errors import RoutingError
-from balancer.core.events import Event, WorkerRemoved
-from balancer.core.kernel.answers import Compiler, answering
-from balancer.core.kernel.books import options_block
-from balancer.core.keys import OF_SEQUENCES, STICKY
-from balancer.core.router import Answered, Decision, Router
-from balancer.core.settings import Settings
-from balancer.core.trials.split import Split, Splits
-from balancer.core.trials.steering import Plan, Steering
-from balancer.core.view import LiveView
-from balancer.front.directory import Candidate, Deciding, directory_of, endpoints_of
-from balancer.front.folder import BOOKS, JOURNAL, Folder
-from balancer.front.journal import Journal, TornError, basis_of
-from balancer.front.layouts import MOST_PUBLISHED, Decider
-from balancer.front.module import Module
-from balancer.front.state import State
-from balancer.front.tables import PERIOD_S, Tables
-from balancer.front.trials import Trials
-from balancer.gateway.kserve import HeaderNames
-from balancer.native.call import symbol_of
-from balancer.native.library import Compiled, Library
-from balancer.native.shared import in_file
+from balancer.extproc.kserve import HeaderNames
+from balancer.kernel.answers import Compiler, answering
+from balancer.kernel.compiled.call import symbol_of
+from balancer.kernel.compiled.library import Compiled, Library
+from balancer.kernel.fleet_state import options_block
+from balancer.kernel.settings import Settings
+from balancer.native.directory import Candidate, Deciding, directory_of, endpoints_of
+from balancer.native.envoy_module import Module
+from balancer.native.folder import FLEET_STATE, JOURNAL, Folder, in_file
+from balancer.native.journal import Journal, TornError, basis_of
+from balancer.native.layouts import Decider
+from balancer.native.selector_feed import SelectorFeed
+from balancer.native.state import SharedState
+from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
+from balancer.scheduler.canary.split import Split, Splits
+from balancer.scheduler.events import Event, WorkerRemoved
+from balancer.scheduler.keys import OF_SEQUENCES, STICKY
+from balancer.scheduler.router import Decision, Router
 from policies.base import Policy, Request
 from policies.hashing import mix
 
 logger = logging.getLogger(__name__)
-_IDLE_S = 0.1
-"""Until it is looked again whether there is a policy to publish."""
+MOST_WAITED_S = 0.25
+"""After its pick a request whose client keeps the worker waiting counts for no longer than that."""
 _DIRECTORIES_KEPT = 1000
 """Of which it is known who decided; each lasts as long as nothing changes."""
 
 
 class _SharedKernel(Compiled):
-    """The library over books whose working arrays others write to in between."""
+    """The library over fleet state whose working arrays others write to in between."""
 
     def forget(self) -> None:
-        """What lies on the desk is not what was left there."""
+        """What lies on the scratch is not what was left there."""
         self._masked = self._answered = None
 
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _in_turn(method: Method) -> Method:
+    """The same, with the lock."""
+
+    @wraps(method)
+    def alone(self: SharedRouter, *arguments: Any) -> Any:
+        with self._alone():
+            return method(self, *arguments)
+
+    return cast(Method, alone)
+
+
 class SharedRouter(Router):
-    """Makes one decision after the other, with the Envoys that decide over the same books."""
+    """Makes one decision after the other, with the Envoys that decide over the same fleet state."""
 
     def __init__(
         self, policy: Policy, settings: Settings, seed: int, library: Library, module: Module, folder: Folder
     ) -> None:
         """`OSError` where there is no room for what is shared."""
-        self._kernel = _SharedKernel(library, in_file(folder.path / BOOKS))
+        self._kernel = _SharedKernel(library, in_file(folder.path / FLEET_STATE))
         self._library, self._module, self._folder = library, module, folder
-        self._depth = 0
-        self._serial = 0
+        self._depth = self._serial = 0
+        self._now_s = 0.0
+        """Of the last event."""
         self._deciders: OrderedDict[int, tuple[tuple[str, ...], tuple[Split, ...]]] = OrderedDict()
         """Names of policies, and splits, by the directories that told of them."""
         self._splits = Splits()
@@ -70,16 +81,14 @@ class SharedRouter(Router):
         self._grpc: Mapping[str, str] = {}
         self._http: Mapping[str, str] = {}
         self._headers: tuple[str | None, ...] = (None,) * 7
-        self._wanted = self._no_room = False
+        self._wanted = self._no_room = self._limits_tenants = False
         self.journal: Journal | None = None
         self._names: dict[str, str] = {}
         (folder.path / JOURNAL).unlink(missing_ok=True)
         super().__init__(policy, settings, seed, self._kernel)
         self._told_of_policies()
-        self.state = State(module, folder, mix(seed))
-        self._trials = Trials(self.state)
-        self.tables = Tables(self.state, library)
-        self._failing = ""
+        self.state = SharedState(module, folder, mix(seed))
+        self._trials = SelectorFeed(self.state)
         self.replaced = 0
         """How often somebody kept the lock."""
         with self._alone():
@@ -88,31 +97,16 @@ class SharedRouter(Router):
     @property
     def asked_because(self) -> str:
         """Why Envoys cannot decide by what is configured, and ask; empty: they can."""
-        shadow = None if self.steering is None else self.steering.shadow
+        shadow = None if self.selector is None else self.selector.shadow
         if shadow is not None and shadow.share >= 1:
             return "the shadow is asked about each decision"
-        if self.witness is not None and self.journal is None:
+        if self.observer is not None and self.journal is None:
             return "there is no room to tell of decisions for the decision log"
-        if any(self._compiled) or self.publishes:
-            return ""
-        return f"policy {self.policy.name} is not compiled, and published for at most {MOST_PUBLISHED} workers"
-
-    @property
-    def publishes(self) -> bool:
-        """Whether Envoys decide by tables of a policy's probabilities."""
-        return bool(self._tabled)
-
-    @property
-    def _tabled(self) -> dict[int, Policy]:
-        """The policies that Envoys decide by tables of, as `Decider`."""
-        if len(self.fleet.workers) > MOST_PUBLISHED:
-            return {}
-        named = zip((Decider.POLICY, Decider.BASELINE, Decider.NEW), self._policies, self._compiled, strict=True)
-        return {int(by): policy for by, policy, compiled in named if policy is not None and not compiled}
+        return "" if any(self._compiled) else f"policy {self.policy.name} is not compiled"
 
     def _told_of_policies(self) -> None:
         """The policies that may decide, beside the hashes, and whether they are compiled."""
-        plan = Plan() if self.steering is None else self.steering.plan
+        plan = CanaryPlan() if self.selector is None else self.selector.plan
         self._policies = self.policy, plan.baseline, plan.new
         self._compiled = tuple(each is not None and self._library.answers(each) for each in self._policies)
 
@@ -131,10 +125,10 @@ class SharedRouter(Router):
         """Whose `address:port` that is; empty: nobody's."""
         return self._names.get(endpoint, "")
 
-    def read_headers(self, names: HeaderNames) -> None:
-        """The headers that may say what the body does not; `NAMED_HEADERS` has their order."""
+    def read_headers(self, names: HeaderNames, limits_tenants: bool = False) -> None:
+        """The headers that may say what the body does not, as `NAMED_HEADERS`; the other as of `Deciding`."""
         with self._alone():
-            self._headers, self._published = dataclasses.astuple(names), None
+            self._headers, self._limits_tenants, self._published = dataclasses.astuple(names), limits_tenants, None
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -145,39 +139,29 @@ class SharedRouter(Router):
             yield
             return
         # Most of it before, as nobody decides while this has the lock.
-        self._trials.learn(self.steering, self.fleet.workers)
+        self._trials.learn(self.selector, self.fleet.workers)
         if not self.state.lock():
             self._replace()
         self._depth = 1
         self._kernel.forget()
         try:
-            self._trials.settle(self.steering, self.fleet.workers)
-            self._look()
+            self._trials.settle(self.selector, self.fleet.workers)
+            self._trials.look(self.selector, self.view)
             yield
             self._publish()
-            self._trials.publish(self.steering)
+            self._trials.publish(self.selector)
         finally:
             self._depth = 0
             self.state.unlock()
 
-    def _look(self) -> None:
-        """Show guards what they are to look at, as it is now."""
-        for choice, request, at_s in self._trials.looks():
-            self._trials.claimed()
-            if self.steering is None:
-                continue
-            try:
-                self.steering.look(choice, request, self.view(request, at_s), at_s)
-            except RoutingError:
-                continue  # nobody may serve it any more: another one is looked at
-
     def _replace(self) -> None:
-        """Somebody keeps the lock. Whoever it is may go on at any time, so it keeps the books as well."""
+        """Somebody keeps the lock. Whoever it is may go on at any time, so it keeps the fleet's state as well."""
         logger.error("an Envoy keeps the lock of the shared state, another one takes its place")
         self.replaced += 1
         flying = self.state.replace()
         self.state.lock()
         self.fleet.renew_block()
+        self._trials.dropped(flying["number"].tolist())
         self._count_out(flying, float(self._now_s))
         self._renew_journal()
         # What it was at when it stopped may be half done.
@@ -215,11 +199,7 @@ class SharedRouter(Router):
             logger.error("decisions of Envoys cannot be recorded, they ask for each request: %s", error)
             self.journal = None
 
-    _now_s = 0.0
-    """Of the last event."""
-
     def _count_out(self, slots: npt.NDArray[Any], now_s: float) -> None:
-        self._trials.dropped(slots["number"].tolist())
         for slot in slots:
             if 0 <= slot["row"] < len(self.fleet.workers):
                 self._kernel.count_out(self.fleet, int(slot["row"]), int(slot["column"]), float(slot["rows"]), now_s)
@@ -247,7 +227,8 @@ class SharedRouter(Router):
 
     def _write_directory(self) -> None:
         fleet, serial = self.fleet, self._serial + 1
-        deciding = Deciding(self._candidates(serial), self._headers, self.journal is not None, self._splits.of)
+        told, limits, splits = self.journal is not None, self._limits_tenants, self._splits.of
+        deciding = Deciding(self._candidates(serial), self._headers, told, limits, splits)
         content = directory_of(fleet, endpoints_of(fleet, self._grpc, self._http), deciding, serial)
         self._folder.write(f"directory-{serial}", content)
         if self.journal is not None:
@@ -295,13 +276,11 @@ class SharedRouter(Router):
         self._folder.rename(file, name)
         return Candidate(policy.name, policy.needs_key, name)
 
-    def configure(self, policy: Policy, settings: Settings, steering: Steering | None = None) -> None:
+    def configure(self, policy: Policy, settings: Settings, selector: PolicySelector | None = None) -> None:
         """See `Router`."""
         with self._alone():
-            super().configure(policy, settings, steering)
+            super().configure(policy, settings, selector)
             self._told_of_policies()
-            self.tables.clear()
-            self._failing = ""
             self.serve(self._wanted)
 
     def observe(self, event: Event, now_s: float) -> None:
@@ -329,9 +308,17 @@ class SharedRouter(Router):
         for ticket in self.state.left():
             self._end_all(partial(self.state.abandoned, ticket), now_s)
 
+    def give_up_waiting(self, now_s: float) -> None:
+        """Requests whose clients keep their workers waiting count no more until they go on."""
+        before_s = now_s - MOST_WAITED_S
+        if self.state.waits(before_s):
+            with self._alone():
+                self._count_out(self.state.waited(before_s), now_s)
+
     def _end_all(self, found: Callable[[], npt.NDArray[Any]], now_s: float) -> None:
         with self._alone():
             slots = found()
+            self._trials.dropped(slots["number"].tolist())
             self._count_out(slots, now_s)
         self.outcomes["expired"] += len(slots)
 
@@ -341,55 +328,24 @@ class SharedRouter(Router):
         """See `Router`."""
         self._now_s = now_s
         with self._alone():
-            following, owed = self.state.number, self.state.owed()
-            self._number = following if owed is None else owed
-            try:
-                decision = super().route(request, now_s, subset, only)
-                self._trials.claimed()
-                for decider, policy in self._tabled.items() if subset is None else ():
-                    if policy.name == decision.policy and self._policy_for(request, policy) is policy:
-                        self.tables.wish(request, self.fleet, now_s, decider)
-                return decision
-            finally:
-                self.state.number = self._number if owed is None else following
-                self._number = self.state.number
+            decision = super().route(request, now_s, subset, only)
+            self._trials.claimed()
+            return decision
 
-    def view(self, request: Request, now_s: float, subset: Collection[str] | None = None) -> LiveView:
-        """See `Router`."""
-        with self._alone():
-            return super().view(request, now_s, subset)
+    def take_number(self) -> int:
+        """See `Router`: first those that Envoys left to the balancer."""
+        number = self.state.owed()
+        if number is None:
+            number = self.state.number
+            self.state.number = number + 1
+        return number
 
-    def answer_now(self, request: Request, now_s: float) -> Answered:
-        """See `Router`."""
-        with self._alone():
-            return super().answer_now(request, now_s)
-
-    def publish_tables(self, now_s: float) -> float:
-        """Ask policies that are not compiled, and have Envoys decide by their answers; returns when to do so again, in
-        seconds.
-        """
-        if not (policies := self._tabled):
-            return _IDLE_S
-        if not len(self.tables):
-            return PERIOD_S
-        with self._alone():
-            self.tables.read(self.fleet, now_s)
-        # Nothing else of this process runs meanwhile, so rows stay as they are.
-        took = partial(self._trials.took, self.steering, now_s)
-        self.tables.compute(policies, self.state.number, self._not_published, took)
-        with self._alone():
-            self.tables.put()
-        return self.tables.wait_s
-
-    def _not_published(self, policy: Policy, failure: str) -> None:
-        self.count_failure(policy.name, failure)
-        if failure != self._failing:
-            logger.error("policy gave no valid answer, it is asked for each request: %s", failure)
-        self._failing = failure
+    view, answer_now = _in_turn(Router.view), _in_turn(Router.answer_now)
+    refuse, leave_out = _in_turn(Router.refuse), _in_turn(Router.leave_out)
 
     def learn(self) -> None:
-        """Guard and rollout take in what Envoys decided, and what came of it; every 20 ms."""
-        if self.steering is not None:
+        """Guard and rollout take in what Envoys decided, and what came of it; every 20 ms while requests flow."""
+        if self.selector is not None:
             with self._alone():
                 pass
 

@@ -4,36 +4,38 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from balancer.core.trials.guard import Guard
-from balancer.core.trials.steering import Choice, Role, Side, Standing, Steering, Ticket
-from balancer.core.worker import Worker
-from balancer.front.layouts import SIDES, STEERING, Decider, Told
-from balancer.front.state import State
+from balancer.native.layouts import SELECTOR, SIDES, Decider, GuardEvent
+from balancer.native.state import SharedState
+from balancer.scheduler.canary.guard import Guard
+from balancer.scheduler.canary.selector import PolicySelector, Role, Selection, Side, Standing, Ticket
+from balancer.scheduler.errors import RoutingError
+from balancer.scheduler.view import LiveView
+from balancer.scheduler.worker import Worker
 from policies.base import Request
 
 _DECIDERS: dict[Role, int] = {"in_force": Decider.POLICY, "baseline": Decider.BASELINE, "rollout": Decider.NEW}
-_STEERING = struct.Struct("=3Q4d" + SIDES * "Q2d")
+_SELECTOR = struct.Struct("=3Q4d" + SIDES * "Q2d")
 """As the type of that name, which NumPy takes its time to fill."""
-assert _STEERING.size == STEERING.itemsize
-_NOBODY = bytes(_STEERING.size)
+assert _SELECTOR.size == SELECTOR.itemsize
+_NOBODY = bytes(_SELECTOR.size)
 
 
-class Trials:
-    """Between a `Steering` and the Envoys that decide as it says.
+class SelectorFeed:
+    """Between a `PolicySelector` and the Envoys that decide as it says.
 
     Envoys keep to what stands. A request that may change it, or that the shadow is asked about, they leave to the
     balancer with its number; of the others they tell what guard and rollout need. A guard looks at the inputs of such a
     decision some milliseconds later.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: SharedState) -> None:
         self._state = state
         self._standing: Standing | None = None
         self._tickets: dict[int, tuple[Ticket, str, float]] = {}
-        self._looks: list[tuple[Choice, Request, float]] = []
+        self._looks: list[tuple[Selection, Request, float]] = []
         self.restart()
 
     def restart(self) -> None:
@@ -41,24 +43,24 @@ class Trials:
         self._told = b""
         self._watched = [0, 0]
 
-    def learn(self, steering: Steering | None, workers: Sequence[Worker]) -> None:
+    def learn(self, selector: PolicySelector | None, workers: Sequence[Worker]) -> None:
         """Take in what was told so far; `workers`: by row. Without the lock, too."""
-        if steering is None and not self._tickets:
+        if selector is None and not self._tickets:
             return
         for batch in self._state.trials():
             for told in batch.tolist():
-                self._take(steering, workers, told)
+                self._take(selector, workers, told)
 
-    def _take(self, steering: Steering | None, workers: Sequence[Worker], told: tuple[Any, ...]) -> None:
+    def _take(self, selector: PolicySelector | None, workers: Sequence[Worker], told: tuple[Any, ...]) -> None:
         number, watched, at_s, seconds, value_s, rows, priority, row, what, side, ok, look, name = told
-        if what in (Told.TRIAL_ENDED, Told.TRIAL_DROPPED):
+        if what in (GuardEvent.TRIAL_ENDED, GuardEvent.TRIAL_DROPPED):
             ticket = self._tickets.pop(number, None)
-            if ticket is not None and what == Told.TRIAL_ENDED:
+            if ticket is not None and what == GuardEvent.TRIAL_ENDED:
                 ticket[0].ended(None if math.isnan(value_s) else value_s, bool(ok), at_s)
             elif ticket is not None:
                 ticket[0].dropped()
             return
-        if steering is None or self._standing is None:
+        if selector is None or self._standing is None:
             return
         choice = self._standing.sides[side].choice
         self._count(choice.guard, side, watched - _is_watched(choice))
@@ -67,16 +69,9 @@ class Trials:
         if look:
             request = Request(model, rows=rows, deadline_s=value_s, priority=priority, number=number)
             self._looks.append((choice, request, at_s))
-        found = steering.answered(choice, seconds, model, value_s, at_s, what == Told.TRIAL_TAKEN)
+        found = selector.answered(choice, seconds, model, value_s, at_s, what == GuardEvent.TRIAL_TAKEN)
         if found is not None and 0 <= row < len(workers):
             self._tickets[number] = found, workers[row].name, at_s
-
-    def took(self, steering: Steering | None, now_s: float, decider: int, seconds: float) -> None:
-        """A policy by whose tables Envoys decide answered in so long: its guard is told, as of any decision."""
-        for side in () if steering is None else steering.standing().sides:
-            if _DECIDERS[side.choice.role] == decider and _is_watched(side.choice) and side.choice.guard is not None:
-                side.choice.guard.took(seconds, now_s)
-                return
 
     def _count(self, guard: Guard | None, side: int, watched: int) -> None:
         """Decisions that were not told of, since they were quick."""
@@ -84,24 +79,31 @@ class Trials:
             guard.were_quick(watched - self._watched[side])
         self._watched[side] = watched
 
-    def looks(self) -> Iterator[tuple[Choice, Request, float]]:
-        """Decisions that a guard is to look at: who made it, of what request, and when. Each once."""
+    def look(self, selector: PolicySelector | None, view: Callable[[Request, float], LiveView]) -> None:
+        """Show guards the decisions that they are to look at, each once, as the fleet is now; with the lock held."""
         looks, self._looks = self._looks, []
-        yield from looks
+        for choice, request, at_s in looks:
+            self.claimed()
+            if selector is None:
+                continue
+            try:
+                selector.look(choice, request, view(request, at_s), at_s)
+            except RoutingError:
+                continue  # nobody may serve it any more: another one is looked at
 
-    def settle(self, steering: Steering | None, workers: Sequence[Worker]) -> None:
+    def settle(self, selector: PolicySelector | None, workers: Sequence[Worker]) -> None:
         """Take in the rest; with the lock held, before anything is changed."""
-        self.learn(steering, workers)
+        self.learn(selector, workers)
         if self._standing is not None:
             for number, side in enumerate(self._standing.sides):
                 self._count(side.choice.guard, number, self._state.watched(number))
 
-    def publish(self, steering: Steering | None) -> None:
+    def publish(self, selector: PolicySelector | None) -> None:
         """Say what stands, if that changed; with the lock held."""
         said, self._standing = _NOBODY, None
-        if steering is not None:
-            self._standing = steering.standing()
-            said = _said(steering, self._standing)
+        if selector is not None:
+            self._standing = selector.standing()
+            said = _said(selector, self._standing)
         if said != self._told:
             self._state.steer(said)
             self._told = said
@@ -131,7 +133,7 @@ class Trials:
         self.dropped(due)
 
 
-def _is_watched(choice: Choice) -> bool:
+def _is_watched(choice: Selection) -> bool:
     return choice.guard is not None and choice.role != "baseline"
 
 
@@ -141,10 +143,10 @@ def _side(side: Side) -> tuple[int, float, float]:
     return _DECIDERS[choice.role], side.looks_from_s, slow_s
 
 
-def _said(steering: Steering, standing: Standing) -> bytes:
-    """As `STEERING`."""
-    shadow = steering.shadow
-    lots, share = (shadow.lots, shadow.share) if shadow is not None else (0, 0.0)
-    said = 1, standing.lots, lots, standing.share, share, standing.until_s, standing.tickets_from_s
+def _said(selector: PolicySelector, standing: Standing) -> bytes:
+    """As `SELECTOR`."""
+    shadow = selector.shadow
+    draws, share = (shadow.draws, shadow.share) if shadow is not None else (0, 0.0)
+    said = 1, standing.draws, draws, standing.share, share, standing.until_s, standing.tickets_from_s
     first, second = standing.sides
-    return _STEERING.pack(*said, *_side(first), *_side(second))
+    return _SELECTOR.pack(*said, *_side(first), *_side(second))

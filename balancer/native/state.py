@@ -1,30 +1,34 @@
-"""The state that a balancer shares: file `control` of its folder, with the lock over the books."""
+"""The state that a balancer shares: file `control` of its folder, with the lock over the fleet's state."""
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import math
 import mmap
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from balancer.front.folder import CONTROL, Folder
-from balancer.front.layouts import COUNTS, LINE, LINES, OUTCOME, SEATS, SLOT, SLOTS, TRIAL
-from balancer.front.module import Module
-from balancer.native.shared import in_file
+from balancer.native.envoy_module import Module
+from balancer.native.folder import CONTROL, Folder, in_file
+from balancer.native.layouts import COUNTS, LINE, LINES, OUTCOME, RINGS, SEATS, SLOT, SLOTS, TRIAL
 
 STALE_AFTER_S = 0.08
-"""Without a sign of life from the balancer, after which Envoys do without it: so they do within 0.1 s of its death."""
+"""Without a sign of life from the balancer, after which Envoys look whether its process exists, and do without it if
+not: so they do within about 0.1 s of its death."""
+HUNG_AFTER_S = 1.0
+"""After which they do without it though it exists."""
 WAIT_S = 0.25
 """For the lock. Envoys have it for microseconds: one that has it longer ended with it, or was stopped."""
 _MOST_AT_ONCE = 4096
 _NONE = (1 << 64) - 1
 
 
-class State:
+class SharedState:
     """One file `control`; another one takes its place where somebody keeps its lock."""
 
     def __init__(self, module: Module, folder: Folder, seed: int) -> None:
@@ -37,14 +41,19 @@ class State:
         self._counted = dict.fromkeys(COUNTS, 0)
         """In files that were given up, as the next."""
         self._left: dict[str, list[npt.NDArray[Any]]] = {}
+        self._owned = -1
         self._make(0)
 
     def _make(self, number: int) -> None:
         self._memory: mmap.mmap = in_file(self._folder.path / CONTROL)(self._module.call("bytes"))
+        self.close()
+        # Envoys find it locked while this process exists, whatever ends it.
+        self._owned = os.open(self._folder.path / CONTROL, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fcntl.flock(self._owned, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._at = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._known_tickets = 0
         self._alive: set[int] = set()
-        self._call("init", self._seed, number, int(STALE_AFTER_S * 1e9))
+        self._call("init", self._seed, number, int(STALE_AFTER_S * 1e9), int(HUNG_AFTER_S * 1e9))
         self._call("tell_lines", self._lines_share)
 
     def _call(self, name: str, *arguments: Any) -> Any:
@@ -63,6 +72,12 @@ class State:
         self._make(self.number)
         del before
         return flying
+
+    def close(self) -> None:
+        """To Envoys this balancer exists no more."""
+        if self._owned >= 0:
+            os.close(self._owned)
+        self._owned = -1
 
     def lock(self) -> bool:
         """False: somebody keeps it."""
@@ -120,29 +135,17 @@ class State:
 
     def _waiting(self, what: str, into: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
         yield from self._left.pop(what, ())
-        while count := int(self._call(what, into.ctypes.data, len(into))):
+        while count := int(self._call("take", RINGS.index(what), into.ctypes.data, len(into))):
             yield into[:count]
 
     def tell_lines(self, share: float) -> None:
-        """For that share of the decisions, as `balancer.operate.logs.DecisionLines` has it."""
+        """For that share of the decisions, as `balancer.server.logs.DecisionLines` has it."""
         self._lines_share = share
         self._call("tell_lines", share)
 
     def steer(self, said: bytes) -> None:
-        """With the lock held: who decides, as `STEERING`."""
+        """With the lock held: who decides, as `SELECTOR`."""
         self._call("steer", said)
-
-    def clear_tables(self) -> None:
-        """With the lock held: no table holds any more."""
-        self._call("table_clear")
-
-    def put_table(self, place: int, table: npt.NDArray[Any]) -> None:
-        """With the lock held: `TABLE`, `(1,)`, all but what was sent."""
-        self._call("table_put", place, table.ctypes.data)
-
-    def table_sent(self, place: int) -> int:
-        """With the lock held: how many requests that table's place decided, ever."""
-        return int(self._call("table_sent", place))
 
     def watched(self, side: int) -> int:
         """With the lock held: decisions of that side, ever, that a guard counts."""
@@ -164,6 +167,15 @@ class State:
     def due(self, before_s: float) -> bool:
         """Whether there are such. Without the lock."""
         return bool(self.in_flight and self._call("due", before_s))
+
+    def waits(self, before_s: float) -> bool:
+        """Whether requests that were sent before that wait for their clients. Without the lock."""
+        return bool(self._call("waits", before_s))
+
+    def waited(self, before_s: float) -> npt.NDArray[Any]:
+        """With the lock held: those that were sent before that are given up, as `SLOT`, until their clients go on."""
+        out = np.zeros(SLOTS, SLOT)
+        return out[: int(self._call("give_up_waiting", before_s, out.ctypes.data, len(out)))]
 
     def left(self) -> list[int]:
         """Tickets of Envoys that are gone, each once. Without the lock."""

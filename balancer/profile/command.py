@@ -13,7 +13,7 @@ from rich.table import Table
 
 from balancer.config.profile_file import ModelProfile, dump_profile
 from balancer.files.schema import join_address, split_address
-from tools.profile.measure import Profiler, Sweep
+from balancer.profile.measure import Profiler, Sweep
 
 _GRPC_PORT = 8001
 _DEFAULTS = Sweep()

@@ -18,7 +18,7 @@ from tritonclient.utils import InferenceServerException
 
 from balancer.config.profile_file import ModelProfile, Profile, ProfilePoint
 from balancer.errors import OperatorError
-from tools.load.inputs import InputShape, tensors
+from balancer.load.inputs import InputShape, tensors
 
 _CALL_TIMEOUT_S = 5.0
 _INFER_TIMEOUT_S = 120.0

@@ -11,33 +11,37 @@ from typing import Protocol, TypeVar
 
 import grpc
 
-from balancer.core.errors import NoEligibleWorker, RoutingError, Shed
-from balancer.core.router import Decision, Router
-from balancer.gateway.holding import Holding
-from balancer.gateway.names import NOT_EXECUTED_TEXTS
-from balancer.gateway.verdict import OF_ABORTED, verdict
+from balancer.bounds import OutOfBoundsError, shown
+from balancer.channels.channels import Channels, UnknownWorkerError
+from balancer.extproc.holding import Holding
+from balancer.extproc.inference_bytes import read
+from balancer.extproc.names import NOT_EXECUTED_TEXTS, NOT_TAKEN
+from balancer.extproc.verdict import OF_ABORTED, verdict
 from balancer.proxy.messages import (
     CANCELLED,
     INFER,
     OK,
     UNAVAILABLE,
-    Answer,
     Arrived,
+    ProxyAnswer,
     passed_on,
     pushback,
     refusal,
 )
 from balancer.proxy.rules.breakers import Breakers
 from balancer.proxy.rules.budget import Share, wait_s
-from balancer.proxy.rules.latencies import Latencies
-from balancer.proxy.rules.settings import ProxySettings
-from balancer.workers.channels import Channels, UnknownWorkerError
+from balancer.proxy.rules.latencies import AttemptLatencies
+from balancer.proxy.settings import ProxySettings
+from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed
+from balancer.scheduler.router import Decision, Router
+from balancer.scheduler.worker import table_objections
 from policies.base import Request
 from policies.hashing import mix, unit
 
 _NO_CONNECTION = "failed to connect to all addresses"
 """How gRPC begins its words where nothing was sent."""
 _UNREACHED = "no connection to a worker; retry later"
+_NOT_TAKEN = "the worker stopped before it began with the request; retry later"
 _SLOW_SHARE = 0.95
 _HEDGE_BURST = 10.0
 """Second copies that may go out together, as slow requests come together; on average the share holds."""
@@ -46,7 +50,7 @@ _HEDGE_BURST = 10.0
 Found = TypeVar("Found")
 
 
-class Witness(Protocol):
+class AttemptObserver(Protocol):
     """Is told what became of requests."""
 
     def placed(self, arrived: Arrived, decision: Decision | None, error: RoutingError | None, seconds: float) -> None:
@@ -69,39 +73,44 @@ class Attempts:
     """All that are under way at the workers."""
 
     def __init__(
-        self, router: Router, channels: Channels, witness: Witness, clocks: Clocks, holding: Holding | None = None
+        self,
+        router: Router,
+        channels: Channels,
+        observer: AttemptObserver,
+        clocks: Clocks,
+        holding: Holding | None = None,
     ) -> None:
         """`holding`: where requests wait for room; None: none does."""
-        self._router, self._channels, self._witness, self._clocks = router, channels, witness, clocks
+        self._router, self._channels, self._observer, self._clocks = router, channels, observer, clocks
         self._holding = holding
         self.counts: Counter[tuple[str, str]] = Counter()
         """What was done beside sending requests once, by what and result."""
-        self.latencies = Latencies()
+        self.latencies = AttemptLatencies()
         self._settings = ProxySettings()
         self._make_anew()
 
     def configure(self, settings: ProxySettings) -> None:
         """From now on; what stays the same goes on as it is."""
         before, self._settings = self._settings, settings
-        same = (before.retries, before.breaker, before.hedge_share) == (
-            settings.retries,
-            settings.breaker,
-            settings.hedge_share,
+        same = (before.proxy.retries, before.proxy.breaker, before.constants) == (
+            settings.proxy.retries,
+            settings.proxy.breaker,
+            settings.constants,
         )
         if not same:
             self._make_anew()
 
     def _make_anew(self) -> None:
-        settings = self._settings
-        self._retries = Share(settings.retries.budget_share, settings.retries.budget_burst)
-        self._hedges = Share(settings.hedge_share, _HEDGE_BURST)
-        self.breakers = Breakers(settings.breaker)
+        constants = self._settings.constants
+        self._retries = Share(constants.retry_share, constants.retry_burst)
+        self._hedges = Share(constants.hedge_share, _HEDGE_BURST)
+        self.breakers = Breakers(self._settings.proxy.breaker.failures, constants.breaker_open_s)
 
-    async def infer(self, arrived: Arrived) -> Answer:
+    async def infer(self, arrived: Arrived) -> ProxyAnswer:
         """The answer to one inference: the first that succeeds, or the last that was tried."""
-        self._retries.asked()
+        self._retries.earn()
         tried: set[str] = set()
-        answer: Answer | None = None
+        answer: ProxyAnswer | None = None
         attempts = 0
         while answer is None or await self.may_go_on(arrived, answer, attempts, tried):
             try:
@@ -113,9 +122,9 @@ class Attempts:
             attempts += 1
         return answer
 
-    async def may_go_on(self, arrived: Arrived, answer: Answer, attempts: int, tried: set[str]) -> bool:
+    async def may_go_on(self, arrived: Arrived, answer: ProxyAnswer, attempts: int, tried: set[str]) -> bool:
         """Whether there is to be another attempt after so many, the last of which came to `answer`; waits for it."""
-        if attempts >= self._settings.retries.max_attempts or not _again(arrived, answer):
+        if attempts >= self._settings.proxy.retries.max_attempts or not _again(arrived, answer):
             return False
         return await self._pause(arrived, attempts, tried)
 
@@ -126,7 +135,7 @@ class Attempts:
         if not self._retries.take():
             self.counts["retries", "no_budget"] += 1
             return False
-        pause_s = wait_s(self._settings.retries, attempt, unit(mix(self._router.next_number)))
+        pause_s = wait_s(self._settings.constants, attempt, unit(mix(self._router.next_number)))
         if self._clocks.now() + pause_s >= arrived.deadline_s:
             self.counts["retries", "no_time"] += 1
             return False
@@ -152,7 +161,7 @@ class Attempts:
             raise
         finally:
             if decision is not None or (refused is not None and not tried):
-                self._witness.placed(arrived, decision, refused, self._clocks.stopwatch() - start_s - waited_s)
+                self._observer.placed(arrived, decision, refused, self._clocks.stopwatch() - start_s - waited_s)
 
     def _held(self, arrived: Arrived, holding: Holding) -> asyncio.Future[Decision | RoutingError]:
         """Who waits may go to workers whose breakers are closed as it begins to wait, if there are such."""
@@ -165,8 +174,8 @@ class Attempts:
         except asyncio.CancelledError:
             # The client may leave in the moment in which a worker is found, and counted as sent to.
             if future.done() and not future.cancelled() and isinstance(left := future.result(), Decision):
-                self._witness.placed(arrived, left, None, 0.0)
-                self._witness.attempted(left, None, *OF_ABORTED["client"])
+                self._observer.placed(arrived, left, None, 0.0)
+                self._observer.attempted(left, None, *OF_ABORTED["client"])
             raise
         if isinstance(outcome, RoutingError):
             raise outcome
@@ -206,20 +215,36 @@ class Attempts:
     def _but(self, left_out: frozenset[str]) -> frozenset[str] | None:
         return frozenset(self._router.fleet.names) - left_out if left_out else None
 
-    def refused(self, error: RoutingError) -> Answer:
+    def objection(self, worker: str, message: bytes) -> str:
+        """Why a further message of a stream may not go to its worker, by the model table; empty: it may."""
+        fleet = self._router.fleet
+        row = fleet.index.get(worker)
+        if row is None or not fleet.settings.models:
+            return ""
+        try:
+            fields = read(message).fields
+        except OutOfBoundsError as error:
+            return str(error)  # a Triton may read what is not read here
+        model, version = (str(*fields[name]) for name in ("model_name", "model_version"))
+        at = fleet.workers[row]
+        if not any(table_objections(at, fleet.settings.models.get(model), model, version, at.versions.get(model, ()))):
+            return ""
+        return f"the worker of this stream may not serve model {shown(model)} in this version; open another stream"
+
+    def refused(self, error: RoutingError) -> ProxyAnswer:
         """The answer to a request that gets no worker."""
         answer = refusal(error)
         if not isinstance(error, Shed):
             return answer
         # Those that are turned away together must not come back together.
-        return pushback(answer, self._settings.pushback_s * (0.5 + unit(mix(self._router.next_number))))
+        return pushback(answer, self._settings.constants.pushback_s * (0.5 + unit(mix(self._router.next_number))))
 
-    async def _hedged(self, arrived: Arrived, decision: Decision, tried: set[str]) -> Answer:
+    async def _hedged(self, arrived: Arrived, decision: Decision, tried: set[str]) -> ProxyAnswer:
         """One attempt, and a second beside it where the first takes longer than most."""
         slow_s = self._slow_s(arrived)
         if slow_s is None:
             return await self._attempt(arrived, decision)
-        self._hedges.asked()
+        self._hedges.earn()
         start_s = self._clocks.now()
         running = {asyncio.create_task(self._attempt(arrived, decision))}
         try:
@@ -243,11 +268,10 @@ class Attempts:
                 each.cancel()
 
     def _slow_s(self, arrived: Arrived) -> float | None:
-        """After how long a second copy goes out; None: never."""
         if not (arrived.hedged and arrived.repeatable) or arrived.call.request.sequence:
             return None
         usual_s = self.latencies.quantile_s(arrived.call.request.model, _SLOW_SHARE)
-        return None if usual_s is None else max(usual_s, self._settings.hedge_min_s)
+        return None if usual_s is None else max(usual_s, self._settings.constants.hedge_min_s)
 
     async def _second(self, arrived: Arrived, tried: set[str]) -> Decision | None:
         if not self._hedges.take():
@@ -261,13 +285,13 @@ class Attempts:
         tried.add(decision.worker)
         return decision
 
-    async def _attempt(self, arrived: Arrived, decision: Decision) -> Answer:
+    async def _attempt(self, arrived: Arrived, decision: Decision) -> ProxyAnswer:
         clocks, start_s = self._clocks, self._clocks.now()
-        answer = Answer(CANCELLED, by="client")
+        answer = ProxyAnswer(CANCELLED, by="client")
         try:
             answer = await self._send(arrived, decision.worker)
         except asyncio.CancelledError:
-            answer = Answer(CANCELLED, by="deadline" if clocks.now() >= arrived.deadline_s else "client")
+            answer = ProxyAnswer(CANCELLED, by="deadline" if clocks.now() >= arrived.deadline_s else "client")
             raise
         finally:
             self.ended(arrived, decision, answer, clocks.now() - start_s)
@@ -276,7 +300,7 @@ class Attempts:
         )
 
     def ended(
-        self, arrived: Arrived, decision: Decision, answer: Answer, latency_s: float, stream: bool = False
+        self, arrived: Arrived, decision: Decision, answer: ProxyAnswer, latency_s: float, stream: bool = False
     ) -> None:
         """Tell of one attempt, whatever it came to."""
         ok, void = OF_ABORTED[answer.by] if answer.by else verdict(answer.code, 0)
@@ -285,18 +309,18 @@ class Attempts:
         self.breakers.ended(model, decision.worker, decision.number, good, self._clocks.now())
         if ok and not stream:
             self.latencies.took(model, latency_s)
-        self._witness.attempted(decision, None if stream else latency_s, ok, void)
+        self._observer.attempted(decision, None if stream else latency_s, ok, void)
 
-    def channel(self, worker: str) -> grpc.aio.Channel | Answer:
+    def channel(self, worker: str) -> grpc.aio.Channel | ProxyAnswer:
         """To a worker; or the answer where it has just left."""
         try:
             return self._channels.of(worker)
         except UnknownWorkerError:
-            return Answer(UNAVAILABLE, _UNREACHED, worker=worker, unexecuted=True, by="worker")
+            return ProxyAnswer(UNAVAILABLE, _UNREACHED, worker=worker, unexecuted=True, by="worker")
 
-    async def _send(self, arrived: Arrived, worker: str) -> Answer:
+    async def _send(self, arrived: Arrived, worker: str) -> ProxyAnswer:
         channel = self.channel(worker)
-        if isinstance(channel, Answer):
+        if isinstance(channel, ProxyAnswer):
             return channel
         left_s = arrived.deadline_s - self._clocks.now()
         method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(INFER)
@@ -304,25 +328,28 @@ class Attempts:
         try:
             data = await rpc
             initial, trailing = await rpc.initial_metadata(), await rpc.trailing_metadata()
-            return Answer(OK, "", data, worker, passed_on(initial or ()), passed_on(trailing or ()))
+            return ProxyAnswer(OK, "", data, worker, passed_on(initial or ()), passed_on(trailing or ()))
         except grpc.aio.AioRpcError as error:
             return failed(error, worker)
         finally:
             rpc.cancel()
 
 
-def failed(error: grpc.aio.AioRpcError, worker: str) -> Answer:
+def failed(error: grpc.aio.AioRpcError, worker: str) -> ProxyAnswer:
     """What an error of a worker, or of the way to it, is to the client."""
     code, details = error.code().value[0], error.details() or ""
     if code == UNAVAILABLE and details.startswith(_NO_CONNECTION):
-        return Answer(UNAVAILABLE, _UNREACHED, worker=worker, unexecuted=True, by="worker")
+        return ProxyAnswer(UNAVAILABLE, _UNREACHED, worker=worker, unexecuted=True, by="worker")
+    if code == CANCELLED and details == NOT_TAKEN:
+        return ProxyAnswer(UNAVAILABLE, _NOT_TAKEN, worker=worker, unexecuted=True, by="worker")
     unexecuted = any(text in details for text in NOT_EXECUTED_TEXTS)
     initial, trailing = passed_on(error.initial_metadata() or ()), passed_on(error.trailing_metadata() or ())
-    return Answer(code, details, b"", worker, initial, trailing, unexecuted)
+    return ProxyAnswer(code, details, b"", worker, initial, trailing, unexecuted)
 
 
-def _again(arrived: Arrived, answer: Answer) -> bool:
-    """Whether another attempt does no harm. A sequence has one worker."""
+def _again(arrived: Arrived, answer: ProxyAnswer) -> bool:
     if arrived.call.request.sequence:
         return False
-    return (answer.code != OK and answer.unexecuted) or (arrived.repeatable and answer.code == UNAVAILABLE)
+    if answer.unexecuted:
+        return answer.code != OK
+    return arrived.repeatable and answer.code in (UNAVAILABLE, CANCELLED)

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from balancer.proxy.attempts import Clocks
-from balancer.proxy.messages import OK, Answer, Arrived
+from balancer.proxy.callers import Callers
+from balancer.proxy.messages import OK, Arrived, Metadata, ProxyAnswer
 from balancer.proxy.rules.batches import Joinable, Kind, UnlikeError, join, joinable, split
-from balancer.proxy.rules.latencies import Latencies
-from balancer.proxy.rules.settings import MOST_WAIT_S, BatchSettings, ProxySettings
+from balancer.proxy.rules.latencies import AttemptLatencies
+from balancer.proxy.settings import MOST_WAIT_S, BatchSection, ProxySettings
 from balancer.proxy.sharing import Unary
 
 _USUAL_SHARE = 0.95
@@ -20,17 +21,13 @@ _USUAL_SHARE = 0.95
 
 @dataclass(slots=True, eq=False)
 class _Member:
-    """A request that waits for its answer."""
-
     arrived: Arrived
     joinable: Joinable
-    answer: asyncio.Future[Answer]
+    answer: asyncio.Future[ProxyAnswer]
 
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """Requests that will go together."""
-
     begun_s: float
     timer: asyncio.TimerHandle | None = None
     members: list[_Member] = field(default_factory=list)
@@ -47,11 +44,12 @@ class Batching:
         inner: Unary,
         workers: Callable[[str, str], int],
         clocks: Clocks,
-        latencies: Latencies,
+        latencies: AttemptLatencies,
         counts: Counter[tuple[str, str]],
+        callers: Callers,
     ) -> None:
         self._inner, self._workers, self._clocks = inner, workers, clocks
-        self._latencies, self._counts = latencies, counts
+        self._latencies, self._counts, self._callers = latencies, counts, callers
         self._settings = ProxySettings()
         self._open: dict[Kind, _Group] = {}
         self._out: Counter[Kind] = Counter()
@@ -62,7 +60,7 @@ class Batching:
         """From now on."""
         self._settings = settings
 
-    async def infer(self, arrived: Arrived) -> Answer:
+    async def infer(self, arrived: Arrived) -> ProxyAnswer:
         """The answer to one inference."""
         request = arrived.call.request
         batch = self._settings.of(request.model).batch
@@ -76,9 +74,9 @@ class Batching:
         self._join(member, batch)
         return await member.answer
 
-    def _join(self, member: _Member, batch: BatchSettings) -> None:
+    def _join(self, member: _Member, batch: BatchSection) -> None:
         request = member.arrived.call.request
-        kind = (request.tenant, request.priority, member.joinable.kind)
+        kind = (request.tenant, request.priority, self._callers.key(member.arrived), member.joinable.kind)
         group = self._open.get(kind)
         if group is not None and group.rows + member.joinable.rows > batch.max_rows:
             self._go(kind, group)
@@ -91,10 +89,10 @@ class Batching:
         if group.rows >= batch.max_rows or self._cannot_wait(member.arrived, batch):
             self._go(kind, group)
 
-    def _look_later(self, kind: Kind, group: _Group, batch: BatchSettings) -> None:
+    def _look_later(self, kind: Kind, group: _Group, batch: BatchSection) -> None:
         group.timer = asyncio.get_running_loop().call_later(batch.wait_s, self._look, kind, group, batch)
 
-    def _look(self, kind: Kind, group: _Group, batch: BatchSettings) -> None:
+    def _look(self, kind: Kind, group: _Group, batch: BatchSection) -> None:
         """Wait on while others come, as those do together whose answers came together, and while every worker may
         have a group of this kind already: one more could only queue there. Within bounds."""
         request = group.members[0].arrived.call.request
@@ -105,13 +103,11 @@ class Batching:
         else:
             self._go(kind, group)
 
-    def _cannot_wait(self, arrived: Arrived, batch: BatchSettings) -> bool:
-        """Whether the wait could make it late."""
+    def _cannot_wait(self, arrived: Arrived, batch: BatchSection) -> bool:
         usual_s = self._latencies.quantile_s(arrived.call.request.model, _USUAL_SHARE) or 0.0
         return arrived.deadline_s - self._clocks.now() < usual_s + 2 * MOST_WAIT_S
 
     def _go(self, kind: Kind, group: _Group) -> None:
-        """Send what there is."""
         if self._open.get(kind) is group:
             del self._open[kind]
         if group.timer is not None:
@@ -143,7 +139,7 @@ class Batching:
             if len(members) == 1:
                 _settle(members[0], await self._inner.infer(members[0].arrived))
                 return
-            answer = await self._inner.infer(_whole(members))
+            answer = await self._inner.infer(_whole(members, self._callers.headers(members[0].arrived)))
             if answer.code == OK:
                 parts = split(answer.data, [member.joinable for member in members])
                 for member, part in zip(members, parts, strict=True):
@@ -164,14 +160,14 @@ class Batching:
         left = [member for member in members if not member.answer.done()]
         answers = await asyncio.gather(*(self._inner.infer(member.arrived) for member in left), return_exceptions=True)
         for member, answer in zip(left, answers, strict=True):
-            if isinstance(answer, Answer):
+            if isinstance(answer, ProxyAnswer):
                 _settle(member, answer)
             elif not member.answer.done():
                 member.answer.set_exception(answer)
 
 
-def _whole(members: list[_Member]) -> Arrived:
-    """The request for all; it has no client's headers, and lasts as long as the most patient waits."""
+def _whole(members: list[_Member], headers: Metadata) -> Arrived:
+    """The request for all; it has the headers that all of them have, and lasts as long as the most patient waits."""
     first = members[0].arrived
     request = replace(
         first.call.request,
@@ -182,18 +178,17 @@ def _whole(members: list[_Member]) -> Arrived:
         first,
         call=replace(first.call, request=request, request_id="", triton_request_id=""),
         data=join([member.joinable for member in members]),
-        metadata=(),
+        metadata=headers,
         deadline_s=max((member.arrived.deadline_s for member in members), default=math.inf),
         id_spans=(),
     )
 
 
-def _settle(member: _Member, answer: Answer) -> None:
+def _settle(member: _Member, answer: ProxyAnswer) -> None:
     if not member.answer.done():
         member.answer.set_result(answer)
 
 
 def _end_unwanted(members: list[_Member], task: asyncio.Task[None]) -> None:
-    """Nobody waits for it any more."""
     if all(member.answer.done() for member in members):
         task.cancel()

@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
+from balancer.extproc.inference_bytes import with_model, writes_memory
 from balancer.proxy.attempts import Clocks
-from balancer.proxy.messages import OK, Answer, Arrived
-from balancer.proxy.rules.cascades import answer_s, in_time, next_step
+from balancer.proxy.messages import OK, Arrived, ProxyAnswer
 from balancer.proxy.rules.confidence import confidence
-from balancer.proxy.rules.reading import with_model, writes_memory
-from balancer.proxy.rules.settings import ConfidenceCascade, ProxySettings
+from balancer.proxy.settings import ConfidenceCascadeSection, ProxySettings
 from policies.base import Request
 
-Execute = Callable[[Arrived], Awaitable[Answer]]
+Execute = Callable[[Arrived], Awaitable[ProxyAnswer]]
+Expected = Callable[[str], float | None]
+"""Seconds that a model's best worker is expected to take; None: it has no worker."""
+
+_ANSWER_SHARE, _LEAST_ANSWER_S, _MOST_ANSWER_S = 0.1, 0.01, 0.1
 
 
 @dataclass(slots=True)
-class Step:
+class CascadeStep:
     """The model that is asked now, or gave the answer."""
 
     arrived: Arrived
@@ -42,17 +45,17 @@ class Cascades:
 
     def has(self, name: str) -> bool:
         """Whether several models may serve this name."""
-        return name in self._settings.cascades or name in self._settings.confidence_cascades
+        return name in self._settings.proxy.cascades or name in self._settings.proxy.confidence_cascades
 
-    async def infer(self, step: Step, execute: Execute) -> Answer:
+    async def infer(self, step: CascadeStep, execute: Execute) -> ProxyAnswer:
         """The answer to a request for a name; `step` says afterwards whose."""
         arrived = step.arrived
         name = arrived.call.request.model
-        sure = self._settings.confidence_cascades.get(name)
+        sure = self._settings.proxy.confidence_cascades.get(name)
         if sure is not None:
             answer = await self._until_sure(step, sure, execute)
         else:
-            chosen = self._first(arrived, self._settings.cascades[name])
+            chosen = self._first(arrived, self._settings.proxy.cascades[name])
             step.arrived = self._asking(arrived, chosen)
             answer = await execute(step.arrived)
         self._counts["cascades", step.arrived.call.request.model] += 1
@@ -64,26 +67,25 @@ class Cascades:
         left_s = float(arrived.call.request.deadline_s)
         return in_time(among, lambda model: self._expected_s(arrived, model), left_s) or models[0]
 
-    async def _until_sure(self, step: Step, cascade: ConfidenceCascade, execute: Execute) -> Answer:
-        """Ask one after the other, until an answer is sure enough, or the next would be too late."""
-        asked, models = step.arrived, cascade.models
-        time_s = float(asked.call.request.deadline_s)
+    async def _until_sure(self, step: CascadeStep, cascade: ConfidenceCascadeSection, execute: Execute) -> ProxyAnswer:
+        original, models = step.arrived, cascade.models
+        time_s = float(original.call.request.deadline_s)
         until_s = self._clocks.now() + time_s - answer_s(time_s)
         # A sequence stays with one model, and no model writes over what another has written.
-        alone = bool(asked.call.request.sequence) or writes_memory(asked.data)
+        alone = bool(original.call.request.sequence) or writes_memory(original.data)
         # The first that has a worker: `inf` leaves none out for time.
-        first, _ = next_step(models[:1] if alone else models, lambda model: self._expected_s(asked, model), math.inf)
-        step.arrived = self._asking(asked, first or models[0])
+        first, _ = next_step(models[:1] if alone else models, lambda model: self._expected_s(original, model), math.inf)
+        step.arrived = self._asking(original, first or models[0])
         answer = await execute(step.arrived)
         left = models[models.index(step.arrived.call.request.model) + 1 :]
         while not alone and answer.code == OK and left and not self._is_sure(answer, cascade):
             left_s = until_s - self._clocks.now()
-            model, late = next_step(left, lambda model: self._expected_s(asked, model), left_s)
+            model, late = next_step(left, lambda model: self._expected_s(original, model), left_s)
             if model is None:
                 self._counts["confidence", "late" if late else "no_worker"] += 1
                 break
             left = left[left.index(model) + 1 :]
-            following = self._asking(asked, model, until_s)
+            following = self._asking(original, model, until_s)
             better = await self._in_time(following, until_s, execute)
             if better is None or better.code != OK:
                 self._counts["confidence", "late" if better is None else "failed"] += 1
@@ -91,14 +93,13 @@ class Cascades:
             step.arrived, answer = following, better
         return answer
 
-    def _is_sure(self, answer: Answer, cascade: ConfidenceCascade) -> bool:
+    def _is_sure(self, answer: ProxyAnswer, cascade: ConfidenceCascadeSection) -> bool:
         found = confidence(answer.data, cascade.output)
         result = "unread" if found is None else "sure" if found >= cascade.threshold else "unsure"
         self._counts["confidence", result] += 1
         return result == "sure"
 
-    async def _in_time(self, arrived: Arrived, until_s: float, execute: Execute) -> Answer | None:
-        """None: it is too late for this one, and the one before is given."""
+    async def _in_time(self, arrived: Arrived, until_s: float, execute: Execute) -> ProxyAnswer | None:
         left_s = until_s - self._clocks.now()
         try:
             async with asyncio.timeout(left_s if left_s < math.inf else None):
@@ -119,10 +120,40 @@ class Cascades:
             call=replace(arrived.call, request=request),
             data=with_model(arrived.data, model),
             deadline_s=deadline_s,
-            repeatable=arrived.repeatable or settings.repeatable,
+            repeatable=arrived.repeatable or (settings.repeatable and not arrived.in_memory),
             hedged=settings.hedge,
             cascaded=True,
         )
 
     def _expected_s(self, arrived: Arrived, model: str) -> float | None:
         return self._expected(replace(arrived.call.request, model=model))
+
+
+def answer_s(time_s: float) -> float:
+    """What of a request's time is left for the way of an answer to its client: a tenth, within bounds."""
+    return min(_MOST_ANSWER_S, max(_LEAST_ANSWER_S, _ANSWER_SHARE * time_s))
+
+
+def in_time(models: Sequence[str], expected: Expected, left_s: float) -> str | None:
+    """The first model that is expected to be done in time; else the last that has a worker; None: none has."""
+    chosen = None
+    for model in models:
+        expected_s = expected(model)
+        if expected_s is not None:
+            chosen = model
+            if expected_s <= left_s:
+                break
+    return chosen
+
+
+def next_step(models: Sequence[str], expected: Expected, left_s: float) -> tuple[str | None, bool]:
+    """Of models that were not asked yet, the first that has a worker and is expected to be done in time; and whether
+    one was passed over because it is not."""
+    late = False
+    for model in models:
+        expected_s = expected(model)
+        if expected_s is not None:
+            if expected_s <= left_s:
+                return model, late
+            late = True
+    return None, late

@@ -8,18 +8,16 @@ from dataclasses import dataclass
 
 import grpc
 
-from balancer.core.errors import RoutingError
-from balancer.core.trials.split import Lot
-from balancer.gateway.kserve import SERVICE, Call
-from balancer.gateway.responses import CODES, INTERNAL_CODES, INVALID_CODES
-from balancer.gateway.verdict import By
+from balancer.extproc.kserve import SERVICE, Call
+from balancer.extproc.responses import CODES, INTERNAL_CODES, INVALID_CODES, PUSHBACK
+from balancer.extproc.verdict import By
+from balancer.scheduler.canary.split import VersionDraw
+from balancer.scheduler.errors import RoutingError
 
 SERVED_MODEL = "x-served-model"
 """Header and trailer that name the model which answered."""
 INFER = f"{SERVICE}ModelInfer"
 STREAM = f"{SERVICE}ModelStreamInfer"
-PUSHBACK = "grpc-retry-pushback-ms"
-"""Trailer by which gRPC's clients know when to try again."""
 
 OK, CANCELLED, DEADLINE_EXCEEDED, ALREADY_EXISTS, RESOURCE_EXHAUSTED, UNAVAILABLE = 0, 1, 4, 6, 8, 14
 INVALID_ARGUMENT, INTERNAL = INVALID_CODES[1], INTERNAL_CODES[1]
@@ -27,6 +25,7 @@ CODE_OF = {status.value[0]: status for status in grpc.StatusCode}
 """gRPC's own objects, by number."""
 
 Metadata = tuple[tuple[str, str | bytes], ...]
+Context = grpc.aio.ServicerContext[bytes, bytes]
 
 # What belongs to one connection, or is written anew for the next.
 _OF_ONE_HOP = frozenset(("te", "content-type", "user-agent", "host", "accept-encoding", "content-length"))
@@ -48,14 +47,16 @@ class Arrived:
     hedged: bool = False
     id_spans: tuple[tuple[int, int], ...] = ()
     """Where the message says its id."""
+    in_memory: bool = False
+    """Whether a tensor of it may be in shared memory: then it shares no execution, and has no second one."""
     cascaded: bool = False
     """Whether its model was chosen for it, so that its client is to be told."""
-    lot: Lot | None = None
+    draw: VersionDraw | None = None
     """By which it got its version; None: it named one, or there is one for all."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProxyAnswer:
     """What a client gets."""
 
     code: int
@@ -87,12 +88,12 @@ def passed_on(metadata: Iterable[tuple[str, str | bytes]]) -> Metadata:
     )
 
 
-def refusal(error: RoutingError) -> Answer:
+def refusal(error: RoutingError) -> ProxyAnswer:
     """The answer to a request that gets no worker."""
-    return Answer(CODES[type(error)][1], str(error), unexecuted=True)
+    return ProxyAnswer(CODES[type(error)][1], str(error), unexecuted=True)
 
 
-def pushback(answer: Answer, wait_s: float) -> Answer:
+def pushback(answer: ProxyAnswer, wait_s: float) -> ProxyAnswer:
     """The same, with the time after which the client should try again."""
     trailing = (*answer.trailing, (PUSHBACK, str(max(1, round(wait_s * 1000)))))
-    return Answer(answer.code, answer.details, trailing=trailing, unexecuted=answer.unexecuted)
+    return ProxyAnswer(answer.code, answer.details, trailing=trailing, unexecuted=answer.unexecuted)

@@ -10,14 +10,14 @@ from typing import Any, NoReturn, Protocol
 
 import grpc
 
-from balancer.core.bounds import OutOfBoundsError, shown
-from balancer.core.errors import NoEligibleWorker
-from balancer.core.trials.split import Splits
-from balancer.gateway.kserve import HeaderNames, read_call
-from balancer.gateway.names import GATEWAY_REQUEST_ID_HEADER
-from balancer.gateway.verdict import By, of_version
-from balancer.proxy.attempts import Attempts, Clocks, Witness
-from balancer.proxy.cascading import Cascades, Step
+from balancer.bounds import OutOfBoundsError
+from balancer.extproc.inference_bytes import read, with_version
+from balancer.extproc.kserve import HeaderNames, read_call
+from balancer.extproc.names import GATEWAY_REQUEST_ID_HEADER
+from balancer.extproc.verdict import By, of_version
+from balancer.proxy.attempts import AttemptObserver, Attempts, Clocks
+from balancer.proxy.cascading import Cascades, CascadeStep
+from balancer.proxy.inflating import Inflating, NoRoomError, is_compressed
 from balancer.proxy.messages import (
     CANCELLED,
     CODE_OF,
@@ -29,22 +29,28 @@ from balancer.proxy.messages import (
     RESOURCE_EXHAUSTED,
     SERVED_MODEL,
     STREAM,
-    Answer,
     Arrived,
+    Context,
     Metadata,
+    ProxyAnswer,
     passed_on,
     pushback,
     refusal,
 )
-from balancer.proxy.rules.budget import Tenants
-from balancer.proxy.rules.reading import read, with_version
-from balancer.proxy.rules.settings import ProxySettings
+from balancer.proxy.settings import ProxySettings
 from balancer.proxy.sharing import Unary
-from balancer.proxy.streams import Relay
+from balancer.proxy.streams import RelayedStream
+from balancer.proxy.tenants import TenantLimits
+from balancer.scheduler.canary.split import Splits
+from balancer.scheduler.errors import NoEligibleWorker
 from policies.hashing import key_of
 
 _NOT_READY = "the balancer does not know its workers yet"
 _EMPTY_STREAM = "the stream has no message"
+_NO_MESSAGE = "the request has no message"
+_LONGEST_READ_S = 5.0
+"""Of a compressed message, which keeps room for as long as it comes."""
+_SLOW = f"the compressed message did not come within {_LONGEST_READ_S:.0f} s; send it uncompressed"
 _UNTIL_ASKED_S = 0.5
 """Two of Envoy's health checks."""
 _LAST_REQUESTS_S, _LOOK_S = 3.0, 0.02
@@ -52,13 +58,11 @@ _LAST_REQUESTS_S, _LOOK_S = 3.0, 0.02
 REPEATABLE_HEADER = "x-repeatable"
 """Of a request that may be executed twice without harm: `true`."""
 
-Context = grpc.aio.ServicerContext[bytes, bytes]
 
-
-class Listener(Witness, Protocol):
+class ProxyListener(AttemptObserver, Protocol):
     """Who is told what the service did."""
 
-    def answered(self, arrived: Arrived, answer: Answer, sent_bytes: int, stream: bool) -> None:
+    def answered(self, arrived: Arrived, answer: ProxyAnswer, sent_bytes: int, stream: bool) -> None:
         """A request ended; `sent_bytes`: of its client's messages."""
 
     def over_limit(self) -> None:
@@ -71,7 +75,7 @@ class Listener(Witness, Protocol):
 class RefusedError(Exception):
     """A request goes to no worker; `answer` is its client's."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: ProxyAnswer) -> None:
         super().__init__(answer.details)
         self.answer = answer
 
@@ -83,20 +87,23 @@ class Proxy:
         self,
         attempts: Attempts,
         unary: Unary,
-        listener: Listener,
+        listener: ProxyListener,
         clocks: Clocks,
         names: Callable[[], HeaderNames],
         ready: Callable[[], bool],
         splits: Splits,
+        inflating: Inflating,
+        version_of: Callable[[str], str],
     ) -> None:
-        """`names` as of `read_call`, asked for with each request; `ready`: whether workers are known."""
-        self._unary, self._listener, self._clocks = unary, listener, clocks
+        """`names` as of `read_call`, asked for with each request; `ready`: whether workers are known; `version_of`: a
+        model's, for requests that name none and are not split."""
+        self.inflating = inflating
+        self._attempts, self._unary, self._listener, self._clocks = attempts, unary, listener, clocks
         self._names, self._ready = names, ready
-        self._relay = Relay(attempts, clocks)
         self._cascades = Cascades(attempts.expected_s, clocks, attempts.counts)
         self._settings = ProxySettings()
-        self._tenants = Tenants()
-        self._splits = splits
+        self.tenants = TenantLimits(clocks.now, listener.over_limit)
+        self._splits, self._version_of = splits, version_of
         self._under_way = 0
         self.leaving = False
         """Whether the process is about to stop."""
@@ -110,6 +117,7 @@ class Proxy:
         """From now on."""
         self._settings = settings
         self._cascades.configure(settings)
+        self.tenants.configure(settings)
 
     async def finish(self) -> None:
         """Return once all that came is answered, or has had its time.
@@ -128,7 +136,7 @@ class Proxy:
 
     async def infer(self, data: bytes, context: Context) -> bytes:
         """One inference by gRPC."""
-        step = Step(await self._understood(data, context, INFER))
+        step = CascadeStep(await self._understood(data, context, INFER))
         answer = await self.answer(step)
         if answer.code != OK:
             await _abort(context, answer)
@@ -140,10 +148,33 @@ class Proxy:
             context.set_trailing_metadata(trailing)
         return answer.data
 
-    async def answer(self, step: Step) -> Answer:
+    async def infer_compressed(self, _: object, context: Context) -> bytes:
+        """The same of a message that is inflated as it is read, which is when there is room."""
+        try:
+            async with self.inflating.room() as room:
+                try:
+                    data = await asyncio.wait_for(context.read(), _LONGEST_READ_S)
+                except TimeoutError:
+                    await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, _SLOW)
+                if not isinstance(data, bytes):
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, _NO_MESSAGE)
+                room.shrink(len(data))
+                return await self.infer(data, context)
+        except NoRoomError as error:
+            await _abort(context, error.answer)
+
+    async def stream_compressed(self, _: object, context: Context) -> None:
+        """A stream of such messages: any of them may come at any time, so there is room for one all the while."""
+        try:
+            async with self.inflating.room_of_stream():
+                await self.stream(_, context)
+        except NoRoomError as error:
+            await _abort(context, error.answer)
+
+    async def answer(self, step: CascadeStep) -> ProxyAnswer:
         """The answer to one inference, by whatever protocol it came; `step` says afterwards which model's."""
         sent_bytes = len(step.arrived.data)
-        answer = Answer(INTERNAL)
+        answer = ProxyAnswer(INTERNAL)
         self._under_way += 1
         try:
             answer = self._over_limit(step.arrived) or await self._chosen(step)
@@ -155,16 +186,14 @@ class Proxy:
             self._listener.answered(step.arrived, answer, sent_bytes, stream=False)
         return answer
 
-    async def _chosen(self, step: Step) -> Answer:
-        """The answer by the model that is asked for, or by one of those that serve the name."""
+    async def _chosen(self, step: CascadeStep) -> ProxyAnswer:
         if self._cascades.has(step.arrived.call.request.model):
             return await self._cascades.infer(step, self._execute)
         return await self._execute(step.arrived)
 
-    async def _execute(self, arrived: Arrived) -> Answer:
-        """The answer by one model, by one of two versions where it is split."""
+    async def _execute(self, arrived: Arrived) -> ProxyAnswer:
         arrived = self._of_a_version(arrived)
-        answer = Answer(INTERNAL)
+        answer = ProxyAnswer(INTERNAL)
         try:
             answer = await self._unary.infer(arrived)
         except asyncio.CancelledError:
@@ -180,8 +209,8 @@ class Proxy:
         if not isinstance(first, bytes):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, _EMPTY_STREAM)
         arrived = await self._understood(first, context, STREAM)
-        answer, sent_bytes = Answer(INTERNAL), len(first)
-        relayed = self._relay.of(arrived, context)
+        answer, sent_bytes = ProxyAnswer(INTERNAL), len(first)
+        relayed = RelayedStream(self._attempts, self._clocks, self.tenants, arrived, context)
         self._under_way += 1
         try:
             answer = self._over_limit(arrived) or await relayed.run()
@@ -203,13 +232,21 @@ class Proxy:
         except RefusedError as error:
             await _abort(context, error.answer)
 
-    def understand(self, data: bytes, metadata: Metadata, left_s: float | None, path: str = INFER) -> Arrived:
-        """Read what routing needs of a message; `left_s`: until its client waits no longer, None: it always does.
+    def understand(
+        self,
+        data: bytes,
+        metadata: Metadata,
+        left_s: float | None,
+        path: str = INFER,
+        raw_headers: Metadata | None = None,
+    ) -> Arrived:
+        """Read what routing needs of a message; `left_s`: until its client waits no longer, None: it always does;
+        `raw_headers`: the client's headers, where not all of them can go on as metadata.
 
         Raises:
             RefusedError: it cannot go on.
         """
-        headers = {name: value for name, value in metadata if isinstance(value, str)}
+        headers = {name: value for name, value in raw_headers or metadata if isinstance(value, str)}
         headers |= {":path": path, "content-type": "application/grpc"}
         # How a request ended is known here: nobody will tell of it under an id.
         headers.pop(GATEWAY_REQUEST_ID_HEADER, None)
@@ -228,56 +265,54 @@ class Proxy:
             data,
             passed_on(metadata),
             math.inf if left_s is None else self._clocks.now() + left_s,
-            model.repeatable or headers.get(REPEATABLE_HEADER, "") == "true",
+            (model.repeatable or headers.get(REPEATABLE_HEADER, "") == "true") and not found.in_memory,
             model.hedge,
             found.id_spans,
+            found.in_memory,
         )
 
     def refuse(self, error: OutOfBoundsError) -> NoReturn:
         """Refuse a request of which a field is out of bounds, and count it."""
         self._listener.refused(error)
-        raise RefusedError(Answer(INVALID_ARGUMENT, str(error))) from error
+        raise RefusedError(ProxyAnswer(INVALID_ARGUMENT, str(error))) from error
 
     def _of_a_version(self, arrived: Arrived) -> Arrived:
-        """The same for one of two versions, where its model is split and it names none."""
+        """The same for the version that it gets, where it names none and its model is split or pinned."""
         call = arrived.call
         name = call.triton_request_id
         # Sent again, it must be the same request.
         key = key_of(name) if name and self._settings.of(call.request.model).once_s else None
-        lot = self._splits.draw(call.request, key=key)
-        if lot is None:
+        draw = self._splits.draw(call.request, key=key)
+        version = "" if call.request.version else self._version_of(call.request.model) if draw is None else draw.version
+        if not version:
             return arrived
-        call = replace(call, request=replace(call.request, version=lot.version))
-        return replace(arrived, call=call, data=with_version(arrived.data, lot.version), lot=lot)
+        call = replace(call, request=replace(call.request, version=version))
+        return replace(arrived, call=call, data=with_version(arrived.data, version), draw=draw)
 
-    def _compare(self, arrived: Arrived, answer: Answer) -> None:
+    def _compare(self, arrived: Arrived, answer: ProxyAnswer) -> None:
         """Tell a split what became of a request, where that says something of its version."""
-        if arrived.lot is None or (answer.code == OK and not answer.worker):
+        if arrived.draw is None or (answer.code == OK and not answer.worker):
             return
         good = of_version(answer.code, 0)
         if good is not None:
-            self._splits.ended(arrived.lot, answer.latency_s, good, self._clocks.now())
+            self._splits.ended(arrived.draw, answer.latency_s, good, self._clocks.now())
 
-    def _over_limit(self, arrived: Arrived) -> Answer | None:
-        """The answer to a tenant that has sent more than it may; None: it may send this."""
-        request, settings = arrived.call.request, self._settings
-        limits = settings.tenant_limits.get(request.tenant, settings.tenants)
-        rows = max(request.rows, arrived.call.message_rows)  # no header makes it fewer
-        wait_s = self._tenants.refused_for_s(request.tenant, float(rows), limits, self._clocks.now())
-        if not wait_s:
-            return None
-        self._listener.over_limit()
-        words = f"tenant {shown(request.tenant)} sends more than it may each second; retry later"
-        return pushback(Answer(RESOURCE_EXHAUSTED, words, unexecuted=True), wait_s)
+    def _over_limit(self, arrived: Arrived) -> ProxyAnswer | None:
+        away = self.tenants.turned_away(arrived.call)
+        return (
+            None
+            if away is None
+            else pushback(ProxyAnswer(RESOURCE_EXHAUSTED, away.words, unexecuted=True), away.wait_s)
+        )
 
-    def _given_up(self, arrived: Arrived) -> Answer:
+    def _given_up(self, arrived: Arrived) -> ProxyAnswer:
         """Of a request whose client is gone, or waits no longer."""
         late = self._clocks.now() >= arrived.deadline_s
         by: By = "deadline" if late else "client"
-        return Answer(DEADLINE_EXCEEDED if late else CANCELLED, by=by)
+        return ProxyAnswer(DEADLINE_EXCEEDED if late else CANCELLED, by=by)
 
 
-async def _abort(context: Context, answer: Answer) -> NoReturn:
+async def _abort(context: Context, answer: ProxyAnswer) -> NoReturn:
     if answer.initial:
         await context.send_initial_metadata(answer.initial)
     await context.abort(CODE_OF[answer.code], answer.details, answer.trailing)
@@ -290,7 +325,11 @@ class _Handler(grpc.GenericRpcHandler):
         infer: Any = grpc.unary_unary_rpc_method_handler(proxy.infer, None, None)
         stream: Any = grpc.stream_stream_rpc_method_handler(proxy.stream, None, None)
         self._methods = {INFER: infer, STREAM: stream}
+        infer = grpc.stream_unary_rpc_method_handler(proxy.infer_compressed, None, None)
+        stream = grpc.stream_stream_rpc_method_handler(proxy.stream_compressed, None, None)
+        self._of_compressed = {INFER: infer, STREAM: stream}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
         """The method of a call."""
-        return self._methods.get(handler_call_details.method)
+        compressed = is_compressed(handler_call_details.invocation_metadata)
+        return (self._of_compressed if compressed else self._methods).get(handler_call_details.method)

@@ -9,18 +9,16 @@ from dataclasses import replace
 from math import nan
 from typing import Any, Protocol
 
-from balancer.gateway.names import PRINCIPAL_HEADER
-from balancer.gateway.wire import WireError
+from balancer.extproc.inference_bytes import digest, with_id
+from balancer.extproc.wire import WireError
 from balancer.proxy.attempts import Clocks
-from balancer.proxy.messages import ALREADY_EXISTS, INTERNAL, OK, RESOURCE_EXHAUSTED, Answer, Arrived, pushback
-from balancer.proxy.rules.cache import Cache
-from balancer.proxy.rules.once import Key, Once
-from balancer.proxy.rules.reading import digest, with_id
-from balancer.proxy.rules.settings import ModelProxy, ProxySettings
+from balancer.proxy.callers import Callers
+from balancer.proxy.messages import ALREADY_EXISTS, INTERNAL, OK, RESOURCE_EXHAUSTED, Arrived, ProxyAnswer, pushback
+from balancer.proxy.rules.kept import Cache, Key, Once
+from balancer.proxy.settings import ModelProxySection, ProxySettings
 
 _LONGEST_S = 600.0
 """Of an execution that goes on although its client has left."""
-_AUTHORIZATION = "authorization"
 _CACHE_CONTROL = "cache-control"
 _UNSHARED = {"no-cache", "no-store"}
 _GONE = "this request was executed before, and its answer is no longer kept"
@@ -30,14 +28,14 @@ _FULL = "too many request ids are remembered; retry later, or send the request w
 class Unary(Protocol):
     """Answers inferences."""
 
-    async def infer(self, arrived: Arrived) -> Answer:
+    async def infer(self, arrived: Arrived) -> ProxyAnswer:
         """The answer to one."""
 
 
 class Flight:
     """One execution, and those who wait for it. Each may leave without the others noticing."""
 
-    def __init__(self, work: Coroutine[Any, Any, Answer], *, goes_on: bool) -> None:
+    def __init__(self, work: Coroutine[Any, Any, ProxyAnswer], *, goes_on: bool) -> None:
         """`goes_on`: also when nobody waits any more."""
         self._task = asyncio.create_task(work)
         self._goes_on = goes_on
@@ -48,7 +46,7 @@ class Flight:
         """Whether nobody can join any more."""
         return self._task.done() or self._task.cancelling() > 0
 
-    async def answer(self) -> Answer:
+    async def answer(self) -> ProxyAnswer:
         """What it comes to."""
         self._waiting += 1
         try:
@@ -62,20 +60,19 @@ class Flight:
 class Sharing:
     """Stands before what executes."""
 
-    def __init__(self, inner: Unary, clocks: Clocks, counts: Counter[tuple[str, str]]) -> None:
-        self._inner, self._clocks, self._counts = inner, clocks, counts
+    def __init__(self, inner: Unary, clocks: Clocks, counts: Counter[tuple[str, str]], callers: Callers) -> None:
+        self._inner, self._clocks, self._counts, self._callers = inner, clocks, counts, callers
         self._running: dict[Key, Flight] = {}
-        self._settings = settings = ProxySettings()
-        self.cache: Cache[Answer] = Cache(settings.cache_bytes)
-        self.once: Once[Flight, Answer] = Once(settings.once_entries, settings.once_bytes)
+        self.once: Once[Flight, ProxyAnswer] = Once(0, 0)
+        self.configure(ProxySettings())
 
     def configure(self, settings: ProxySettings) -> None:
         """From now on. Answers that are kept for equal requests are forgotten: what a model is may have changed."""
         self._settings = settings
-        self.cache = Cache(settings.cache_bytes)
-        self.once.most_entries, self.once.most_bytes = settings.once_entries, settings.once_bytes
+        self.cache: Cache[ProxyAnswer] = Cache(settings.proxy.cache_bytes)
+        self.once.most_entries, self.once.most_bytes = settings.constants.once_entries, settings.proxy.once_bytes
 
-    async def infer(self, arrived: Arrived) -> Answer:
+    async def infer(self, arrived: Arrived) -> ProxyAnswer:
         """The answer to one inference."""
         request, model = arrived.call.request, self._settings.of(arrived.call.request.model)
         if request.sequence:
@@ -84,35 +81,37 @@ class Sharing:
             return await self._once(arrived, model)
         return await self._equal(arrived, model)
 
-    async def _once(self, arrived: Arrived, model: ModelProxy) -> Answer:
+    async def _once(self, arrived: Arrived, model: ModelProxySection) -> ProxyAnswer:
         """Execute an id's request, unless it was or is being executed."""
-        key = (*_caller(arrived), arrived.call.triton_request_id, digest(arrived.data))
+        key = (*self._caller(arrived), arrived.call.triton_request_id, digest(arrived.data))
         while True:
             entry = self.once.find(key, self._clocks.now())
             if entry is None:
                 return await self._first(key, arrived, model)
             if entry.running is None:
                 self._counts["once", "answered" if entry.kept is not None else "forgotten"] += 1
-                return entry.kept or Answer(ALREADY_EXISTS, _GONE)
+                return entry.kept or ProxyAnswer(ALREADY_EXISTS, _GONE)
             answer = await entry.running.answer()
             if not answer.unexecuted:
                 self._counts["once", "joined"] += 1
                 return _shared(answer)
 
-    async def _first(self, key: Key, arrived: Arrived, model: ModelProxy) -> Answer:
+    async def _first(self, key: Key, arrived: Arrived, model: ModelProxySection) -> ProxyAnswer:
         # Sent again where nothing was executed, but not where it may have been.
         alone = replace(self._without_deadline(arrived), repeatable=False, hedged=False)
         tenant = arrived.call.request.tenant
         if not self.once.has_room(tenant):
             self._counts["once", "no_room"] += 1
-            return pushback(Answer(RESOURCE_EXHAUSTED, _FULL, unexecuted=True), self._settings.pushback_s)
+            return pushback(
+                ProxyAnswer(RESOURCE_EXHAUSTED, _FULL, unexecuted=True), self._settings.constants.pushback_s
+            )
         self._counts["once", "new"] += 1
         flight = Flight(self._executed(key, alone, model), goes_on=True)
         self.once.begin(key, tenant, flight)
         return await flight.answer()
 
-    async def _executed(self, key: Key, arrived: Arrived, model: ModelProxy) -> Answer:
-        answer = Answer(INTERNAL)
+    async def _executed(self, key: Key, arrived: Arrived, model: ModelProxySection) -> ProxyAnswer:
+        answer = ProxyAnswer(INTERNAL)
         try:
             answer = await self._inner.infer(arrived)
         finally:
@@ -123,12 +122,12 @@ class Sharing:
                 self.once.executed(key, kept, len(kept.data), self._clocks.now() + model.once_s)
         return answer
 
-    async def _equal(self, arrived: Arrived, model: ModelProxy) -> Answer:
-        """The answer that an equal request got or gets, where the model allows it."""
-        if not model.cache_ttl_s or _header(arrived, _CACHE_CONTROL) in _UNSHARED:
+    async def _equal(self, arrived: Arrived, model: ModelProxySection) -> ProxyAnswer:
+        # What is in a region may be another thing each time, and whoever asks for an output there waits for it there.
+        if not model.cache_ttl_s or arrived.in_memory or _header(arrived, _CACHE_CONTROL) in _UNSHARED:
             return await self._inner.infer(arrived)
         name = arrived.call.triton_request_id
-        key = (*_caller(arrived), digest(arrived.data, arrived.id_spans))
+        key = (*self._caller(arrived), digest(arrived.data, arrived.id_spans))
         kept = self.cache.get(key, self._clocks.now())
         if kept is not None:
             self._counts["cache", "hit"] += 1
@@ -151,7 +150,7 @@ class Sharing:
         self._counts["cache", "joined"] += 1
         return answer
 
-    async def _kept(self, key: Key, arrived: Arrived, model: ModelProxy) -> Answer:
+    async def _kept(self, key: Key, arrived: Arrived, model: ModelProxySection) -> ProxyAnswer:
         cache = self.cache
         mine = self._running.get(key)
         try:
@@ -167,20 +166,18 @@ class Sharing:
             cache.put(key, kept, len(kept.data), self._clocks.now() + model.cache_ttl_s)
         return answer
 
+    def _caller(self, arrived: Arrived) -> Key:
+        """Who may see an answer: callers for whom other rules hold share nothing."""
+        return arrived.call.request.tenant, arrived.call.request.model, self._callers.key(arrived)
+
     def _without_deadline(self, arrived: Arrived) -> Arrived:
         """Whoever waits ends the wait by himself."""
         return replace(arrived, deadline_s=self._clocks.now() + _LONGEST_S)
 
 
-def _shared(answer: Answer) -> Answer:
+def _shared(answer: ProxyAnswer) -> ProxyAnswer:
     """The same for another request: no worker answered that one."""
     return replace(answer, worker="", latency_s=nan, initial=(), trailing=(), policy="", by="")
-
-
-def _caller(arrived: Arrived) -> Key:
-    """Who may see an answer: callers for whom other rules hold share nothing."""
-    who = (_header(arrived, PRINCIPAL_HEADER), _header(arrived, _AUTHORIZATION))
-    return (arrived.call.request.tenant, *who, arrived.call.request.model)
 
 
 def _header(arrived: Arrived, name: str) -> str:

@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 
-from balancer.core.errors import RoutingError
-from balancer.core.router import Decision
-from balancer.gateway.verdict import By
+from balancer.extproc.inference_bytes import refused_in_stream
+from balancer.extproc.verdict import By
 from balancer.proxy.attempts import Attempts, Clocks, failed
-from balancer.proxy.messages import CANCELLED, OK, STREAM, Answer, Arrived, passed_on
-
-
-class Client(Protocol):
-    """The client's end."""
-
-    async def read(self) -> Any:
-        """Its next message; no bytes: there is none."""
-
-    async def write(self, message: bytes) -> None:
-        """Send it an answer."""
-
-    async def send_initial_metadata(self, initial_metadata: Any) -> None:
-        """Begin to answer."""
+from balancer.proxy.messages import CANCELLED, OK, STREAM, Arrived, Context, ProxyAnswer, passed_on
+from balancer.proxy.tenants import TenantLimits
+from balancer.scheduler.errors import RoutingError
+from balancer.scheduler.router import Decision
 
 
 async def _send(rpc: Any, message: bytes) -> bool:
@@ -41,35 +30,28 @@ async def _send(rpc: Any, message: bytes) -> bool:
     return True
 
 
-class Relay:
-    """Makes a `Relayed` of each stream."""
-
-    def __init__(self, attempts: Attempts, clocks: Clocks) -> None:
-        self._attempts, self._clocks = attempts, clocks
-
-    def of(self, arrived: Arrived, client: Client) -> Relayed:
-        """For one stream, whose first message is `arrived`."""
-        return Relayed(self._attempts, self._clocks, arrived, client)
-
-
-class Relayed:
+class RelayedStream:
     """One stream, from its pick to its end."""
 
-    def __init__(self, attempts: Attempts, clocks: Clocks, arrived: Arrived, client: Client) -> None:
-        self._attempts, self._clocks = attempts, clocks
+    def __init__(
+        self, attempts: Attempts, clocks: Clocks, tenants: TenantLimits, arrived: Arrived, client: Context
+    ) -> None:
+        """`arrived`: its first message; `client`: its client's end."""
+        self._attempts, self._clocks, self._tenants = attempts, clocks, tenants
         self._arrived, self._client = arrived, client
         self.received_bytes = 0
         """From the client, after its first message."""
         self._sent_bytes = 0
+        self._writing = asyncio.Lock()
 
-    async def run(self) -> Answer:
+    async def run(self) -> ProxyAnswer:
         """Carry messages both ways until the worker ends the stream, and how it did.
 
         While nothing has gone either way but the first message, another worker may take a stream that could not be
         opened.
         """
         tried: set[str] = set()
-        answer: Answer | None = None
+        answer: ProxyAnswer | None = None
         while True:
             try:
                 decision = await self._attempts.place(self._arrived, tried)
@@ -81,24 +63,24 @@ class Relayed:
             if not untouched or not await self._attempts.may_go_on(self._arrived, answer, len(tried), tried):
                 return answer
 
-    async def _with(self, decision: Decision) -> Answer:
+    async def _with(self, decision: Decision) -> ProxyAnswer:
         clocks, arrived = self._clocks, self._arrived
         start_s = clocks.now()
-        answer = Answer(CANCELLED, by="client")
+        answer = ProxyAnswer(CANCELLED, by="client")
         try:
             answer = await self._carry(decision.worker)
         except (asyncio.CancelledError, grpc.aio.InternalError):  # the latter where the client cannot be written to
             by: By = "deadline" if clocks.now() >= arrived.deadline_s else "client"
-            answer = Answer(CANCELLED, by=by)
+            answer = ProxyAnswer(CANCELLED, by=by)
             raise
         finally:
             self._attempts.ended(arrived, decision, answer, clocks.now() - start_s, stream=True)
         return answer
 
-    async def _carry(self, worker: str) -> Answer:
+    async def _carry(self, worker: str) -> ProxyAnswer:
         arrived = self._arrived
         channel = self._attempts.channel(worker)
-        if isinstance(channel, Answer):
+        if isinstance(channel, ProxyAnswer):
             return channel
         left_s = arrived.deadline_s - self._clocks.now()
         method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(STREAM)
@@ -106,10 +88,10 @@ class Relayed:
         up = None
         try:
             if await _send(rpc, arrived.data):
-                up = asyncio.create_task(self._up(rpc))
+                up = asyncio.create_task(self._up(rpc, worker))
             await self._down(rpc)
             trailing = passed_on(await rpc.trailing_metadata() or ())
-            return Answer(OK, worker=worker, trailing=trailing)
+            return ProxyAnswer(OK, worker=worker, trailing=trailing)
         except grpc.aio.AioRpcError as error:
             return failed(error, worker)
         finally:
@@ -118,24 +100,32 @@ class Relayed:
                 up.cancel()
                 await asyncio.gather(up, return_exceptions=True)
 
-    async def _up(self, rpc: grpc.aio.StreamStreamCall[bytes, bytes]) -> None:
+    async def _up(self, rpc: grpc.aio.StreamStreamCall[bytes, bytes], worker: str) -> None:
         """From the client; where the worker takes no more, its status says why."""
         try:
             while isinstance(message := await self._client.read(), bytes):
                 self.received_bytes += len(message)
-                if not await _send(rpc, message):
+                # Ended, the stream would lose what its worker is about; so it waits, and gRPC keeps its client waiting.
+                await self._tenants.wait(self._arrived.call.request.tenant, message)
+                if why := self._attempts.objection(worker, message):
+                    await self._write(refused_in_stream(message, why))
+                elif not await _send(rpc, message):
                     return
             await rpc.done_writing()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return
+
+    async def _write(self, message: bytes) -> None:
+        async with self._writing:  # gRPC takes one at a time
+            self._sent_bytes += len(message)
+            await self._client.write(message)
 
     async def _down(self, rpc: grpc.aio.StreamStreamCall[bytes, bytes]) -> None:
         """To the client, until the worker has ended the stream; AioRpcError where that was with an error."""
         while isinstance(message := await rpc.read(), bytes):
             if not self._sent_bytes and (initial := passed_on(await rpc.initial_metadata() or ())):
                 await self._client.send_initial_metadata(initial)
-            self._sent_bytes += len(message)
-            await self._client.write(message)
+            await self._write(message)
         code = await rpc.code()
         if code is not grpc.StatusCode.OK:
             raise grpc.aio.AioRpcError(

@@ -1,4 +1,4 @@
-"""Reports to and from the wire, and the gate for what agents say: what is out of `balancer.core.bounds` is refused.
+"""Reports to and from the wire, and the gate for what agents say: what is out of `balancer.bounds` is refused.
 
 A stream delivers in order or breaks, so each end remembers what the stream has carried, and models (and their batch
 statistics) cross it only when they changed. A report that was never written to the stream loses nothing: the next
@@ -11,10 +11,10 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from balancer.core import bounds
-from balancer.core.bounds import OutOfBoundsError
-from balancer.core.events import ModelReport, Report
-from balancer.telemetry import report_pb2
+from balancer import bounds
+from balancer.bounds import OutOfBoundsError
+from balancer.reports import report_pb2
+from balancer.scheduler.events import ModelReport, Report
 
 _Key = tuple[str, str]
 

@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from balancer.core import bounds
-from balancer.core.bounds import OutOfBoundsError, shown
-from balancer.core.events import Event, ReportsLost
-from balancer.seldom import Seldom
-from balancer.telemetry import report_pb2
-from balancer.telemetry.codec import ReportDecoder, in_flight_of
+from balancer import bounds
+from balancer.bounds import OutOfBoundsError, shown
+from balancer.log_throttle import LogThrottle
+from balancer.reports import report_pb2
+from balancer.reports.codec import ReportDecoder, in_flight_of
+from balancer.scheduler.events import Event, ReportsLost
 
 logger = logging.getLogger(__name__)
 
 SERVICE = report_pb2.DESCRIPTOR.services_by_name["Reports"].full_name
 ACKNOWLEDGE_EVERY = 10
-"""Reports for each acknowledgement; the agent's window (`balancer.telemetry.streams.WINDOW`) is a few of them."""
+"""Reports for each acknowledgement; the agent's window (`balancer.reports.streams.WINDOW`) is a few of them."""
+ACKNOWLEDGE_WITHIN_S = 0.5
+"""At the first report after that time in any case: an agent takes a balancer for away that says nothing for 2 s."""
 SILENCE_S = 1.0
 """A stream that carried nothing for so long is given up: a host that lost its power sends no FIN."""
+_WOKEN_AT_ONCE = 16
+"""Streams, before other work of the loop has its turn."""
 _LAST_WRITE_S = 1.0
 """For the acknowledgement that was on its way when its stream was ended, to an agent that may not read any more."""
 SERVER_OPTIONS = (
@@ -52,7 +57,7 @@ def _nothing(_worker: str) -> Mapping[str, int]:
 
 
 @dataclass(slots=True)
-class Counts:
+class ReportCounts:
     """What a collector has seen since it was made; all cumulative but `streams`."""
 
     streams: int = 0
@@ -85,9 +90,12 @@ class _EndedError(Exception):
 
 @dataclass(eq=False, slots=True)
 class _Stream:
+    context: _Context
     decoder: ReportDecoder
     task: asyncio.Task[None]
     silence_s: float
+    pause_s: Callable[[], float]
+    """Seconds that may pass between two reports now; 0: as few as can be."""
     number: int = 0
     """In the order of the first reports; 0: there was none yet."""
     received: int = 0
@@ -100,6 +108,11 @@ class _Stream:
     ended: _EndedError | None = None
     """Why its task was cancelled, where that was our doing."""
     timer: asyncio.TimerHandle | None = None
+    acknowledged_s: float = -math.inf
+    told_pause_s: float = 0.0
+    """By the last acknowledgement."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """gRPC takes one message after the other."""
     writing: asyncio.Future[None] | None = None
     """The last acknowledgement."""
 
@@ -126,16 +139,25 @@ class _Stream:
             self.ended = _EndedError(code, why)
             self.task.cancel()
 
-    def acknowledgement(self, more: int = 0) -> report_pb2.ReportAck:
-        """Of all reports that were received, and of so many more."""
-        return report_pb2.ReportAck(received=self.received + more, answered=self.answered)
+    async def acknowledge(self, in_flight: Iterable[tuple[str, int]] = ()) -> None:
+        """Acknowledge all reports that were received.
 
-    async def write(self, context: _Context, ack: report_pb2.ReportAck) -> None:
-        """Goes on where the stream is ended meanwhile: gRPC can send no status before a message that is on its way, and
+        Goes on where the stream is ended meanwhile: gRPC can send no status before a message that is on its way, and
         the agent would never hear of the end.
         """
-        self.writing = asyncio.ensure_future(context.write(ack))
-        await asyncio.shield(self.writing)
+        async with self.lock:
+            if self.ended is not None:
+                return
+            self.acknowledged_s = asyncio.get_running_loop().time()
+            self.told_pause_s = self.pause_s()
+            ack = report_pb2.ReportAck(
+                received=self.received,
+                answered=self.answered,
+                in_flight=in_flight_of(in_flight),
+                quiet_period_s=self.told_pause_s or None,
+            )
+            self.writing = asyncio.ensure_future(self.context.write(ack))
+            await asyncio.shield(self.writing)
 
     async def written(self) -> None:
         """Return once what was being written is, or cannot be."""
@@ -175,6 +197,7 @@ class Collector:
         *,
         may_speak: MaySpeak = _anybody,
         in_flight: Callable[[str], Mapping[str, int]] = _nothing,
+        pause_s: Callable[[], float] = lambda: 0.0,
         refused: Callable[[str], None] = lambda field: None,
         failed: Callable[[], None] = lambda: None,
         max_streams: int = bounds.MAX_REPORT_STREAMS,
@@ -186,22 +209,27 @@ class Collector:
             silence_s: A stream that carries nothing for so long is ended.
             may_speak: Asked when a stream's first report names its worker.
             in_flight: Asked what this balancer has in flight at a worker, by model.
+            pause_s: Asked how many seconds may pass between two reports now; 0: as few as can be.
             refused: Told of each report out of bounds, by the field that is; and `streams` for one stream too many.
             failed: Told of each stream that ended by a mistake of ours.
             max_streams: Open at once.
         """
-        self.counts = Counts()
+        self.counts = ReportCounts()
         self._on_event = on_event
         self._silence_s = silence_s
         self._may_speak = may_speak
         self._in_flight = in_flight
+        # Several fit into the silence after which a stream is given up.
+        self._pause_s = lambda: min(pause_s(), silence_s / 3)
         self._refused = refused
         self._failed = failed
         self._max_streams = max_streams
         self._opened = 0
+        self._streams: set[_Stream] = set()
+        self._telling: set[asyncio.Task[None]] = set()
         self._speakers: dict[str, _Stream] = {}
         """The stream that each worker is."""
-        self._seldom = Seldom(time.monotonic)
+        self._throttle = LogThrottle(time.monotonic)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the service; call it before the server starts."""
@@ -221,11 +249,13 @@ class Collector:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
         task = asyncio.current_task()
         assert task is not None  # grpc.aio runs each handler as a task
-        stream = _Stream(ReportDecoder(), task, self._silence_s, heard_s=asyncio.get_running_loop().time())
+        now_s = asyncio.get_running_loop().time()
+        stream = _Stream(context, ReportDecoder(), task, self._silence_s, self._pause_s, heard_s=now_s)
         stream.watch()
         self.counts.streams += 1
+        self._streams.add(stream)
         try:
-            await self._receive(stream, context)
+            await self._receive(stream)
             return
         except _EndedError as error:
             ended = error
@@ -237,18 +267,33 @@ class Collector:
         finally:
             stream.unwatch()
             self.counts.streams -= 1
+            self._streams.discard(stream)
             self._forget(stream)
         self._count_end(stream, ended, context.peer())
         await stream.written()
         await context.abort(ended.code, ended.why)
 
-    async def _receive(self, stream: _Stream, context: _Context) -> None:
+    async def wake(self) -> None:
+        """Requests flow from now on: tell the agents that were told otherwise."""
+        for told, stream in enumerate([each for each in self._streams if each.told_pause_s], 1):
+            telling = asyncio.create_task(self._tell(stream))
+            self._telling.add(telling)
+            telling.add_done_callback(self._telling.discard)
+            if told % _WOKEN_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    async def _tell(self, stream: _Stream) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
+            await stream.acknowledge()  # else it ended meanwhile, which its own task is told of
+
+    async def _receive(self, stream: _Stream) -> None:
+        context = stream.context
         counts, decoder, on_event = self.counts, stream.decoder, self._on_event
         clock = asyncio.get_running_loop().time
         while isinstance(message := await _read(context), report_pb2.WorkerReport):
             stream.heard_s = clock()
             if message.asks:
-                await self._answer(stream, context, message)
+                await self._answer(stream, message)
                 continue
             try:
                 number = stream.number or self._opened + 1
@@ -266,12 +311,13 @@ class Collector:
                 raise _EndedError(grpc.StatusCode.INTERNAL, "the balancer failed to take the report in") from error
             counts.reports += 1
             counts.bytes += message.ByteSize()
-            if stream.received % ACKNOWLEDGE_EVERY == 0 or report.draining != stream.draining:
-                await stream.write(context, stream.acknowledgement(1))
+            due = stream.received % ACKNOWLEDGE_EVERY == 0 or report.draining != stream.draining
             stream.draining = report.draining
             stream.received += 1
+            if due or stream.heard_s - stream.acknowledged_s >= ACKNOWLEDGE_WITHIN_S:
+                await stream.acknowledge()
 
-    async def _answer(self, stream: _Stream, context: _Context, question: report_pb2.WorkerReport) -> None:
+    async def _answer(self, stream: _Stream, question: report_pb2.WorkerReport) -> None:
         """Say what this balancer has in flight at the stream's worker."""
         if not stream.number:
             why = OutOfBoundsError("asks", True, "comes after a stream's first report, which names the worker")
@@ -279,9 +325,7 @@ class Collector:
         self.counts.questions += 1
         self.counts.bytes += question.ByteSize()
         stream.answered += 1
-        answer = stream.acknowledgement()
-        answer.in_flight.extend(in_flight_of(self._in_flight(stream.decoder.worker).items()))
-        await stream.write(context, answer)
+        await stream.acknowledge(self._in_flight(stream.decoder.worker).items())
 
     def _begin(self, stream: _Stream, worker: str, context: _Context) -> None:
         """The stream's first report is valid: from now on the stream is the worker, if it may be."""
@@ -321,5 +365,5 @@ class Collector:
 
     def _warn(self, kind: str, message: str, *values: object, exc_info: bool = False) -> None:
         """Log at most once a second of a kind: whoever can make one of these can make thousands."""
-        if self._seldom.due(kind):
+        if self._throttle.due(kind):
             logger.warning(message, *values, exc_info=exc_info)

@@ -39,7 +39,12 @@ async def listening(path: Path | None, drained: Drained) -> AsyncIterator[None]:
     try:
         server = await _server(path, drained) if path else None
     except OSError as error:
-        logger.warning("no control socket, so `balancer agent drain` will not find this agent: %s: %s", path, error)
+        logger.warning(
+            "no control socket, so `balancer agent drain` will not find this agent: %s: %s; name a path that this user "
+            "may write to and no other agent has: --control PATH",
+            path,
+            error.strerror or error,
+        )
         server = None
     try:
         yield
@@ -85,7 +90,7 @@ def _remove_stale(path: Path) -> None:
         except ConnectionRefusedError:
             path.unlink()
             return
-    raise OSError("another agent listens there; name another path with --control")
+    raise OSError("another agent listens there")
 
 
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, drained: Drained) -> None:

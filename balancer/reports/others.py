@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from balancer.core import bounds
+from balancer import bounds
 
 
 def all_but(one: str, told: Mapping[str, Mapping[str, int] | None]) -> tuple[tuple[str, int], ...] | None:

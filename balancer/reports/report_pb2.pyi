@@ -87,11 +87,13 @@ class BatchStatistics(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., executions: _Optional[int] = ..., compute_s: _Optional[float] = ...) -> None: ...
 
 class ReportAck(_message.Message):
-    __slots__ = ("received", "answered", "in_flight")
+    __slots__ = ("received", "answered", "in_flight", "quiet_period_s")
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     ANSWERED_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    QUIET_PERIOD_S_FIELD_NUMBER: _ClassVar[int]
     received: int
     answered: int
     in_flight: _containers.RepeatedCompositeFieldContainer[InFlight]
-    def __init__(self, received: _Optional[int] = ..., answered: _Optional[int] = ..., in_flight: _Optional[_Iterable[_Union[InFlight, _Mapping]]] = ...) -> None: ...
+    quiet_period_s: float
+    def __init__(self, received: _Optional[int] = ..., answered: _Optional[int] = ..., in_flight: _Optional[_Iterable[_Union[InFlight, _Mapping]]] = ..., quiet_period_s: _Optional[float] = ...) -> None: ...

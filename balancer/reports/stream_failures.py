@@ -52,7 +52,7 @@ _ENDED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class StreamFailure:
     """Why there is no stream to a balancer."""
 
     cause: str
@@ -62,7 +62,7 @@ class Trouble:
     code: grpc.StatusCode | None = None
 
 
-def explain(code: grpc.StatusCode, details: str, shown: str) -> Trouble:
+def explain(code: grpc.StatusCode, details: str, shown: str) -> StreamFailure:
     """What a call's end means.
 
     Args:
@@ -75,11 +75,11 @@ def explain(code: grpc.StatusCode, details: str, shown: str) -> Trouble:
         cause = next((meaning for part, meaning in _CAUSES if part in details), "")
         if not cause and any(part in details for part in _HUNG_UP):
             cause = _HUNG_UP_ON[shown]
-    return Trouble(cause or "the stream broke", f"{code.name} {details}", code)
+    return StreamFailure(cause or "the stream broke", f"{code.name} {details}", code)
 
 
-class Said:
-    """What was said of the way to one balancer."""
+class StreamStatus:
+    """What the log says of the way to one balancer."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -87,17 +87,17 @@ class Said:
         self._at_s = -math.inf
         self._times = 0
 
-    def trouble(self, trouble: Trouble, now_s: float) -> None:
+    def failed(self, failure: StreamFailure, now_s: float) -> None:
         """Log it unless the same was said within the last minute."""
         self._times += 1
-        if trouble.cause == self._cause and now_s - self._at_s < _REPEAT_S:
+        if failure.cause == self._cause and now_s - self._at_s < _REPEAT_S:
             return
-        self._cause, self._at_s = trouble.cause, now_s
+        self._cause, self._at_s = failure.cause, now_s
         logger.warning(
             "no reports to balancer %s: %s",
             self._address,
-            trouble.cause,
-            extra={"details": trouble.details, "attempts": self._times},
+            failure.cause,
+            extra={"details": failure.details, "attempts": self._times},
         )
 
     def connected(self) -> None:
@@ -105,5 +105,5 @@ class Said:
         logger.info("reports to balancer %s: connected", self._address)
 
     def well(self) -> None:
-        """It has done so for a while: trouble is news again."""
+        """It has done so for a while: the next failure is news again."""
         self._cause, self._at_s, self._times = "", -math.inf, 0

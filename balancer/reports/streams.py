@@ -14,16 +14,16 @@ from typing import Any, TypeVar
 
 import grpc
 
+from balancer import bounds
 from balancer.balancer_tls import BalancerTls, credentials
-from balancer.core import bounds
-from balancer.core.bounds import OutOfBoundsError
-from balancer.core.events import Report
+from balancer.bounds import OutOfBoundsError
 from balancer.errors import OperatorError
 from balancer.files.schema import UNIX
-from balancer.telemetry import report_pb2
-from balancer.telemetry.codec import ReportEncoder, decode_in_flight
-from balancer.telemetry.others import all_but
-from balancer.telemetry.trouble import Said, Trouble, explain
+from balancer.reports import report_pb2
+from balancer.reports.codec import ReportEncoder, decode_in_flight
+from balancer.reports.others import all_but
+from balancer.reports.stream_failures import StreamFailure, StreamStatus, explain
+from balancer.scheduler.events import Report
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ _LAST_PAUSE_S = 1.0
 """Without a connection, or where another agent took the worker over: a restarted balancer is found in a second."""
 _LAST_REFUSED_PAUSE_S = 5.0
 _STEADY_S = 10.0
-"""A stream that lasted so long was well: the next pause is short again, and trouble is news."""
+"""A stream that lasted so long was well: the next pause is short again, and a failure is news."""
 _DIAGNOSIS_TIMEOUT_S = 2.0
 _REFUSALS = frozenset(
     {
@@ -60,6 +60,8 @@ _CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 
+_LONGEST_PAUSE_S = 1.0
+"""That a balancer may ask for."""
 _QUESTION = report_pb2.WorkerReport(asks=True)
 
 _Method = grpc.aio.StreamStreamMultiCallable[report_pb2.WorkerReport, report_pb2.ReportAck]
@@ -70,8 +72,15 @@ Value = TypeVar("Value")
 class Replica:
     """The stream to one balancer. A new report takes the place of one that was not sent yet."""
 
-    def __init__(self, address: str, tls: BalancerTls | None = None, told: Callable[[], None] = lambda: None) -> None:
-        """`address` is `ip:port`, or `unix:/path`; `run` connects. `told` is called after each answer."""
+    def __init__(
+        self,
+        address: str,
+        tls: BalancerTls | None = None,
+        told: Callable[[], None] = lambda: None,
+        flows: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`address` is `ip:port`, or `unix:/path`; `run` connects. `told` is called after each answer; `flows` when
+        reports are wanted at full rate from now on."""
         self.address = address
         self._tls = tls
         self.wanted = True
@@ -83,8 +92,11 @@ class Replica:
         self._draining_sent = 0
         """Which report of the stream was the first of those that now say draining; 0: they do not."""
         self._heard_s = -math.inf
-        self._said = Said(address)
+        self._status = StreamStatus(address)
         self._told = told
+        self._flows = flows
+        self.pause_s = _LONGEST_PAUSE_S
+        """Seconds that may pass between two reports; 0: as few as can be. Where there is no stream, nobody waits."""
         self._asks = False
         """Whether a question is to be sent."""
         self._asked = 0
@@ -131,25 +143,25 @@ class Replica:
         loop = asyncio.get_running_loop()
         while self.wanted:
             began_s = loop.time()
-            trouble = await self._connection()
+            failure = await self._connection()
             heard = self._heard_s > -math.inf
             self._heard_s, self._draining_sent = -math.inf, 0
             self._forget_answers()
             if heard and loop.time() - began_s > _STEADY_S:
-                self._said.well()
-            self._said.trouble(trouble, loop.time())
+                self._status.well()
+            self._status.failed(failure, loop.time())
             # Two agents of one name take turns: they must not do so as fast as they can.
-            if heard and (trouble.code is not grpc.StatusCode.ABORTED or loop.time() - began_s > _STEADY_S):
+            if heard and (failure.code is not grpc.StatusCode.ABORTED or loop.time() - began_s > _STEADY_S):
                 pause_s = _FIRST_PAUSE_S
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
-            pause_s = min(2 * pause_s, _LAST_REFUSED_PAUSE_S if trouble.code in _REFUSALS else _LAST_PAUSE_S)
+            pause_s = min(2 * pause_s, _LAST_REFUSED_PAUSE_S if failure.code in _REFUSALS else _LAST_PAUSE_S)
 
-    async def _connection(self) -> Trouble:
+    async def _connection(self) -> StreamFailure:
         """One connection and its stream, until it breaks, or why there is none."""
         try:
             channel = await self._channel()
         except OperatorError as error:
-            return Trouble(str(error))
+            return StreamFailure(str(error))
         async with channel:
             method: _Method = channel.stream_stream(
                 METHOD,
@@ -172,7 +184,7 @@ class Replica:
             finally:
                 call.cancel()
         if code is grpc.StatusCode.UNAVAILABLE and self._heard_s > -math.inf:
-            return Trouble("the connection broke", details, code)
+            return StreamFailure("the connection broke", details, code)
         return explain(code, details, self._shown())
 
     async def _channel(self) -> grpc.aio.Channel:
@@ -191,6 +203,7 @@ class Replica:
     async def _converse(self, call: _Call) -> None:
         encoder = ReportEncoder()
         self._sent = self._received = 0
+        self._want(0.0)
         acknowledgements = asyncio.ensure_future(self._read_acknowledgements(call))
         acknowledgements.add_done_callback(lambda _: self._wake.set())
         try:
@@ -220,11 +233,18 @@ class Replica:
     async def _read_acknowledgements(self, call: _Call) -> None:
         while isinstance(ack := await call.read(), report_pb2.ReportAck):
             if self._heard_s == -math.inf:
-                self._said.connected()
+                self._status.connected()
             self._heard_s = asyncio.get_running_loop().time()
             self._received = ack.received
+            self._want(ack.quiet_period_s)
             self._take_answer(ack)
             self._wake.set()
+
+    def _want(self, pause_s: float) -> None:
+        """The balancer says how many seconds may pass; 0: it does not."""
+        before, self.pause_s = self.pause_s, min(pause_s, _LONGEST_PAUSE_S) if pause_s > 0 else 0.0
+        if self.pause_s < before:
+            self._flows()
 
     def _take_answer(self, ack: report_pb2.ReportAck) -> None:
         if not ack.HasField("answered") or ack.answered > self._asked:
@@ -243,6 +263,7 @@ class Replica:
     def _forget_answers(self) -> None:
         """The stream is over."""
         self._asks, self._asked, self._answered, self.in_flight = False, 0, -1, None
+        self.pause_s = _LONGEST_PAUSE_S
         self._told()
 
 
@@ -280,8 +301,12 @@ async def _connected(channel: grpc.aio.Channel) -> bool:
 class Replicas:
     """A stream to every address that the targets resolve to."""
 
-    def __init__(self, targets: Sequence[str], tls: BalancerTls | None = None) -> None:
-        """`targets` are `host:port` or `unix:/path`; a name with several addresses stands for as many replicas."""
+    def __init__(
+        self, targets: Sequence[str], tls: BalancerTls | None = None, flows: Callable[[], None] = lambda: None
+    ) -> None:
+        """`targets` are `host:port` or `unix:/path`; a name with several addresses stands for as many replicas.
+        `flows` is called when one of them wants reports at full rate from now on."""
+        self._flows = flows
         self._tls = tls
         self._targets = tuple(targets)
         self._replicas: dict[str, Replica] = {}
@@ -297,6 +322,11 @@ class Replicas:
     def connected(self) -> int:
         """How many balancers acknowledged a report of late."""
         return sum(replica.connected for replica in self._replicas.values())
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds that may pass between two reports by what all balancers say; 0: as few as can be."""
+        return min((replica.pause_s for replica in self._replicas.values()), default=0.0)
 
     @property
     def unaware_of_draining(self) -> list[str]:
@@ -337,7 +367,7 @@ class Replicas:
                 await asyncio.sleep(_RESOLVE_PERIOD_S)
 
     async def _stream(self, address: str) -> None:
-        replica = self._replicas[address] = Replica(address, self._tls, self._told.set)
+        replica = self._replicas[address] = Replica(address, self._tls, self._told.set, self._flows)
         try:
             await replica.run()
         finally:

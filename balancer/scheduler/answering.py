@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from balancer.core.kernel.answers import is_shipped
-from balancer.core.view import LiveView
+from balancer.kernel.answers import is_shipped
+from balancer.scheduler.view import LiveView
 from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
+from policies.traced import examples
+
+LEAST_PENDING = "the least pending worker is picked"
+"""What happens where no policy has a valid answer."""
 
 
 def answer(policy: Policy, request: Request, view: FleetView) -> tuple[FloatArray | None, str]:
@@ -28,6 +32,12 @@ def answer_alone(policy: Policy, request: Request, view: FleetView) -> tuple[Flo
         return None, _flaw(probabilities)
     except Exception as error:  # a third party's policy may raise anything; requests must not fail for it
         return None, f"{type(error).__name__}: {error}"
+
+
+def first_failure(policy: Policy) -> str:
+    """What is wrong with its first invalid answer to made-up requests and fleets; empty: all are valid."""
+    failures = (answer_alone(policy, request, fleet)[1] for request, fleet in examples())
+    return next(filter(None, failures), "")
 
 
 def is_distribution(probabilities: FloatArray, eligible: BoolArray) -> BoolArray | np.bool_:

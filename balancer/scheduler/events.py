@@ -61,7 +61,7 @@ class ModelReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a worker's agent says of it, 20 to 100 times a second."""
+    """What a worker's agent says of it, 20 to 100 times a second while requests flow."""
 
     worker: str
     incarnation: int

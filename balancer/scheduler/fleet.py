@@ -8,17 +8,17 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from balancer.core import bounds
-from balancer.core.estimators import caches, columns
-from balancer.core.events import Finished, ModelReport, Report, WorkerAdded
-from balancer.core.kernel import eligibility, reports
-from balancer.core.kernel.block import Block
-from balancer.core.kernel.books import Ledger
-from balancer.core.kernel.plain import Kernel
-from balancer.core.kernel.state import KEY_MEMORY, settings_row
-from balancer.core.others import in_flight_by_model, others_by_model
-from balancer.core.settings import Settings
-from balancer.core.worker import Worker, kinds_of, objections, tier_of
+from balancer import bounds
+from balancer.kernel import reports
+from balancer.kernel.block import Block
+from balancer.kernel.estimators import columns
+from balancer.kernel.fleet_state import FleetBlock
+from balancer.kernel.plain import Kernel, Lines
+from balancer.kernel.settings import Settings
+from balancer.kernel.state import settings_row
+from balancer.scheduler.events import Finished, Report, WorkerAdded
+from balancer.scheduler.others import in_flight_by_model, others_by_model
+from balancer.scheduler.worker import Worker, kinds_of, objections, tier_of
 from policies.base import BoolArray, FloatArray, UintArray
 from policies.hashing import key_of
 
@@ -42,7 +42,7 @@ class Fleet:
         """Theirs, in the order of the rows."""
         self.index: dict[str, int] = {}
         self.models: dict[str, int] = {}
-        self._ledger = Ledger(self.kernel.memory, self.kernel.stamp)
+        self._ledger = FleetBlock(self.kernel.memory, self.kernel.stamp)
         self.queue, self.service = self._ledger.queue, self._ledger.service
         self.latency, self.tokens = self._ledger.latency, self._ledger.tokens
         self.caches = self._ledger.caches
@@ -54,8 +54,6 @@ class Fleet:
         self._faded_s = -math.inf
         self.reports: Counter[str] = Counter()
         """Reports by what became of them: accepted, lost, late."""
-        self.forgotten: list[str] = []
-        """Models whose columns were given up, for whoever keeps something by model; theirs to clear."""
         self._free: list[int] = []
         """Columns without a model."""
         self._wanted_s: dict[str, float] = {}
@@ -75,8 +73,8 @@ class Fleet:
         """Swap the settings; the estimators' state stays, and what is not measured yet follows the new priors."""
         self.settings = settings
         self._forget_masks()
-        self.desk.settings[0] = settings_row(settings)
-        self.desk.tier[:] = [tier_of(worker.zone, settings.zones) for worker in self.workers]
+        self.decision.settings[0] = settings_row(settings)
+        self.decision.tier[:] = [tier_of(worker.zone, settings.zones) for worker in self.workers]
         self._take_profiles(range(len(self.workers)), self.models)
 
     @property
@@ -90,13 +88,13 @@ class Fleet:
         self._find_arrays()
 
     def _find_arrays(self) -> None:
-        """Take the ledger's, which laid them out anew. A kernel is told by the desk, which is another one then."""
-        self.desk = self._ledger.desk
-        self.desk.settings[0] = settings_row(self.settings)
-        self.reported_s: FloatArray = self.desk.reported_s
+        """Take the ledger's, which laid them out anew. A kernel is told by the scratch, which is another one then."""
+        self.decision = self._ledger.decision
+        self.decision.settings[0] = settings_row(self.settings)
+        self.reported_s: FloatArray = self.decision.reported_s
         """When each worker's last report was received; minus infinity: none, or its stream broke."""
-        self.weight: FloatArray = self.desk.weight[0]
-        self.name_hash: UintArray = self.desk.name_hash[0]
+        self.weight: FloatArray = self.decision.weight[0]
+        self.name_hash: UintArray = self.decision.name_hash[0]
 
     def add_models(self, models: Collection[str]) -> None:
         """Give each of the models, which have none yet, a column, as far as there may be more."""
@@ -136,7 +134,6 @@ class Fleet:
             for worker in self.workers:
                 worker.batches = {key: value for key, value in worker.batches.items() if key[0] != model}
             self._free.append(column)
-            self.forgotten.append(model)
             self.revision += 1
 
     def add(self, events: Sequence[WorkerAdded]) -> None:
@@ -158,7 +155,7 @@ class Fleet:
             worker = self.workers[row]
             worker.weight = self.weight[row] = event.weight
             worker.draining, worker.zone = event.draining, event.zone
-            self.desk.tier[row] = tier_of(event.zone, self.settings.zones)
+            self.decision.tier[row] = tier_of(event.zone, self.settings.zones)
             self._take_device(row, event.device)
             worker.memory_bytes = event.memory_bytes or worker.memory_bytes
             self.changes += 1
@@ -203,23 +200,22 @@ class Fleet:
             self.reports["unknown_worker"] += 1
             return False
         worker = self.workers[row]
-        # The stream comes first: no number that an older stream carried can shut out the one that is the worker now.
-        if (event.stream, event.incarnation, event.number) <= (worker.stream, worker.incarnation, worker.number):
+        number = event.stream, event.incarnation, event.number
+        order = reports.order_of(number, (worker.stream, worker.incarnation, worker.number))
+        if order == reports.LATE:
             self.reports["late"] += 1
             return False
-        begins = event.incarnation != worker.incarnation
-        if begins:
+        if order == reports.BEGINS:
             worker.batches.clear()
-            caches.lose_all(self.caches, row, self.desk.settings[0, KEY_MEMORY])
         elif event.stream == worker.stream:
             self.reports["lost"] += event.number - worker.number - 1
         self.reports["accepted"] += 1
-        worker.stream, worker.incarnation, worker.number = event.stream, event.incarnation, event.number
+        worker.stream, worker.incarnation, worker.number = number
         self._take_identity(row, worker, event)
-        self._take_queue(row, worker, event, begins, now_s)
-        if not eligibility.is_fresh(self, 0, row, now_s):
+        lines, batches = self._lines(worker, event, now_s)
+        begins = order == reports.BEGINS
+        if self.kernel.take_report(self, row, begins, lines, batches, event.balancers, now_s):
             self._fresh_until_s = -math.inf
-        eligibility.heard(self, row, now_s)
         return True
 
     def _take_device(self, row: int, device: str) -> None:
@@ -240,7 +236,7 @@ class Fleet:
 
     def _take_kinds(self) -> None:
         """Number the kinds of devices that there are: workers of one kind learn from each other, at the next tick."""
-        self.desk.kind[:] = kinds_of(worker.device for worker in self.workers)
+        self.decision.kind[:] = kinds_of(worker.device for worker in self.workers)
 
     def _take_profiles(self, rows: Iterable[int], models: Iterable[str]) -> None:
         """Look up what was measured beforehand of these workers' devices with these models, and fit all anew."""
@@ -274,8 +270,8 @@ class Fleet:
             self._forget_masks()
         worker.utilisation, worker.memory_used_bytes = event.utilisation, event.memory_used_bytes
 
-    def _take_queue(self, row: int, worker: Worker, event: Report, begins: bool, now_s: float) -> None:
-        """Queues and service times; `begins`: what was executed before is not known."""
+    def _lines(self, worker: Worker, event: Report, now_s: float) -> tuple[Lines, Lines]:
+        """What the report says of queues, and of what was executed since the last one, in the kernel's columns."""
         new = {model.model for model in event.models} - self.models.keys()
         if new:
             self.add_models(sorted(new))
@@ -286,27 +282,13 @@ class Fleet:
             if column is None:
                 continue
             self._wanted_s[model.model] = now_s
-            batches += self._executed(len(lines), worker, model, begins)
+            batches += ((len(lines), *each) for each in worker.executed(model))
+            executions = sum(executions for _, executions, _ in model.batches)
             executed_rows = sum(rows * executions for rows, executions, _ in model.batches)
             most, instances = max(model.max_batch_rows, 1), max(model.instances, 1)
-            counts = (model.pending, model.executing, executed_rows, model.succeeded, others)
+            counts = (model.pending, model.executing, executions, executed_rows, model.succeeded, others)
             lines.append((column, most, instances, *counts))
-        self.kernel.take_report(self, row, lines, batches, event.balancers, now_s)
-
-    def _executed(self, line: int, worker: Worker, model: ModelReport, begins: bool) -> Iterator[tuple[float, ...]]:
-        """What was executed since the last report, as `kernel.reports` takes it."""
-        warm = reports.is_warm(begins, sum(executions for _, executions, _ in model.batches))
-        for rows, executions, seconds in model.batches:
-            key = (model.model, model.version, rows)
-            before = worker.batches.get(key, (0, 0.0))
-            new = executions - before[0]
-            if new < 0 or seconds < before[1]:
-                # Counters that fall belong to another Triton than they say: they are a new beginning and no measure.
-                worker.batches[key] = (executions, seconds)
-            elif new > 0:
-                worker.batches[key] = (executions, seconds)
-                if warm:
-                    yield line, rows, new, seconds - before[1]
+        return lines, batches
 
     def in_flight_at(self, worker: str) -> dict[str, int]:
         """Own requests there by model, without those that have none."""
@@ -360,11 +342,24 @@ class Fleet:
     def _mask(self, kept: dict[tuple[str, str], BoolArray], model: str, version: str, *, drain: bool) -> BoolArray:
         mask = kept.get((model, version))
         if mask is None:
-            reasons = (next(self.objections(worker, model, version, drain=drain), None) for worker in self.workers)
-            mask = np.array([reason is None for reason in reasons], bool)
+            # The worker of a sequence must not change because it fails; and where all fail, any may be tried.
+            mask = self._unobjected(model, version, drain=drain, failing=drain)
+            if not mask.any() and any(worker.failing for worker in self.workers):
+                mask = self._unobjected(model, version, drain=drain, failing=True)
             if self._may_keep(model, version):
                 kept[model, version] = mask
         return mask
+
+    def _unobjected(self, model: str, version: str, *, drain: bool, failing: bool) -> BoolArray:
+        found = (objections(each, self.settings, model, version, drain=drain, failing=failing) for each in self.workers)
+        return np.array([next(reasons, None) is None for reasons in found], bool)
+
+    def leave_out(self, failing: Collection[tuple[str, str]]) -> None:
+        """These workers, each with a model, get none of its requests while others may."""
+        of = {worker: frozenset(model for model, name in failing if name == worker) for _, worker in failing}
+        for worker in self.workers:
+            worker.failing = of.get(worker.name, frozenset())
+        self._forget_masks()
 
     def listed(self) -> Collection[tuple[str, str]]:
         """Models and versions that masks are kept of, and the models that are known beside them."""
@@ -392,6 +387,6 @@ class Fleet:
                 self._eligible[model, version] = mask
         return mask
 
-    def objections(self, worker: Worker, model: str, version: str, *, drain: bool = False) -> Iterator[str]:
+    def objections(self, worker: Worker, model: str, version: str) -> Iterator[str]:
         """As `worker.objections`, by the settings in force."""
-        return objections(worker, self.settings, model, version, drain=drain)
+        return objections(worker, self.settings, model, version)

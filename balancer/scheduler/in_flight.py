@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from balancer.core.trials.steering import Ticket
+from balancer.scheduler.canary.selector import Ticket
 
 
 class InFlight(NamedTuple):

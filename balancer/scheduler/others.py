@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from balancer.core.events import Report
+from balancer.scheduler.events import Report
 from policies.base import FloatArray
 
 ANSWER_WITHIN_S = 0.005

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
-from balancer.core.fleet import Fleet
-from balancer.core.view import LiveView
+from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
+from balancer.scheduler.fleet import Fleet
+from balancer.scheduler.view import LiveView
 from policies.base import Policy, Request
 
 
-class Words(NamedTuple):
+class RefusalText(NamedTuple):
     """A refusal; what decides within Envoy is compiled with these."""
 
     error: type[RoutingError]
@@ -23,15 +23,22 @@ class Words(NamedTuple):
 
 
 # Triton's own words, so that clients see no difference.
-UNKNOWN = Words(UnknownModel, "Request for unknown model: '{model}' is not found")
-UNKNOWN_VERSION = Words(UnknownModel, "Request for unknown model: '{model}' version {version} is not found")
-NOBODY = Words(NoEligibleWorker, "no worker may serve model {model!r} now; retry later")
-FULL = Words(Shed, "every worker for model {model!r} has {limit:.0f} requests pending; retry later")
-LATE = Words(Shed, "model {model!r} would take {best_ms:.0f} ms at best, the deadline is in {deadline_ms:.3g} ms")
-SHED = Words(Shed, "policy {policy} sheds: no capacity for model {model!r} now; retry later")
+UNKNOWN = RefusalText(UnknownModel, "Request for unknown model: '{model}' is not found")
+UNKNOWN_VERSION = RefusalText(UnknownModel, "Request for unknown model: '{model}' version {version} is not found")
+NOBODY = RefusalText(NoEligibleWorker, "no worker may serve model {model!r} now; retry later")
+NOT_LATEST = RefusalText(
+    NoEligibleWorker,
+    "the latest version of model {model!r} may not be served, and none can be written into a stream or a compressed "
+    "message; name the version",
+)
+FULL = RefusalText(Shed, "every worker for model {model!r} has {limit:.0f} requests pending; retry later")
+LATE = RefusalText(Shed, "model {model!r} would take {best_ms:.0f} ms at best, the deadline is in {deadline_ms:.3g} ms")
+SHED = RefusalText(Shed, "policy {policy} sheds: no capacity for model {model!r} now; retry later")
 
-HELD_FULL = Words(Shed, "{count} requests of {bytes} bytes wait for a worker already; none to model {model!r} may too")
-HELD_LONG = Words(Shed, "no worker had room for model {model!r} in {held_s:.3g} s; retry later")
+HELD_FULL = RefusalText(
+    Shed, "{count} requests of {bytes} bytes wait for a worker already; none to model {model!r} may too"
+)
+HELD_LONG = RefusalText(Shed, "no worker had room for model {model!r} in {held_s:.3g} s; retry later")
 
 
 def unknown(request: Request) -> RoutingError:
@@ -45,6 +52,11 @@ def nobody(fleet: Fleet, request: Request) -> RoutingError:
     loaded = [worker.versions[request.model] for worker in fleet.workers if request.model in worker.versions]
     if request.version and loaded and not any(request.version in versions for versions in loaded):
         return unknown(request)
+    row = fleet.settings.models.get(request.model)
+    if row is not None and row.versions and loaded and not request.version:
+        latest = {max(versions, key=lambda version: (len(version), version), default="") for versions in loaded}
+        if latest.isdisjoint(row.versions) and not all(versions.isdisjoint(row.versions) for versions in loaded):
+            return NOT_LATEST.of(model=request.model)
     return NOBODY.of(model=request.model)
 
 

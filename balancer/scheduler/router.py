@@ -13,10 +13,15 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from balancer.core import bounds, refusals
-from balancer.core.answering import answer
-from balancer.core.errors import RoutingError
-from balancer.core.events import (
+from balancer import bounds
+from balancer.kernel import picking
+from balancer.kernel.plain import Kernel, Picked, new_tuple
+from balancer.kernel.settings import Settings
+from balancer.scheduler import refusals
+from balancer.scheduler.answering import LEAST_PENDING, answer
+from balancer.scheduler.canary.selector import PolicySelector, Role, Ticket
+from balancer.scheduler.errors import RoutingError
+from balancer.scheduler.events import (
     Event,
     Finished,
     Report,
@@ -27,14 +32,10 @@ from balancer.core.events import (
     WorkerRemoved,
     WorkersAdded,
 )
-from balancer.core.fleet import ANY_MODEL, Fleet
-from balancer.core.in_flight import InFlight, drop
-from balancer.core.kernel import picking
-from balancer.core.kernel.plain import Kernel, Picked, new_tuple
-from balancer.core.keys import OF_SEQUENCES, placing
-from balancer.core.settings import Settings
-from balancer.core.trials.steering import Role, Steering, Ticket
-from balancer.core.view import LiveView
+from balancer.scheduler.fleet import ANY_MODEL, Fleet
+from balancer.scheduler.in_flight import InFlight, drop
+from balancer.scheduler.keys import OF_SEQUENCES, placing
+from balancer.scheduler.view import LiveView
 from policies.base import BoolArray, FloatArray, Policy, Request, least
 from policies.hashing import mix
 
@@ -73,7 +74,7 @@ class Answered(NamedTuple):
     """What the policy is there for."""
 
 
-class Witness(Protocol):
+class DecisionObserver(Protocol):
     """Is shown what becomes of every request; each number once. Must not raise."""
 
     def decided(self, answered: Answered, decision: Decision | None) -> None:
@@ -95,10 +96,11 @@ class Router:
         self.failures: Counter[str] = Counter()
         """Invalid answers by policy; each was replaced by the least pending worker."""
         self.last_failure = ""
+        self.failed: dict[str, tuple[str, str]] = {}  # by policy: its last failure, and what happened instead
         self.outcomes: Counter[str] = Counter()
         """Outcomes by what became of them: matched, unmatched, expired."""
-        self.witness: Witness | None = None
-        self.steering: Steering | None = None
+        self.observer: DecisionObserver | None = None
+        self.selector: PolicySelector | None = None
         """Who decides, where that is not always the policy."""
         self.fleet.kernel.seed = mix(seed)
         self._number = 0
@@ -109,15 +111,21 @@ class Router:
         """Of the next request."""
         return self._number
 
+    def take_number(self) -> int:
+        """Of a request that is decided or refused now."""
+        number = self._number
+        self._number = number + 1
+        return number
+
     @property
     def settings(self) -> Settings:
         """What is in force."""
         return self.fleet.settings
 
-    def configure(self, policy: Policy, settings: Settings, steering: Steering | None = None) -> None:
+    def configure(self, policy: Policy, settings: Settings, selector: PolicySelector | None = None) -> None:
         """Swap policy and settings at once; estimators and requests in flight stay."""
         self.policy = policy
-        self.steering = steering
+        self.selector = selector
         self.fleet.configure(settings)
 
     def observe(self, event: Event, now_s: float) -> None:
@@ -173,78 +181,62 @@ class Router:
             NoEligibleWorker: none may serve it now.
             Shed: limits or the policy turn it away.
         """
-        number = self._number
-        self._number = number + 1
-        if self.witness is None and subset is None and only is None:
-            decision = self._decide_at_once(request, number, now_s)
-            if decision is not None:
-                return decision
-        return self._decide(request.numbered(number), number, now_s, subset, only)
-
-    def refuse(self, request: Request, error: RoutingError, now_s: float) -> RoutingError:
-        """Take note that a request, which has a number of its own from here on, was turned away; returns the error."""
-        number = self._number
-        self._number = number + 1
-        if self.witness is not None:
-            self.witness.refused(request.numbered(number), error, now_s)
-        return error
-
-    def _decide_at_once(self, request: Request, number: int, now_s: float) -> Decision | None:
-        """The decision by one call of the compiled kernel, where nobody looks on; None: it takes the long way."""
-        fleet, policy, steering = self.fleet, self.policy, self.steering
-        column = fleet.models.get(request.model)
-        if column is None:
-            if request.model and not fleet.knows(request.model):
-                return None
-            column = fleet.models[ANY_MODEL]
-        mask, choice, begun_s = self._eligible(request, now_s), None, 0.0
-        if steering is not None:
+        number = self.take_number()
+        fleet, policy, selector, choice, begun_s = self.fleet, self.policy, self.selector, None, 0.0
+        column, mask = self.who_may(request, now_s, subset)
+        seen = self.observer is not None or only is not None
+        if selector is not None and not seen:
             # Nobody is chosen to decide a request that is refused before.
-            if self.settings.limits.any or not np.count_nonzero(mask):
-                return None
-            choice = steering.choose(number, now_s)
-            if steering.looks_on(choice, number, now_s):
-                return None
-            policy, begun_s = choice.policy, steering.stopwatch()
-        placed = policy if request.key is None else self._policy_for(request, policy)
-        picked = fleet.kernel.decide(fleet, placed, request, number, column, mask, now_s)
+            seen = self.settings.limits.any or not np.count_nonzero(mask)
+            if not seen:
+                choice = selector.choose(number, now_s)
+                seen = selector.observes(choice, number, now_s)
+                policy, begun_s = choice.policy, selector.stopwatch()
+        key, ticket = request.key, None
+        placed = policy if key is None else self._policy_for(request, policy)
+        picked = None if seen else fleet.kernel.decide(fleet, placed, request, number, column, mask, now_s)
         if picked is None:
-            return None
-        ticket = None
-        if steering is not None and choice is not None and placed is policy:
-            seconds = steering.stopwatch() - begun_s
-            ticket = steering.answered(choice, seconds, request.model, float(request.deadline_s), now_s)
-        chosen, key = placed is policy and picked.among > 1, request.key
+            view = LiveView(fleet, mask, column, float(request.rows), now_s, key)
+            return self._decide_in_steps(request.numbered(number), number, view, subset, only)
+        if selector is not None and choice is not None and placed is policy:
+            seconds = selector.stopwatch() - begun_s
+            ticket = selector.answered(choice, seconds, request.model, float(request.deadline_s), now_s)
         decision = self._decision(number, placed, picked, now_s, request.sequence)
+        chosen = placed is policy and picked.among > 1
         self._keep(
             number, new_tuple(InFlight, (decision.worker, column, float(request.rows), key, now_s, ticket, chosen))
         )
         return decision
 
-    def _decide(
-        self, request: Request, number: int, now_s: float, subset: Collection[str] | None, only: int | None = None
+    def refuse(self, request: Request, error: RoutingError, now_s: float) -> RoutingError:
+        """Take note that a request, which has a number of its own from here on, was turned away; returns the error."""
+        number = self.take_number()
+        if self.observer is not None:
+            self.observer.refused(request.numbered(number), error, now_s)
+        return error
+
+    def _decide_in_steps(
+        self, request: Request, number: int, view: LiveView, subset: Collection[str] | None, only: int | None
     ) -> Decision:
-        """The decision step by step, for whoever is to see it; `request` has its number. Raises as `route` does."""
+        """The decision for whoever is to see it, by a policy that is not compiled, or the refusal in words. Raises as
+        `route` does.
+        """
+        fleet, key, now_s = self.fleet, view.key, view.at_s
         try:
-            view = self.view(request, now_s, subset)
+            self._keep_within_limits(request, view)
         except RoutingError as error:
-            if self.witness is not None:
-                self.witness.refused(request, error, now_s)
+            if self.observer is not None:
+                self.observer.refused(request, error, now_s)
             raise
         answered, ticket = self._answer(request, subset, view if only is None else view.of_one(only), now_s)
-        policy, fleet = answered.policy, self.fleet
         picked = fleet.kernel.pick(fleet, answered.probabilities, request, view)
-        if picked is None:
-            if self.witness is not None:
-                self.witness.decided(answered, None)
-            raise refusals.shed(request, policy)
-        decision = self._decision(number, policy, picked, now_s, request.sequence)
-        if self.witness is not None:
-            self.witness.decided(answered, decision)
+        decision = picked and self._decision(number, answered.policy, picked, now_s, request.sequence)
+        if self.observer is not None:
+            self.observer.decided(answered, decision)
+        if picked is None or decision is None:
+            raise refusals.shed(request, answered.policy)
         chosen = answered.role != "hash" and picked.among > 1
-        column, rows, key = self.column(request.model), float(request.rows), request.key
-        assert key is None or isinstance(key, int)  # arrays are for the simulator's views
-        self._count_in(number, InFlight(decision.worker, column, rows, key, now_s, ticket, chosen))
+        self._count_in(number, InFlight(decision.worker, view.column, view.rows, key, now_s, ticket, chosen))
         if key is not None:
             fleet.kernel.remember(fleet, picked.worker, request, view)
         return decision
@@ -257,34 +249,35 @@ class Router:
 
     def view(self, request: Request, now_s: float, subset: Collection[str] | None = None) -> LiveView:
         """The fleet as a policy would see it for this request; raises as `route` does."""
-        fleet = self.fleet
-        if request.model and not fleet.knows(request.model):
-            raise refusals.unknown(request)
-        eligible = self._eligible(request, now_s)
-        if subset is not None:
-            eligible = eligible & np.array([worker.name in subset for worker in fleet.workers], bool)
-        if not np.count_nonzero(eligible):
-            raise refusals.nobody(fleet, request)
-        view = LiveView(fleet, eligible, self.column(request.model), float(request.rows), now_s, request.key)
-        if request.sequence:
-            self._check_limits_of_sequence(request, view)
-            return view
-        return self._within_limits(request, view)
+        column, mask = self.who_may(request, now_s, subset)
+        view = LiveView(self.fleet, mask, column, float(request.rows), now_s, request.key)
+        self._keep_within_limits(request, view)
+        return view
 
-    def _eligible(self, request: Request, now_s: float) -> BoolArray:
-        """Workers that may serve it, limits aside, `(n,)`."""
+    def who_may(self, request: Request, now_s: float, subset: Collection[str] | None) -> tuple[int, BoolArray]:
+        """The column of the request's model, and the workers that may serve it, limits aside, `(n,)`."""
+        fleet = self.fleet
+        column = fleet.models.get(request.model)
+        if column is None:
+            column = fleet.models[ANY_MODEL]
+            if request.model and not fleet.knows(request.model):
+                return column, np.zeros(len(fleet.workers), bool)
         if request.sequence:
-            return self.fleet.members(request.model, request.version)
-        return self.fleet.eligible(request.model, request.version, now_s)
+            mask = fleet.members(request.model, request.version)
+        else:
+            mask = fleet.eligible(request.model, request.version, now_s)
+        if subset is not None:
+            mask = mask & np.array([worker.name in subset for worker in fleet.workers], bool)
+        return column, mask
 
     def answer_now(self, request: Request, now_s: float) -> Answered:
         """What would be answered now, and by whom; nothing is counted. Raises as `route` does."""
-        request = request.numbered(self._number)
+        request = request.numbered(self.next_number)
         view = self.view(request, now_s)
         policy: Policy = self.policy
         role: Role = "in_force"
-        if self.steering is not None:
-            policy, role = self.steering.main()
+        if self.selector is not None:
+            policy, role = self.selector.main()
         placed = self._policy_for(request, policy)
         probabilities, valid = self.answer_of(placed, request, view)
         return Answered(request, None, view, placed, probabilities, valid, now_s, role if placed is policy else "hash")
@@ -293,22 +286,21 @@ class Router:
         self, request: Request, subset: Collection[str] | None, view: LiveView, now_s: float
     ) -> tuple[Answered, Ticket | None]:
         """The answer of who is to decide; the shadow answers too."""
-        steering, number = self.steering, request.number
+        selector, number = self.selector, request.number
         assert isinstance(number, int)  # arrays are for the simulator's views
-        choice = steering.choose(number, now_s) if steering is not None else None
+        choice = selector.choose(number, now_s) if selector is not None else None
         chosen = choice.policy if choice is not None else self.policy
         policy = self._policy_for(request, chosen)
-        if steering is None or choice is None or policy is not chosen:
+        if selector is None or choice is None or policy is not chosen:
             probabilities, valid = self.answer_of(policy, request, view)
             by: Role = "in_force" if policy is chosen else "hash"
             return Answered(request, subset, view, policy, probabilities, valid, now_s, by), None
-        policy, role, answer, failed, ticket = steering.answer(choice, request, view, now_s)
+        policy, role, answer, failed, ticket = selector.answer(choice, request, view, now_s)
         for name, failure in failed:
-            self.count_failure(name, failure)
+            self.count_failure(name, failure, LEAST_PENDING if answer is None else f"{policy.name} decides")
         probabilities = least(view.pending, view.eligible) if answer is None else answer
-        steering.watch(request, view, probabilities)
-        valid = answer is not None
-        return Answered(request, subset, view, policy, probabilities, valid, now_s, role), ticket
+        selector.watch(request, view, probabilities)
+        return Answered(request, subset, view, policy, probabilities, answer is not None, now_s, role), ticket
 
     def column(self, model: str) -> int:
         """Of the estimators' state for a model; for one that has none of its own, that of `ANY_MODEL`."""
@@ -326,32 +318,34 @@ class Router:
         self.count_failure(policy.name, failure)
         return least(view.pending, view.eligible), False
 
-    def count_failure(self, policy: str, failure: str) -> None:
+    def count_failure(self, policy: str, failure: str, instead: str = LEAST_PENDING) -> None:
         """A policy gave no valid answer, and another stood in."""
         self.failures[policy] += 1
-        self.last_failure = failure
+        self.last_failure, self.failed[policy] = failure, (failure, instead)
 
     def pending_limit(self, request: Request) -> float:
         """Requests pending at a worker from which on it is not given this one."""
         return picking.pending_limit(self.fleet, 0, float(request.priority))
 
-    def _within_limits(self, request: Request, view: LiveView) -> LiveView:
-        """The view less the workers that are full, or would be late where that sheds, or have just come."""
-        if self.settings.narrows:
-            found = self.fleet.kernel.keep_within_limits(self.fleet, request, view)
-            view.mask = found.left
-            if found.refused:
-                raise refusals.full_or_late(request, view, self.pending_limit(request))
-        return view
+    def _keep_within_limits(self, request: Request, view: LiveView) -> None:
+        """Leave those in the view's mask who are not full, nor late where that sheds, nor new. Raises as `route` does.
 
-    def _check_limits_of_sequence(self, request: Request, view: LiveView) -> None:
-        """Limits hold for sequences as well, at the one worker that may serve it: no other can take its place."""
-        if not self.settings.limits.any:
+        Of a sequence, limits hold at the one worker that may serve it: no other can take its place.
+        """
+        members, sequence = view.mask, request.sequence
+        if not np.count_nonzero(members):
+            known = not request.model or self.fleet.knows(request.model)
+            raise refusals.nobody(self.fleet, request) if known else refusals.unknown(request)
+        if not (self.settings.limits.any if sequence else self.settings.narrows):
             return
-        members = view.mask
-        view.mask = OF_SEQUENCES.probabilities(request, view) > 0
-        self._within_limits(request, view)
-        view.mask = members
+        if sequence:
+            view.mask = OF_SEQUENCES.probabilities(request, view) > 0
+        found = self.fleet.kernel.keep_within_limits(self.fleet, request, view)
+        view.mask = found.left
+        if found.refused:
+            raise refusals.full_or_late(request, view, self.pending_limit(request))
+        if sequence:
+            view.mask = members
 
     def _expire(self, number: int, now_s: float) -> None:
         drop(self._end(number, now_s))
@@ -367,6 +361,10 @@ class Router:
         if len(self._in_flight) >= bounds.MAX_IN_FLIGHT:
             self._expire(next(iter(self._in_flight)), sent.at_s)
         self._in_flight[number] = sent
+
+    def leave_out(self, failing: frozenset[tuple[str, str]]) -> None:
+        """Give these workers, each with a model, none of its requests while others may have them, see `outliers`."""
+        self.fleet.leave_out(failing)
 
     def _finished(self, event: Finished, now_s: float) -> None:
         sent = self._in_flight.pop(event.number, None)

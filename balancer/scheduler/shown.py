@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from balancer.core.router import Router
-from balancer.core.view import LiveView
-from policies.base import Request
+from balancer.scheduler.fleet import Fleet
+from balancer.scheduler.router import Router
+from balancer.scheduler.view import LiveView
+from policies.base import BoolArray, Request
 from policies.columns import columns_of
 
 
@@ -33,15 +34,30 @@ def reasons(router: Router, request: Request, now_s: float) -> dict[str, list[st
     return found
 
 
+def silent(fleet: Fleet, now_s: float) -> BoolArray:
+    """Whether reports of each worker broke off, `(n,)`: it has reported, and too long ago."""
+    reported = np.array([worker.number >= 0 for worker in fleet.workers], bool)
+    found: BoolArray = reported & (now_s - fleet.reported_s > fleet.settings.stale_after_s)
+    return found
+
+
+def ready(fleet: Fleet, now_s: float) -> BoolArray:
+    """Whether each worker is, `(n,)`: by its last report, which is not old, and it is not draining."""
+    said = [worker.ready and not (worker.draining or worker.stopping) for worker in fleet.workers]
+    found: BoolArray = np.array(said, bool) & ~silent(fleet, now_s)
+    return found
+
+
 def snapshot(router: Router, now_s: float) -> list[dict[str, Any]]:
     """The fleet as policies see it, a record a worker, for people to read."""
     fleet = router.fleet
     view = LiveView(fleet, np.ones(len(fleet.workers), bool), 0, 1.0, now_s)
     numbers = {name: getattr(view, name) for name in columns_of("worker", "moment")}
+    broke_off = silent(fleet, now_s)
     return [
         {
             "worker": worker.name,
-            "ready": worker.ready,
+            "ready": worker.ready and not bool(broke_off[row]),
             "draining": worker.draining or worker.stopping,
             "device": worker.device,
             "zone": worker.zone,

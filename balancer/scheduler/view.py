@@ -12,15 +12,15 @@ from typing import Any, Generic, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from balancer.core.estimators import caches, latency, queue, service, tokens
-from balancer.core.estimators.caches import Caches
-from balancer.core.estimators.columns import At
-from balancer.core.estimators.latency import Latency
-from balancer.core.estimators.queue import Queue
-from balancer.core.estimators.service import Service
-from balancer.core.estimators.tokens import Tokens
-from balancer.core.fleet import Fleet
-from balancer.core.settings import EstimatorSettings
+from balancer.kernel.estimators import caches, latency, queue, service, tokens
+from balancer.kernel.estimators.caches import Caches
+from balancer.kernel.estimators.columns import At
+from balancer.kernel.estimators.latency import Latency
+from balancer.kernel.estimators.queue import Queue
+from balancer.kernel.estimators.service import Service
+from balancer.kernel.estimators.tokens import Tokens
+from balancer.kernel.settings import EstimatorSettings
+from balancer.scheduler.fleet import Fleet
 from policies.base import BoolArray, FloatArray, Policy, Request, UintArray
 
 Value = TypeVar("Value")

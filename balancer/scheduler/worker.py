@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from balancer.core.bounds import MAX_DEVICE_KINDS
-from balancer.core.settings import ModelSettings, Settings, ZoneSettings
+from balancer.bounds import MAX_DEVICE_KINDS
+from balancer.kernel.settings import ModelSettings, Settings, ZoneSettings
+from balancer.scheduler.events import ModelReport
 
 
 @dataclass
@@ -23,6 +24,8 @@ class Worker:
     stopping: bool = False
     """Its agent says so."""
     ready: bool = False
+    failing: frozenset[str] = frozenset()
+    """Models at which it fails while others do not, see `outliers`."""
     stream: int = -1
     """That carried the last report; -1: there was none."""
     incarnation: int = -1
@@ -33,6 +36,19 @@ class Worker:
     """Ready versions of each loaded model."""
     batches: dict[tuple[str, str, int], tuple[int, float]] = field(default_factory=dict)
     """The cumulative counters last seen for each (model, version, rows)."""
+
+    def executed(self, model: ModelReport) -> Iterator[tuple[int, int, float]]:
+        """Rows, number and seconds of what was executed since the last report."""
+        for rows, executions, seconds in model.batches:
+            key = (model.model, model.version, rows)
+            before = self.batches.get(key, (0, 0.0))
+            new = executions - before[0]
+            if new < 0 or seconds < before[1]:
+                # Counters that fall belong to another Triton than they say: they are a new beginning and no measure.
+                self.batches[key] = (executions, seconds)
+            elif new > 0:
+                self.batches[key] = (executions, seconds)
+                yield rows, new, seconds - before[1]
 
 
 def tier_of(zone: str, zones: ZoneSettings) -> int:
@@ -51,16 +67,20 @@ def kinds_of(devices: Iterable[str]) -> list[int]:
     return [min(numbers.setdefault(device, len(numbers)), MAX_DEVICE_KINDS - 1) for device in devices]
 
 
-def objections(worker: Worker, settings: Settings, model: str, version: str, *, drain: bool = False) -> Iterator[str]:
-    """Why a worker may not serve a model, in words; none: it may. `drain`: one that is draining may as well.
+def objections(
+    worker: Worker, settings: Settings, model: str, version: str, *, drain: bool = False, failing: bool = False
+) -> Iterator[str]:
+    """Why a worker may not serve a model, in words; none: it may. `drain`, `failing`: one that is may as well.
 
     An empty model stands for calls that concern the server and not a model.
     """
     if (worker.draining or worker.stopping) and not drain:
         yield "draining"
+    if model in worker.failing and not failing:
+        yield f"it fails at every request to {model}, and others do not"
     row = settings.models.get(model)
     if not settings.reports_required and worker.number < 0:
-        yield from _table_objections(worker, row, model, version, frozenset())
+        yield from table_objections(worker, row, model, version, frozenset())
         return
     if worker.number < 0:
         yield "no report from its agent yet"
@@ -74,11 +94,11 @@ def objections(worker: Worker, settings: Settings, model: str, version: str, *, 
         yield f"model {model} is not loaded"
     elif version and version not in loaded:
         yield f"version {version} of {model} is not loaded (it has {', '.join(sorted(loaded))})"
-    yield from _table_objections(worker, row, model, version, loaded)
+    yield from table_objections(worker, row, model, version, loaded)
 
 
-def _table_objections(
-    worker: Worker, row: ModelSettings | None, model: str, version: str, loaded: frozenset[str]
+def table_objections(
+    worker: Worker, row: ModelSettings | None, model: str, version: str, loaded: Collection[str]
 ) -> Iterator[str]:
     """What the model table holds against a worker."""
     if row is None:

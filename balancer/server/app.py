@@ -7,53 +7,54 @@ import functools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from balancer.config.config import Config
+from balancer.config.frontend import check_live
 from balancer.config.listen import is_local
 from balancer.config.overrides import Overrides
 from balancer.config.watch import ConfigState, watch
-from balancer.core.events import Event, Report
-from balancer.core.trials.steering import Steering
 from balancer.discovery.workers import WorkerSpec, changes
+from balancer.extproc.endpoints import Ads, Endpoint, LastKnown, State
+from balancer.extproc.kserve import HeaderNames
+from balancer.extproc.names import ENDPOINTS_SERVICE, PICKS_SERVICE
+from balancer.extproc.outcomes import AccessLog
+from balancer.extproc.picker import Addresses, Picker
+from balancer.extproc.picks import ExternalProcessor
 from balancer.files.yaml_document import ConfigError
-from balancer.fleet.front import FleetFront
-from balancer.front.router import SharedRouter
-from balancer.gateway.addresses import Addresses
-from balancer.gateway.endpoints import Ads, Endpoint, State
-from balancer.gateway.kserve import HeaderNames
-from balancer.gateway.names import ENDPOINTS_SERVICE, PICKS_SERVICE
-from balancer.gateway.outcomes import AccessLog
-from balancer.gateway.picker import Picker
-from balancer.gateway.picks import ExternalProcessor
-from balancer.operate import logs
-from balancer.operate.admin import Admin
-from balancer.operate.drains import Drains
-from balancer.operate.inference_metrics import InferenceMetrics
-from balancer.operate.journal import Journal
-from balancer.operate.kept_log import KeptLog
-from balancer.operate.listener_probe import ListenerProbe
-from balancer.operate.lookout import Lookout
-from balancer.operate.metrics import Metrics
-from balancer.operate.native_front import NativeFront
-from balancer.operate.news import News
-from balancer.operate.objectives import ClusterObjectives
-from balancer.operate.proxy_front import ProxyFront
-from balancer.operate.recent import Recent
-from balancer.operate.recorder import Recorder
-from balancer.operate.routers import router_of
-from balancer.operate.worker_source import endpoint_states, follows_source, links_of, no_list_yet, source_of
-from balancer.security import identity
-from balancer.security.listeners import AddressInUseError, Listeners
-from balancer.telemetry.collector import Collector
+from balancer.native.router import SharedRouter
+from balancer.reports.collector import Collector
+from balancer.scheduler.canary.selector import PolicySelector
+from balancer.scheduler.events import Event, Report
+from balancer.server import logs
+from balancer.server.admin import Admin, AdminSources
+from balancer.server.drains import Drains
+from balancer.server.event_log import EventLog
+from balancer.server.event_reporter import EventReporter
+from balancer.server.fleet_front import FleetFront
+from balancer.server.kept_decisions import KeptDecisions, state_file
+from balancer.server.kept_log import KeptLog
+from balancer.server.listener_probe import ListenerProbe
+from balancer.server.metrics import Metrics
+from balancer.server.metrics.inference import inference_metrics
+from balancer.server.native_front import NativeFront
+from balancer.server.objectives import ClusterObjectives
+from balancer.server.proxy_front import ProxyFront
+from balancer.server.recent import Recent
+from balancer.server.recorder import Recorder
+from balancer.server.routers import router_of
+from balancer.server.security.gatekeeper import may_report
+from balancer.server.security.listeners import AddressInUseError, Listeners
+from balancer.server.traffic import Traffic
+from balancer.server.worker_source import endpoint_states, follows_source, links_of, no_list_yet, source_of
 from policies.base import Policy
 
 logger = logging.getLogger(__name__)
 
-_TICK_S = 0.05
 _LAST_WRITE_S = 5.0
 _SETTLE_S = 2.0
 """After a start, how long to wait for workers whose agents do not report before picks are made without them."""
@@ -89,61 +90,62 @@ class App:
         # Each process draws its own numbers: equal draws would send all processes to the same worker.
         self._seed = config.seed + config.first_process + process
         self.router = router_of(config, self._seed)
+        self._traffic = Traffic(self.router, self._clock, lambda: bool(self._was_ready))
         # Numbers of decisions begin anew with each process; outcomes of those of the one before may still come.
         self._run = secrets.token_hex(8)
-        told = config.envoy.audit_log is not None or config.envoy.traces is not None
-        self._picker = Picker(self.router, self._clock, number, self._run, told)
-        self.metrics = Metrics(self.router, self._clock, number)
-        if config.admin.inference_pool is not None:
-            self.metrics.registry.register(InferenceMetrics(self.metrics, self.router, config.admin.inference_pool))
+        audited = config.envoy.audit_log is not None or config.envoy.traces is not None
+        self._picker = Picker(self.router, self._clock, number, self._run, audited)
+        self.metrics = metrics = Metrics(self.router, self._clock, number)
+        if (pool := config.admin.inference_pool) is not None:
+            metrics.register(lambda: inference_metrics(metrics, self.router, pool))
         self._objectives = ClusterObjectives(config)
-        self._worker_source = source_of(config, source or Path(), self._refuse_workers, self.metrics, self._objectives)
+        self._worker_source = source_of(config, source or Path(), self._refuse_workers, metrics, self._objectives)
         self._drains = Drains(self.router, self._clock, self._discovered)
-        self.metrics.registry.register(self._drains)
-        journal = Journal()
-        self._news = News(self.metrics, journal)
-        self._lookout = Lookout(self.router, self.metrics, journal)
-        self._recorder = Recorder(self.router, self._picker, self.metrics, self._clock, number)
+        metrics.register(self._drains.metrics)
+        events = EventLog()
+        self._reporter = EventReporter(self.router, metrics, events, self._clock)
+        self._recorder = Recorder(self.router, self._picker, metrics, self._clock, number)
         self._native: NativeFront | None = None
         if isinstance(self.router, SharedRouter):
-            self._native = NativeFront(self.router, self.metrics, self._recorder)
+            self._native = NativeFront(self.router, metrics, self._recorder)
         self._links = links_of(config)
         self._proxy = ProxyFront(
             config,
             self._recorder,
             self._clock,
             lambda: self._names,
-            self._may_pick,
+            self._traffic.noticing(self._may_pick),
             self._links.channels,
             self._picker.holding,
         )
-        self._decision_log = KeptLog(self.router, self._recorder, self.metrics, number, self._seed)
+        self._decided = KeptDecisions(state_file(config, source, process))
+        self._decision_log = KeptLog(self.router, self._recorder, metrics, number, self._seed)
         self._names = HeaderNames()
         self._ads = Ads()
+        self._last_known = None if config.endpoints_folder is None else LastKnown(config.endpoints_folder)
         self._health = health.aio.HealthServicer()
         self._was_ready: bool | None = None
         self._settled = False
-        self._tells_endpoints = False
+        self._sends_endpoints = False
         """Whether Envoys are to get endpoints here: from the first readiness on, or once the agents had their time."""
         self._listener = ListenerProbe(config)
-        self._listeners = Listeners(config, process, self.metrics)
-        self._fleet = FleetFront(config, process, self.router, self.metrics, self._links, self._proxy.rest)
-        self.admin = Admin(
+        self._listeners = Listeners(config, process, metrics)
+        self._fleet = FleetFront(config, process, self.router, metrics, self._links, self._proxy.rest)
+        sources = AdminSources(
             self.router,
-            self.metrics,
+            metrics,
             self._clock,
             readiness=lambda: self.not_ready() or self._listener.not_ready(),
             recent=self._recent,
             config=self.state,
-            journal=journal,
+            events=events,
             process=process,
-            section=config.admin,
-            client_san=self._listeners.role("admin"),
             drains=self._drains,
-            held=self._picker.holding.explain,
-            local=is_local(config.admin_address(process)),
             splits=self._picker.splits,
+            held=self._picker.holding.explain,
         )
+        local = is_local(config.admin_address(process))
+        self.admin = Admin(sources, config.admin, self._listeners.role("admin"), local)
         self._apply(config)
 
     def not_ready(self) -> str:
@@ -178,15 +180,18 @@ class App:
             logger.info("serving", extra={**where, "process_number": self._process})
             self._serving()
             async with asyncio.TaskGroup() as tasks:
-                followers = [tasks.create_task(self._follow_workers(stop)), tasks.create_task(self._tick(stop))]
-                followers.append(tasks.create_task(self._objectives.follow(stop)))
+                internal_errors = self._recorder.internal_errors
+                work: list[Coroutine[Any, Any, None]] = [
+                    self._follow_workers(stop),
+                    self._traffic.follow(stop, self._tick, self._collector.wake, internal_errors),
+                    self._objectives.follow(stop),
+                    *(certificates.follow(stop) for certificates in self._listeners.certificates.values()),
+                ]
                 if self._source is not None:
-                    followers.append(tasks.create_task(self._follow_config(self._source, stop)))
-                followed = self._listeners.certificates.values()
+                    work.append(self._follow_config(self._source, stop))
                 if self._native is not None:
-                    followers.append(tasks.create_task(self._native.run(stop, self._clock, self._may_pick)))
-                    followers.append(tasks.create_task(self._native.publish(stop, self._clock)))
-                followers.extend(tasks.create_task(certificates.follow(stop)) for certificates in followed)
+                    work.append(self._native.run(stop, self._clock, self._may_pick, self._traffic.flows))
+                followers = [tasks.create_task(each) for each in work]
                 await stop.wait()
                 for follower in followers:
                     follower.cancel()
@@ -202,16 +207,22 @@ class App:
 
     async def _serve_grpc(self) -> None:
         processor = ExternalProcessor(
-            self._picker, self._recorder, lambda: self._names, self._may_pick, lambda: self._objectives.in_force
+            self._picker,
+            self._recorder,
+            lambda: self._names,
+            self._traffic.noticing(self._may_pick),
+            lambda: self._objectives.in_force,
+            self._proxy.turned_away,
         )
-        collector = Collector(
+        self._collector = Collector(
             self._observe,
             refused=lambda field: self.metrics.refused_inputs.labels("report", field).inc(),
             failed=self.metrics.handler_errors.labels("report").inc,
-            may_speak=identity.speaker(self._listeners.role("reports")),
+            may_speak=may_report(self._listeners.role("reports")),
             in_flight=self.router.fleet.in_flight_at,
+            pause_s=self._traffic.report_pause_s,
         )
-        self.metrics.watch(collector.counts, self._ads, self.state, self._listeners.certificates)
+        self.metrics.watch(self._collector.counts, self._ads, self.state, self._listeners.certificates)
         await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
         await self._announce_readiness()
 
@@ -221,7 +232,7 @@ class App:
             envoy=(processor.add_to, self._proxy.add_to, outcomes, self._ads.add_to, health),
             gateways=(processor.add_to, health),
             health=(health,),
-            reports=(collector.add_to,),
+            reports=(self._collector.add_to,),
             fleet=(self._fleet.add_to,),
         )
         await self._fleet.listen(self._listeners.certificates.get("envoy"))
@@ -240,7 +251,6 @@ class App:
         return bool(self._was_ready) or not self.not_ready()
 
     def _recent(self) -> Recent:
-        """The traffic until now."""
         if self._native is not None:
             self._native.catch_up()
         return self._recorder.recent
@@ -248,51 +258,59 @@ class App:
     def _observe(self, event: Event) -> None:
         if isinstance(event, Report):
             if event.worker not in self.router.fleet.index:
-                self._news.stranger(event.worker)
+                self._reporter.unlisted(event.worker)
             self._drains.observe(event)
+        else:
+            self._traffic.tick_soon()
         self.router.observe(event, self._clock())
         self._picker.holding.soon()
 
     def _apply(self, config: Config) -> None:
         """Make the swappable part of a config the one in force, all at once: nothing here waits."""
         policy = config.build_policy()
-        self.router.configure(policy, config.settings(), self._steering(config, policy))
+        selector = self._selector(config, policy)
+        self._picker.splits.configure(config.splits())
+        self._decided.resume(config, policy, selector, self._picker.splits, self._clock())
+        self.router.configure(policy, config.settings(), selector)
         requests = config.requests
         self._names = requests.header_names()
         self._objectives.configure(config)
         self._picker.fallbacks_for_all = requests.fallbacks_for_all
-        self._picker.splits.configure(config.splits())
         self._fleet.configure(config)
         self._picker.holding.soon()
         if self._native is not None:
-            self._native.configure(self._names, config.log.decisions_share)
-        self._proxy.configure(config)
+            limits_tenants = config.forwards and config.proxy.tenants.limits_anybody
+            self._native.configure(self._names, config.log.decisions_share, limits_tenants)
+        self._proxy.configure(config.proxy_settings())
         self._recorder.decision_lines.share = config.log.decisions_share
         logs.configure(config.log)
         self._decision_log.configure(config, self._source or Path(), self._clock())
 
-    def _steering(self, config: Config, policy: Policy) -> Steering | None:
+    def _selector(self, config: Config, policy: Policy) -> PolicySelector | None:
         """Guard, shadow and rollout, as far as there are any; those that were there before keep their state."""
         plan = config.plan(policy)
         if not plan:
             return None
-        before = self.router.steering
-        return Steering(policy, plan, self._seed, time.perf_counter, self._news, before, self._clock())
+        before = self.router.selector
+        return PolicySelector(policy, plan, self._seed, time.perf_counter, self._reporter, before, self._clock())
 
     def _accept(self, config: Config) -> None:
         if self.state.accept(config, time.time()):
             self._apply(config)
             if self._worker_source is None and not follows_source(config):
                 self._discovered(tuple(config.discovery.workers))
-            self._news.config_applied(self.state)
+            self._reporter.config_applied(self.state)
 
     def _refuse(self, error: ConfigError) -> None:
         self.state.refuse(error, time.time())
-        self._news.config_refused(error)
+        self._reporter.config_refused(error)
 
     async def _follow_config(self, source: Path, stop: asyncio.Event) -> None:
         running = self.state.config
-        await watch(source, self._accept, self._refuse, stop, running=running, overrides=self._overrides)
+        await watch(source, self._accept, self._refuse, stop, running=running, overrides=self._checked)
+
+    def _checked(self, config: Config) -> Config:
+        return check_live(self.state.started, self._overrides(config), self.state.source)
 
     async def _follow_workers(self, stop: asyncio.Event) -> None:
         source = self._worker_source
@@ -323,52 +341,48 @@ class App:
         self._workers = workers
         self._fleet.workers(workers)
         self._endpoint_states = ()
-        self._tell_envoy()
+        self._send_endpoints()
         before, now = {worker.name for worker in old}, {worker.name for worker in workers}
-        self.metrics.forget(before - now)
-        self._news.workers(before, now)
+        self.metrics.forget_gone()
+        self._reporter.workers(before, now)
 
-    def _tell_envoy(self) -> None:
+    def _send_endpoints(self) -> None:
         """Endpoints with what Envoy's own fallback should avoid, sent where they changed."""
         if self._workers is None:
             return
         states = endpoint_states(self._workers, self.router.fleet, settled=self._settled)
+        if self._last_known is not None:
+            self._last_known.retry(self._clock())
         if states == self._endpoint_states:
             return
         self._endpoint_states = states
-        self._ads.update(
-            [
-                Endpoint(worker.name, worker.address, worker.grpc_port, worker.http_port, state)
-                for worker, state in zip(self._workers, states, strict=True)
-            ]
-        )
+        endpoints = [
+            Endpoint(worker.name, worker.address, worker.grpc_port, worker.http_port, state)
+            for worker, state in zip(self._workers, states, strict=True)
+        ]
+        self._ads.update(endpoints)
+        if self._last_known is not None and self._sends_endpoints:
+            self._last_known.update(endpoints, self._clock())
 
-    async def _tick(self, stop: asyncio.Event) -> None:
-        """What has to happen with time alone: forgetting, and telling others what has changed."""
-        while not stop.is_set():
-            try:
-                await self._let_time_pass(self._clock())
-            except Exception as error:  # what fails once may well do so at each tick, and requests go on meanwhile
-                self._recorder.mistakes.caught("tick", error)
-            await asyncio.sleep(_TICK_S)
-
-    async def _let_time_pass(self, now_s: float) -> None:
+    async def _tick(self, now_s: float) -> None:
+        """What has to happen with time alone: forgetting, and sending what has changed."""
         self.router.tick(now_s)
         self._recorder.tick(now_s)
-        self.metrics.forget_models(self.router.fleet.forgotten)
-        self._news.tick(self.router.steering, now_s)
-        self._lookout.tick(now_s)
+        self._reporter.tick(now_s)
+        self._decided.tick(self.router.selector, self._picker.splits, now_s)
         self._links.tick(now_s)
         self._fleet.tick(now_s)
-        self._tell_envoy()
+        self._send_endpoints()
         await self._announce_readiness()
         if not self.not_ready():
             await self._listener.look()
 
     async def _announce_readiness(self) -> None:
         ready = not self.not_ready()
-        if not self._tells_endpoints and (ready or self._settled):
-            self._tells_endpoints = True
+        if not self._sends_endpoints and (ready or self._settled):
+            self._sends_endpoints = True
+            self._endpoint_states = ()
+            self._send_endpoints()
             await self._health.set(ENDPOINTS_SERVICE, health_pb2.HealthCheckResponse.SERVING)
         if ready == self._was_ready:
             return
@@ -376,4 +390,4 @@ class App:
         status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
         for service in ("", "readiness", PICKS_SERVICE):
             await self._health.set(service, status)
-        self._news.readiness(self.not_ready())
+        self._reporter.readiness(self.not_ready())

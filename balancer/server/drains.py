@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client.core import Metric
 
-from balancer.core.bounds import shown
-from balancer.core.events import Report
-from balancer.core.router import Router
+from balancer.agent.quiet import ended, is_busy, quiet_s
+from balancer.bounds import shown
 from balancer.discovery.workers import WorkerSpec
-from balancer.telemetry.quiet import ended, is_busy, quiet_s
+from balancer.scheduler.events import Report
+from balancer.scheduler.router import Router
+from balancer.server.metrics.scraped import gauge
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ _NAMED = 10
 """Workers that a refusal names."""
 
 
-class UnknownWorkerError(Exception):
+class UnlistedWorkerError(Exception):
     """Discovery lists no worker of that name; the message says which it lists."""
 
 
@@ -45,7 +45,7 @@ class _Drained:
     quiet_needed_s: float = quiet_s(())
 
 
-class Drains(Collector):
+class Drains:
     """Who is drained by hand, and how far that has got."""
 
     def __init__(
@@ -72,8 +72,8 @@ class Drains(Collector):
         return tuple(each.model_copy(update=draining) if each.name in self._drained else each for each in listed)
 
     def drain(self, worker: str, by: str) -> dict[str, Any]:
-        """Give the worker nothing new, and say how far it is; `by` is who asks. UnknownWorkerError where none is so
-        called."""
+        """Give the worker nothing new, and say how far it is; `by`: for the log. UnlistedWorkerError where discovery
+        lists none of that name."""
         spec = self._find(worker)
         if worker not in self._drained:
             self._drained[worker] = _Drained(_where(spec), self._clock())
@@ -82,7 +82,7 @@ class Drains(Collector):
         return self.state(worker)
 
     def undrain(self, worker: str, by: str) -> dict[str, Any]:
-        """Take that back; discovery and its agent may still say that it drains. UnknownWorkerError as `drain`."""
+        """Take that back; discovery and its agent may still say that it drains. UnlistedWorkerError as `drain`."""
         self._find(worker)
         if self._drained.pop(worker, None) is not None:
             logger.info("worker undrained by hand", extra={"worker": worker, "by": by})
@@ -102,7 +102,7 @@ class Drains(Collector):
         drained.quiet_needed_s = quiet_s(report.models)
 
     def state(self, worker: str) -> dict[str, Any]:
-        """How far a drain has got, for people and for `balancer drain`. UnknownWorkerError as `drain`."""
+        """How far a drain has got, for people and for `balancer drain`. UnlistedWorkerError as `drain`."""
         self._find(worker)
         fleet = self._router.fleet
         row = fleet.index[worker]
@@ -143,17 +143,13 @@ class Drains(Collector):
             names = [each.name for each in self._listed]
             further = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             known = f"{', '.join(names[:_NAMED])}{further}" or "none"
-            raise UnknownWorkerError(f"worker: discovery lists no {shown(worker)}; it lists {known}")
+            raise UnlistedWorkerError(f"worker: discovery lists no {shown(worker)}; it lists {known}")
         return found
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield the metric: who is drained by hand."""
-        family = GaugeMetricFamily(
-            "balancer_worker_drained", "1: drained by hand, until somebody undoes it", labels=["worker"]
-        )
-        for worker in self._drained:
-            family.add_metric([worker], 1.0)
-        yield family
+    def metrics(self) -> Iterator[Metric]:
+        """Who is drained by hand."""
+        drained = dict.fromkeys(self._drained, 1.0)
+        yield gauge("balancer_worker_drained", "1: drained by hand, until somebody undoes it", drained, "worker")
 
 
 def _where(worker: WorkerSpec) -> tuple[str, str]:

@@ -34,7 +34,7 @@ class Event:
     words: str
 
 
-class Journal:
+class EventLog:
     """Keeps the newest."""
 
     def __init__(self, unix_clock: Callable[[], float] = time.time) -> None:

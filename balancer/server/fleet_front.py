@@ -1,4 +1,4 @@
-"""The listener for calls about the fleet: its parts put together, and what the process tells them."""
+"""The listener for calls about the fleet, and its parts."""
 
 from __future__ import annotations
 
@@ -9,85 +9,68 @@ import os
 import ssl
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 from aiohttp import web
 
+from balancer.channels.links import Links
 from balancer.config.config import Config
 from balancer.config.listen import is_unix
-from balancer.core.router import Router
 from balancer.discovery.workers import WorkerSpec
 from balancer.files.schema import UNIX, split_address
-from balancer.fleet.asking import Asking
-from balancer.fleet.control import Control
-from balancer.fleet.counts import Counts
-from balancer.fleet.grpc_calls import GrpcCalls
-from balancer.fleet.members import Members
-from balancer.fleet.questions import Questions
-from balancer.fleet.rest_calls import RestCalls
-from balancer.fleet.settings import settings_of
-from balancer.operate.metrics import Metrics
-from balancer.operate.mistakes import Mistakes
-from balancer.security import identity
-from balancer.security.certificates import Certificates
-from balancer.security.listeners import AddressInUseError
-from balancer.workers.links import Links
+from balancer.fleet_api.asking import Asking
+from balancer.fleet_api.control import Control
+from balancer.fleet_api.counts import FleetCallCounts
+from balancer.fleet_api.grpc_calls import GrpcCalls
+from balancer.fleet_api.members import Members
+from balancer.fleet_api.questions import Questions
+from balancer.fleet_api.rest_calls import RestCalls
+from balancer.proxy.rest.service import Rest
+from balancer.scheduler.router import Router
+from balancer.server.internal_errors import InternalErrors
+from balancer.server.metrics import Metrics
+from balancer.server.security.certificates import Certificates
+from balancer.server.security.gatekeeper import has_role, names_of
+from balancer.server.security.listeners import AddressInUseError
 
 MAX_BODY_BYTES = 4 * 2**20
 """Of a call: a load may bring a configuration with it, though no large file."""
 _LOOK_EVERY_S = 1.0
 _KEEPALIVE_S = 60.0
 _SOCKET_UMASK = 0o117
-_NO_LINES = logging.getLogger("balancer.fleet.http")
+_NO_LINES = logging.getLogger("balancer.fleet_api.http")
 # aiohttp writes a traceback for each request that is not HTTP.
 _NO_LINES.disabled = True
 
 
-class Forwards(Protocol):
-    """Answers what is no call about the fleet."""
-
-    def takes(self, path: str) -> bool:
-        """Whether it answers requests for this path."""
-
-    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        """The answer to one of them; cancelled where its client leaves."""
-
-
 class FleetFront:
-    """Belongs to one process and its event loop. Without a listener it is told everything, and does nothing."""
+    """Belongs to one process and its event loop. Without a listener it has all parts, and serves nothing."""
 
     def __init__(
-        self, config: Config, process: int, router: Router, metrics: Metrics, links: Links, forwards: Forwards
+        self, config: Config, process: int, router: Router, metrics: Metrics, links: Links, forwards: Rest
     ) -> None:
-        """`links`: to the workers; whoever made them tells them who is listed."""
+        """`links`: to the workers, kept up to date by their maker; `forwards`: answers what is not about the fleet."""
         self._address = (config.listen.fleet_addresses(process) or ("", ""))[1]
         self._shared = config.processes > 1
         self._forwards = forwards
-        self._settings = settings_of(config)
+        self._config = config
         self._known = False
         self._looked_s = 0.0
-        counts = Counts(metrics.registry)
+        counts = FleetCallCounts(metrics.registry)
         self._members = Members(router)
-        self._questions = Questions(self._members, Asking(), lambda: self._settings, counts)
+        self._questions = Questions(self._members, Asking(), lambda: self._config, counts)
         # With places of its own: changes take minutes, and nobody's question is to wait for them.
         self._control = Control(
-            self._members, Asking(), links.channels, lambda: self._settings.control, counts, replays=process == 0
+            self._members, Asking(), links.channels, lambda: self._config, counts, replays=process == 0
         )
+        self._grpc = GrpcCalls(self._questions, self._control, links.channels, counts, lambda: self._known)
+        internal_errors = InternalErrors(metrics.handler_errors, time.monotonic)
 
-        def known() -> bool:
-            return self._known
+        def failed(error: Exception) -> None:
+            internal_errors.caught("fleet", error)
 
-        self._grpc = GrpcCalls(self._questions, self._control, links.channels, counts, known)
-        mistakes = Mistakes(metrics.handler_errors, time.monotonic)
-        self._rest = RestCalls(
-            self._questions,
-            self._control,
-            links.rest,
-            counts,
-            known,
-            lambda error: mistakes.caught("fleet", error),
-        )
+        self._rest = RestCalls(self._questions, self._control, links.rest, counts, lambda: self._known, failed)
         self._listening: asyncio.Server | None = None
         self._handlers: web.Server | None = None
 
@@ -107,11 +90,11 @@ class FleetFront:
 
         async def answer(request: web.BaseRequest) -> web.StreamResponse:
             shown = request.transport.get_extra_info("peercert") if request.transport is not None else None
-            if role is not None and not identity.has_role(identity.names_of(shown), role):
+            if role is not None and not has_role(names_of(shown), role):
                 return web.Response(status=403)
             if self._forwards.takes(request.rel_url.raw_path):
                 return await self._forwards.answer(request)
-            # Whoever asks about the fleet may leave, and what was begun goes on: a change, or an answer for others too.
+            # The client may leave, and what was begun goes on: a change, or an answer for other clients too.
             return await asyncio.shield(self._rest.answer(request))
 
         loop = asyncio.get_running_loop()
@@ -124,6 +107,8 @@ class FleetFront:
             answer,
             request_factory=bounded,
             handler_cancellation=True,
+            # What is compressed is inflated within bounds, by whoever reads it.
+            auto_decompress=False,
             keepalive_timeout=_KEEPALIVE_S,
             access_log=None,
             logger=_NO_LINES,
@@ -148,7 +133,7 @@ class FleetFront:
 
     def configure(self, config: Config) -> None:
         """Another config is in force."""
-        self._settings = settings_of(config)
+        self._config = config
 
     def workers(self, listed: Sequence[WorkerSpec]) -> None:
         """Another list of workers."""

@@ -12,7 +12,7 @@ from pythonjsonlogger.json import JsonFormatter
 from rich.console import Console
 from rich.logging import RichHandler
 
-from balancer.config.logs import LogSection
+from balancer.config.sections import LogSection
 from policies.hashing import mix, unit
 
 Reason = Literal["picked", "unknown_model", "no_worker", "shed", "per_server"]
@@ -34,7 +34,6 @@ class _Json(JsonFormatter):
         )
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        """RFC 3339 with milliseconds."""
         return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -69,8 +68,6 @@ def configure(section: LogSection, *, stream: TextIO | None = None, terminal: bo
     root.addHandler(handler)
     root.setLevel(section.level.upper())
     logging.getLogger("grpc._cython.cygrpc").addFilter(_is_news)
-    # At debug it tells every look at the file, 50 a second.
-    logging.getLogger("watchfiles").setLevel(logging.WARNING)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -81,7 +78,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 class DecisionLines:
     """One line for each of a share of the decisions, at level info of logger `balancer.decisions`: for people.
 
-    What a decision rested on is in the decision log (`balancer.operate.decision_log`), for programs.
+    What a decision rested on is in the decision log (`balancer.server.decision_log`), for programs.
     The share may be set at any time. The caller asks `wants` first, which costs next to nothing where the share is 0.
     """
 

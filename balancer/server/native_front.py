@@ -4,37 +4,75 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from balancer.discovery.workers import WorkerSpec
-from balancer.front.router import SharedRouter
-from balancer.front.tables import PERIOD_S
-from balancer.gateway.kserve import HeaderNames
-from balancer.operate.metrics import Metrics
-from balancer.operate.native_counts import NativeCounts
-from balancer.operate.native_outcomes import NativeOutcomes
-from balancer.operate.native_recording import NativeRecording
-from balancer.operate.recorder import Recorder
+from balancer.extproc.kserve import HeaderNames
+from balancer.native.layouts import COUNTS
+from balancer.native.router import SharedRouter
+from balancer.server.metrics import Metrics
+from balancer.server.native_outcomes import NativeOutcomes
+from balancer.server.native_recording import NativeRecording
+from balancer.server.recorder import Recorder
 
 logger = logging.getLogger(__name__)
 
-_BEAT_S = 0.02
+_BEAT_S, _QUIET_BEAT_S = 0.02, 0.05
+"""Well within `STALE_AFTER_S`."""
+_QUIET_S = 0.25
+"""Between two rounds while no requests flow."""
 _TELL_EVERY_S = 0.1
 """For what people see: many outcomes at once cost half as much each. The ring holds as many as 160,000 a second."""
 _GIVE_UP_EVERY_S = 1.0
+_LOOK_EVERY_S = 0.1
+"""For requests whose clients keep their workers waiting."""
+
+
+_LOST = ("outcomes_lost", "lines_lost", "trials_lost")
+
+
+class NativeCounts(Collector):
+    """What Envoy's module counts of requests, in metrics, read at the moment of the scrape."""
+
+    def __init__(self, router: SharedRouter) -> None:
+        self._router = router
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families."""
+        state, counts = self._router.state, self._router.state.counts()
+        requests = CounterMetricFamily(
+            "balancer_native_requests", "Requests that Envoy's module saw, by what became of them", labels=["result"]
+        )
+        lost = CounterMetricFamily(
+            "balancer_native_lost", "What the module did not tell, since too much of it waited", labels=["what"]
+        )
+        for name in COUNTS:
+            if name in _LOST:
+                lost.add_metric([name.removesuffix("_lost")], counts[name])
+            else:
+                requests.add_metric([name], counts[name])
+        yield requests
+        yield lost
+        yield GaugeMetricFamily("balancer_native_in_flight", "Requests that the module counted in", state.in_flight)
+        yield CounterMetricFamily(
+            "balancer_native_states", "States given up since somebody kept the lock", self._router.replaced
+        )
 
 
 class NativeFront:
     """The balancer's side of the front end `native`."""
 
     def __init__(self, router: SharedRouter, metrics: Metrics, recorder: Recorder) -> None:
-        self._router, self._mistakes = router, recorder.mistakes
+        self._router, self._internal_errors = router, recorder.internal_errors
         self._outcomes = NativeOutcomes(router, recorder.tally, recorder.decision_lines, recorder.compare)
         router.share_splits(recorder.splits)
         metrics.registry.register(NativeCounts(router))
         metrics.catch_up = self.catch_up
         self._said = ""
-        self._given_up_s = self._told_s = 0.0
+        self._worked_s = self._given_up_s = self._told_s = self._looked_s = 0.0
 
     def workers(self, workers: Iterable[WorkerSpec]) -> None:
         """Where each is."""
@@ -44,37 +82,39 @@ class NativeFront:
             {worker.name: worker.http_endpoint for worker in listed},
         )
 
-    def configure(self, names: HeaderNames, lines_share: float) -> None:
-        """Headers that may say what a body does not, and the share of decisions that the log tells of."""
+    def configure(self, names: HeaderNames, lines_share: float, limits_tenants: bool = False) -> None:
+        """Headers that may say what a body does not, the share of decisions that the log tells of, and whether tenants
+        are limited of whom the balancer forwards requests."""
         self._router.state.tell_lines(lines_share)
-        self._router.read_headers(names)
+        self._router.read_headers(names, limits_tenants)
 
-    async def run(self, stop: asyncio.Event, clock: Callable[[], float], may_pick: Callable[[], bool]) -> None:
-        """Until `stop` is set."""
+    async def run(
+        self,
+        stop: asyncio.Event,
+        clock: Callable[[], float],
+        may_pick: Callable[[], bool],
+        flows: Callable[[], bool],
+    ) -> None:
+        """Until `stop` is set. Where no requests flow, as `flows` says, all but the sign of life is given rarely."""
         while not stop.is_set():
+            more, pause_s = False, _BEAT_S
             try:
-                more = self._once(clock(), may_pick())
+                self._router.state.beat()
+                now_s, flowing = clock(), flows()
+                pause_s = _BEAT_S if flowing else _QUIET_BEAT_S
+                if flowing or now_s - self._worked_s >= _QUIET_S:
+                    self._worked_s = now_s
+                    more = self._once(now_s, may_pick())
             except Exception as error:  # Envoys would take the balancer for dead
-                self._mistakes.caught("native", error)
-                more = False
-            await asyncio.sleep(0 if more else _BEAT_S)
-
-    async def publish(self, stop: asyncio.Event, clock: Callable[[], float]) -> None:
-        """Until `stop` is set: have Envoys decide by the answers of a policy that is not compiled."""
-        while not stop.is_set():
-            wait_s = PERIOD_S
-            try:
-                wait_s = self._router.publish_tables(clock())
-            except Exception as error:  # what is not published is asked for
-                self._mistakes.caught("native", error)
-            await asyncio.sleep(wait_s)
+                self._internal_errors.caught("native", error)
+            await asyncio.sleep(0 if more else pause_s)
 
     def catch_up(self) -> None:
         """Count what ended so far, for whoever looks now."""
         try:
             self._take_outcomes()
         except Exception as error:  # what can be seen is better than nothing
-            self._mistakes.caught("native", error)
+            self._internal_errors.caught("native", error)
 
     def _take_outcomes(self) -> None:
         for batch in self._router.state.outcomes():
@@ -83,7 +123,6 @@ class NativeFront:
     def _once(self, now_s: float, may_pick: bool) -> bool:
         """Whether there is more to be read at once."""
         state = self._router.state
-        state.beat()
         self._router.serve(may_pick)
         why = self._router.asked_because
         if why and why != self._said:
@@ -95,8 +134,11 @@ class NativeFront:
             self._take_outcomes()
         for batch in state.lines():
             self._outcomes.lines(batch)
+        if now_s - self._looked_s >= _LOOK_EVERY_S:
+            self._looked_s = now_s
+            self._router.give_up_waiting(now_s)
         if now_s - self._given_up_s >= _GIVE_UP_EVERY_S:
             self._given_up_s = now_s
             self._router.give_up(now_s)
-        recording = self._router.witness
+        recording = self._router.observer
         return isinstance(recording, NativeRecording) and recording.drain()

@@ -6,22 +6,25 @@ from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
-from balancer.core.trials.split import Lot
-from balancer.front.layouts import ENDERS, KINDS, LINE, OUTCOME, UNKNOWN_MODEL, VOIDS, Drawn, Source, alike
-from balancer.front.router import SharedRouter
-from balancer.gateway.kserve import Kind
-from balancer.gateway.responses import ERRORS, INVALID_CODES
-from balancer.gateway.verdict import By
-from balancer.operate.logs import DecisionLines
-from balancer.operate.metric_series import OTHER
-from balancer.operate.tally import REASONS, Ended, Measured, Tally
+from balancer.extproc.kserve import Kind
+from balancer.extproc.responses import ERRORS, INVALID_CODES
+from balancer.extproc.verdict import By
+from balancer.native.layouts import ENDERS, LINE, OUTCOME, UNKNOWN_MODEL, VOIDS, DrawFlags, Source
+from balancer.native.router import SharedRouter
+from balancer.scheduler.canary.split import VersionDraw
+from balancer.server.logs import DecisionLines
+from balancer.server.metrics.series import OTHER
+from balancer.server.tally import REASONS, Ended, Measured, Tally
 
 _Told: Any = namedtuple("_Told", OUTCOME.names or ())  # type: ignore[misc]  # the layout names them
 _Line: Any = namedtuple("_Line", LINE.names or ())  # type: ignore[misc]  # likewise
 _INVALID = INVALID_CODES[1]
-Compare = Callable[[Lot, int, int, By, float, float], None]
+_MULTIPLIERS = np.random.default_rng().integers(2**64, size=OUTCOME.itemsize // 8, dtype=np.uint64) | np.uint64(1)
+_KINDS = tuple(Kind)
+Compare = Callable[[VersionDraw, int, int, By, float, float], None]
 
 
 class NativeOutcomes:
@@ -35,7 +38,7 @@ class NativeOutcomes:
         """As `OUTCOME`. Not empty."""
         models = {column: model for model, column in self._router.fleet.models.items()}
         models |= {0: "", UNKNOWN_MODEL: OTHER}
-        for rows in alike(batch):
+        for rows in _alike(batch):
             told: Any = _Told._make(rows[0].item())
             if told.source == Source.REFUSED:
                 self._refused(told, rows, models)
@@ -76,10 +79,10 @@ class NativeOutcomes:
         split = self._router.split_of(told.directory, told.split) if told.split else None
         if split is None:
             return
-        keyed, new = bool(told.lot & Drawn.DRAWN_BY_KEY), bool(told.lot & Drawn.DRAWN_NEW)
+        keyed, new = bool(told.draw & DrawFlags.DRAWN_BY_KEY), bool(told.draw & DrawFlags.DRAWN_NEW)
         for key, latency_s, at_s in zip(*(rows[name].tolist() for name in ("key", "latency_s", "at_s")), strict=True):
-            lot = split.drawn(key if keyed else None, new)
-            self._compare(lot, ended.grpc_status, ended.http_status, ended.by, latency_s, at_s)
+            draw = split.drawn(key if keyed else None, new)
+            self._compare(draw, ended.grpc_status, ended.http_status, ended.by, latency_s, at_s)
 
     def lines(self, batch: npt.NDArray[Any]) -> None:
         """Decisions of which the log is to tell, as `LINE`."""
@@ -109,10 +112,22 @@ def _ended_as(told: Any, models: dict[int, str], worker: str, policy: str = "") 
         worker=worker,
         grpc_status=told.grpc_status if told.grpc else -1,
         http_status=told.http_status,
-        inference=KINDS[told.kind] is Kind.INFERENCE,
+        inference=_KINDS[told.kind] is Kind.INFERENCE,
         picked=told.source == Source.BY_POLICY,
         ok=bool(told.ok),
         void=VOIDS[told.void_kind],
         by=ENDERS[told.aborted],
         policy=policy,
     )
+
+
+def _alike(batch: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+    """Outcomes in groups whose bytes from `directory` on are equal, each in order: what is alike is counted together.
+
+    Told apart by a random linear hash of 64 bits, which is a tenth of the work of comparing bytes.
+    """
+    assert OUTCOME.fields is not None
+    words = batch.view(np.uint64).reshape(len(batch), -1)[:, OUTCOME.fields["directory"][1] // 8 :]
+    _, group = np.unique((words * _MULTIPLIERS[: words.shape[1]]).sum(axis=1), return_inverse=True)
+    order = np.argsort(group, kind="stable")
+    return np.split(batch.take(order), np.flatnonzero(np.diff(group[order])) + 1)

@@ -11,15 +11,15 @@ from typing import Any, cast
 
 import numpy as np
 
-from balancer.core.errors import RoutingError
-from balancer.core.events import Finished, Withdrawn
-from balancer.core.router import Answered, Decision, Router
-from balancer.core.view import LiveView
-from balancer.front.journal import Told, ToldDecision, ToldRefusal, TornError
-from balancer.front.router import SharedRouter
-from balancer.gateway.responses import ERRORS
-from balancer.operate.decision_log.lines import COLUMNS
-from balancer.operate.decision_log.recording import Recording, Sink
+from balancer.extproc.responses import ERRORS
+from balancer.native.journal import JournalDecision, JournalRefusal, Told, TornError
+from balancer.native.router import SharedRouter
+from balancer.scheduler.errors import RoutingError
+from balancer.scheduler.events import Finished, Withdrawn
+from balancer.scheduler.router import Answered, Decision, Router
+from balancer.scheduler.view import LiveView
+from balancer.server.decision_log.lines import COLUMNS
+from balancer.server.decision_log.recording import Recording, Sink
 from policies.base import FleetView, Request
 from policies.columns import Columns
 
@@ -37,7 +37,7 @@ def recording_of(router: Router, sink: Sink, **about: Any) -> Recording:
 
 
 class NativeRecording(Recording):
-    """Of a router that shares its books. What is decided here waits until all that Envoys decided before was read."""
+    """Of a router that shares its fleet state. What is decided here waits until what Envoys decided before was read."""
 
     def __init__(
         self, router: SharedRouter, sink: Sink, *, process: str, seed: int, share: float, now_s: float, unix_s: float
@@ -119,11 +119,11 @@ class NativeRecording(Recording):
             self._waiting.popleft()[1]()
 
     def _take(self, told: Told) -> None:
-        if isinstance(told, ToldDecision):
+        if isinstance(told, JournalDecision):
             self._record(told.answered, told.decision, told.basis)
             if told.question and told.decision is not None:
                 super().no_inference(told.decision.number)
-        elif isinstance(told, ToldRefusal):
+        elif isinstance(told, JournalRefusal):
             super().refused(told.request, ERRORS[told.grpc_status](), told.at_s)
         else:
             worker = self._shared.worker_at(told.endpoint)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+from balancer.bounds import MAX_PRIORITY
 from balancer.config.config import Config
-from balancer.core.bounds import MAX_PRIORITY
 from balancer.discovery.cluster.watch import WatchCounts
 from balancer.discovery.inference.objectives import ObjectiveSource, Priorities
-from balancer.gateway.kserve import NO_OBJECTIVE, Objectives
+from balancer.extproc.kserve import NO_OBJECTIVE, Objectives
 
 
 class ClusterObjectives:

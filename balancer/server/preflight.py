@@ -10,16 +10,19 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from balancer.bootstrap.bootstrap import render_with_secrets
+from balancer.bootstrap.keys import read_jwks, read_keys
 from balancer.config.config import Config
+from balancer.config.frontend import third_party_policies
 from balancer.discovery.cluster.api import MISSING, is_installed
 from balancer.discovery.file import load_workers
 from balancer.errors import OperatorError
+from balancer.files.schema import shown
 from balancer.files.yaml_document import ConfigError, Problem
-from balancer.gateway.api_keys import read_keys
-from balancer.gateway.jwks import read_jwks
-from balancer.operate.admin.token import TokenError, read_token
-from balancer.security import expiry
-from balancer.security.certificates import read_fitting, tls_files
+from balancer.scheduler.answering import first_failure
+from balancer.server.admin.token import TokenError, read_token
+from balancer.server.security.certificates import expiry_warnings, read_fitting, tls_files
+from policies.traced import traced
 
 _NO_WORKERS = "until it is, serve knows no worker: put the file there or name another"
 
@@ -44,9 +47,21 @@ def check_files(config: Config, config_path: Path) -> list[str]:
         *_token(config),
         *_decision_log(config, config_path),
     ]
+    notes.extend(_policies(config))
     if problems:
         raise ConfigError(problem if problem.line else _in(config_path, problem) for problem in problems)
     return notes
+
+
+def _policies(config: Config) -> Iterator[str]:
+    """What becomes of policies that are not compiled, as `balancer policies` has it, and of those that fail."""
+    for field, section in third_party_policies(config):
+        policy = section.built
+        name = f"{field}: {shown(policy.name)}"
+        if failure := first_failure(policy):
+            yield f"warning: {name} gives no valid answer: {failure}; mend it, since another decides in its stead"
+        elif reason := traced(policy).reason:
+            yield f"{name} is not compiled, since {reason}; it decides in NumPy, and Envoy asks the balancer"
 
 
 def _in(config_path: Path, problem: Problem) -> Problem:
@@ -80,12 +95,11 @@ def _certificates(config: Config, now: datetime.datetime, notes: list[str]) -> I
 
 def _envoys_certificates(config: Config, now: datetime.datetime, notes: list[str]) -> Iterator[Problem]:
     """Envoy may have a machine of its own, and a relative path is from the folder where Envoy is started."""
-    envoy, limit = config.envoy, config.envoy.rate_limit
+    envoy = config.envoy
     sections = {
         "tls": envoy.tls,
         "balancer_tls": envoy.balancer_tls,
         "triton_tls": envoy.triton_tls,
-        "rate_limit.tls": None if limit is None else limit.tls,
     }
     for name, tls in sections.items():
         if tls is None:
@@ -108,7 +122,7 @@ def _fit_and_valid(
     except ConfigError as error:
         yield from error.problems
         return
-    for useless, field, message in expiry.troubles(section, files, contents, now):
+    for useless, field, message in expiry_warnings(section, files, contents, now):
         if useless:
             yield Problem("", None, field, message)
         else:
@@ -131,6 +145,14 @@ def _credentials(config: Config, notes: list[str]) -> Iterator[Problem]:
             read(Path(file))
         except OperatorError as error:
             yield Problem("", None, field, str(error))
+            return
+    if config.envoy.overlay is not None:
+        try:
+            render_with_secrets(config.bootstrap_options(), Path("/"))
+        except ConfigError as error:
+            yield from error.problems
+        except OperatorError:
+            notes.append("warning: envoy.overlay: not checked, as a file that the bootstrap needs is not here")
 
 
 def _token(config: Config) -> Iterator[Problem]:

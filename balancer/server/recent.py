@@ -1,4 +1,4 @@
-"""The last few seconds of traffic in numbers, for a person who looks on."""
+"""The last few seconds of traffic in numbers, for people."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST = 20_000
 """Outcomes kept: beyond that many in the window, the newest stand for all."""
 
 
-class Of(NamedTuple):
+class OutcomeKey(NamedTuple):
     """What outcomes are told apart by, for people."""
 
     model: str
@@ -28,13 +28,10 @@ class Of(NamedTuple):
     """Whose pick it was; empty: nobody's of this process."""
 
 
-NOBODY = Of("", "", "")
-
-
-class Part(NamedTuple):
+class RecentOutcomes(NamedTuple):
     """The outcomes of the window that are alike."""
 
-    of: Of
+    of: OutcomeKey
     ok: bool
     picked: bool
     latency_s: FloatArray
@@ -42,20 +39,15 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
-    """Traffic within a window."""
+class TrafficSummary:
+    """Inferences within the window."""
 
-    window_s: float
     rate_per_s: float
-    p50_s: float
-    """NaN where nothing was measured."""
-    p99_s: float
     errors: int
-    """Inferences that a worker or the gateway failed."""
-    picked: int
-    """Of the requests in the window, those whose worker this process picked."""
-    without_pick: int
-    """And those that Envoy placed by itself."""
+    """Those that a worker or the gateway failed."""
+    p50_s: float | None
+    """NaN (as JSON: null) where nothing was measured, as the next."""
+    p99_s: float | None
 
 
 class Recent:
@@ -63,9 +55,9 @@ class Recent:
 
     def __init__(self, window_s: float = 5.0) -> None:
         self._window_s = window_s
-        self._outcomes: deque[tuple[float, float, bool, bool, Of]] = deque(maxlen=_MOST)
+        self._outcomes: deque[tuple[float, float, bool, bool, OutcomeKey]] = deque(maxlen=_MOST)
 
-    def add(self, at_s: Sequence[float], latency_s: Sequence[float], ok: bool, picked: bool, of: Of = NOBODY) -> None:
+    def add(self, at_s: Sequence[float], latency_s: Sequence[float], ok: bool, picked: bool, of: OutcomeKey) -> None:
         """Take in the outcomes of inferences; without a latency (NaN) one counts towards rate and errors alone.
 
         `ok` is False where the worker or the gateway failed, not where a client's mistake was refused.
@@ -74,44 +66,41 @@ class Recent:
         # Else the memory of a process that nobody looks at would grow until there is no more room.
         self._let_go(at_s[-1])
 
-    def summary(self, now_s: float) -> Summary:
-        """The window that ends now."""
-        outcomes, span_s = self._outcomes, self._span_s(now_s)
-        p50_s, p99_s = quantiles(np.array([latency_s for _, latency_s, ok, _, _ in outcomes if ok]))
-        return Summary(
-            self._window_s,
-            len(outcomes) / span_s,
-            p50_s,
-            p99_s,
-            errors=sum(not ok for _, _, ok, _, _ in outcomes),
-            picked=sum(picked for *_, picked, _ in outcomes),
-            without_pick=sum(not picked for *_, picked, _ in outcomes),
-        )
-
-    def parts(self, now_s: float) -> tuple[float, list[Part]]:
-        """How long the window that ends now is, in seconds, and its outcomes in groups."""
-        span_s = self._span_s(now_s)
-        groups: dict[tuple[Of, bool, bool], list[float]] = {}
-        for _, latency_s, ok, picked, of in self._outcomes:
-            groups.setdefault((of, ok, picked), []).append(latency_s)
-        return span_s, [Part(*alike, np.array(latencies)) for alike, latencies in groups.items()]
-
-    def _span_s(self, now_s: float) -> float:
-        """How long the window is, which is less where there were too many."""
-        outcomes = self._outcomes
+    def parts(self, now_s: float) -> tuple[float, list[RecentOutcomes]]:
+        """How long the window that ends now is, in seconds, less where there were too many; its outcomes in groups."""
         self._let_go(now_s)
-        return max(now_s - outcomes[0][0] if len(outcomes) == _MOST else self._window_s, 1e-9)
+        outcomes = self._outcomes
+        span_s = max(now_s - outcomes[0][0] if len(outcomes) == _MOST else self._window_s, 1e-9)
+        groups: dict[tuple[OutcomeKey, bool, bool], list[float]] = {}
+        for _, latency_s, ok, picked, of in outcomes:
+            groups.setdefault((of, ok, picked), []).append(latency_s)
+        return span_s, [RecentOutcomes(*alike, np.array(latencies)) for alike, latencies in groups.items()]
 
     def _let_go(self, now_s: float) -> None:
-        """Of what is older than the window."""
         outcomes = self._outcomes
         while outcomes and outcomes[0][0] < now_s - self._window_s:
             outcomes.popleft()
 
 
-def quantiles(latency_s: FloatArray) -> tuple[float, float]:
+def summary(span_s: float, parts: Sequence[RecentOutcomes]) -> TrafficSummary:
+    """Of all these outcomes, within `span_s` seconds."""
+    count = sum(len(part.latency_s) for part in parts)
+    errors = sum(len(part.latency_s) for part in parts if not part.ok)
+    p50_s, p99_s = _quantiles([part.latency_s for part in parts if part.ok])
+    return TrafficSummary(count / span_s, errors, p50_s, p99_s)
+
+
+def picked(parts: Sequence[RecentOutcomes]) -> dict[str, int]:
+    """How many requests got their worker from this process, and how many Envoy placed by itself."""
+    counts = [(part.picked, len(part.latency_s)) for part in parts]
+    by_us = sum(count for picked, count in counts if picked)
+    return {"picked": by_us, "without_pick": sum(count for _, count in counts) - by_us}
+
+
+def _quantiles(latencies_s: Sequence[FloatArray]) -> tuple[float, float]:
     """p50 and p99 of what was measured, as `numpy.quantile` at a tenth of its price; NaN where nothing was."""
-    measured = latency_s[np.isfinite(latency_s)]
+    measured = np.concatenate(latencies_s) if latencies_s else np.zeros(0)
+    measured = measured[np.isfinite(measured)]
     if not len(measured):
         return math.nan, math.nan
     measured.sort()
@@ -120,7 +109,6 @@ def quantiles(latency_s: FloatArray) -> tuple[float, float]:
 
 
 def _between(measured: FloatArray, at: float) -> float:
-    """The value at a place that may lie between two."""
     low = int(at)
     below, above = float(measured[low]), float(measured[min(low + 1, len(measured) - 1)])
     return below + (at - low) * (above - below)

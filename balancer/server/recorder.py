@@ -1,4 +1,4 @@
-"""Joins what the gateway sees to the router, the metrics and the logs."""
+"""Takes what ext_proc and Envoy's access log say of requests to the router, the metrics and the logs."""
 
 from __future__ import annotations
 
@@ -8,40 +8,43 @@ from collections.abc import Callable
 from itertools import islice
 from typing import NamedTuple
 
-from balancer.core.bounds import OutOfBoundsError
-from balancer.core.events import Finished, Withdrawn
-from balancer.core.router import EXPIRED_PER_TICK, Router
-from balancer.core.trials.split import Lot
-from balancer.gateway.exchange import Served
-from balancer.gateway.kserve import Call, Kind
-from balancer.gateway.outcomes import NOT_PICKED, Outcome, aborted_by, verdict_of
-from balancer.gateway.picker import Pick, Picker
-from balancer.gateway.responses import CODES
-from balancer.gateway.verdict import By, of_version, verdict
-from balancer.operate.decision_log.recording import Recording
-from balancer.operate.logs import DecisionLines
-from balancer.operate.metrics import Metrics
-from balancer.operate.mistakes import Mistakes
-from balancer.operate.recent import Recent
-from balancer.operate.splits import SplitCounts, tell_return
-from balancer.operate.tally import REASONS, Ended, Measured, Tally
+from balancer.bounds import OutOfBoundsError
+from balancer.extproc.exchange import Served
+from balancer.extproc.kserve import Call, Kind
+from balancer.extproc.outcomes import NOT_PICKED, Outcome, UpstreamAnswer, aborted_by, verdict_of
+from balancer.extproc.picker import Pick, Picker
+from balancer.extproc.responses import CODES
+from balancer.extproc.verdict import By, of_version, verdict
+from balancer.scheduler.canary.split import Split, VersionDraw
+from balancer.scheduler.events import Finished, Withdrawn
+from balancer.scheduler.router import EXPIRED_PER_TICK, Router
+from balancer.server.decision_log.recording import Recording
+from balancer.server.internal_errors import InternalErrors
+from balancer.server.logs import DecisionLines
+from balancer.server.metrics import Metrics
+from balancer.server.metrics.canary import split_metrics
+from balancer.server.recent import Recent
+from balancer.server.tally import REASONS, Ended, Measured, Tally
 from policies.base import Request
 
 logger = logging.getLogger(__name__)
 
 FIRST_PROCESS = "0"
-_MOST_UNHEARD = 100_000
-_QUESTIONS = (Kind.MODEL, Kind.SERVER)
+_MOST_AWAITED = 100_000
+_MOST_LATE = 10_000
+_NO_INFERENCE = (Kind.MODEL, Kind.SERVER)
 _INFERENCE = ("/ModelInfer", "/infer", "/generate")
 
 
-class _Unheard(NamedTuple):
-    """A pick whose outcome is awaited."""
-
+class _AwaitedPick(NamedTuple):
     number: int
     at_s: float
     policy: str
-    lot: Lot | None
+    draw: VersionDraw | None
+    answered: bool = False
+    """Its worker is done; the rest of its outcome is awaited."""
+    stopped: bool = False
+    """Its client does not send the rest of it."""
 
 
 class Recorder:
@@ -55,51 +58,55 @@ class Recorder:
         self.metrics = metrics
         self._clock = clock
         self._process = process
-        self.mistakes = Mistakes(metrics.handler_errors, clock)
-        self._failures = 0
-        self._unheard: dict[str, _Unheard] = {}
+        self.internal_errors = InternalErrors(metrics.handler_errors, clock)
+        self._failing: frozenset[tuple[str, str]] = frozenset()
+        self._awaited: dict[str, _AwaitedPick] = {}
         """By the gateway's own id of the request, oldest first."""
+        self._late: dict[str, None] = {}
+        """Ids of requests that a worker was done with before there was a pick, for which Envoy did not wait."""
         self.decision_lines = DecisionLines(0.0)
         self._recording: Recording | None = None
         self.recent = Recent()
         self.tally = Tally(metrics, self.recent)
         picker.holding.listener = self
         self.splits = picker.splits
-        self.splits.returned = tell_return
-        metrics.registry.register(SplitCounts(self.splits))
+        self.splits.returned = _log_return
+        metrics.register(lambda: split_metrics(self.splits))
         metrics.held_now.set_function(picker.holding.waiting.__len__)
 
     @property
     def awaited(self) -> int:
         """Picks whose outcome may come under the gateway's id."""
-        return len(self._unheard)
+        return len(self._awaited)
 
     def record(self, recording: Recording | None) -> None:
         """From now on record every decision and outcome there; None: nowhere."""
-        self._recording = self.router.witness = recording
+        self._recording = self.router.observer = recording
 
     def picked(self, call: Call, pick: Pick, seconds: float) -> None:
         """Count a decision or a refusal."""
         decision = pick.decision
         if decision is not None:
             self.tally.decided(decision.policy, (seconds,))
-            if call.gateway_id:
-                heard_of = _Unheard(decision.number, decision.at_s, decision.policy, pick.lot)
-                self._remember(call.gateway_id, heard_of)
-            if self._recording is not None and call.kind in _QUESTIONS:
+            if call.gateway_id in self._late:
+                del self._late[call.gateway_id]
+                self.observe(Withdrawn(decision.number), self._clock())
+            elif call.gateway_id:
+                # Envoy may tell of its end under the request's id alone.
+                awaited = _AwaitedPick(decision.number, decision.at_s, decision.policy, pick.draw)
+                self._awaited[call.gateway_id] = awaited
+                if len(self._awaited) > _MOST_AWAITED:
+                    del self._awaited[next(iter(self._awaited))]
+            if self._recording is not None and call.kind in _NO_INFERENCE:
                 self._recording.no_inference(decision.number)
         else:
             self.tally.refused(REASONS[type(pick.error)] if pick.error else "per_server", (seconds,))
-            if pick.lot is not None and pick.error is not None:
+            if pick.draw is not None and pick.error is not None:
                 http_status, grpc_status = CODES[type(pick.error)]
-                self.compare(pick.lot, grpc_status, http_status, "", math.nan, self._clock())
+                self.compare(pick.draw, grpc_status, http_status, "", math.nan, self._clock())
         # A refusal has a number of its own only where a policy was asked: the router's next one serves as well.
         if self.decision_lines.wants(decision.number if decision else self.router.next_number):
             self._log(call, pick)
-        failures = self.router.failures.total()
-        if failures != self._failures:
-            self._failures = failures
-            logger.error("policy gave no valid answer, another stood in: %s", self.router.last_failure)
 
     def refused(self, error: OutOfBoundsError) -> None:
         """Count a request that was out of bounds."""
@@ -115,28 +122,43 @@ class Recorder:
 
     def mistaken(self, error: Exception) -> None:
         """Count a mistake of ours, which cost one request its answer, or one outcome."""
-        self.mistakes.caught("pick", error)
+        self.internal_errors.caught("pick", error)
 
-    def compare(self, lot: Lot, grpc_status: int, http_status: int, by: By, latency_s: float, now_s: float) -> None:
+    def compare(
+        self, draw: VersionDraw, grpc_status: int, http_status: int, by: By, latency_s: float, now_s: float
+    ) -> None:
         """Tell a split how a request ended, where that says something of its version; the rest as in `of_version`."""
         good = of_version(grpc_status, http_status, by)
         if good is not None:
-            self.splits.ended(lot, latency_s, good, now_s)
+            self.splits.ended(draw, latency_s, good, now_s)
 
-    def _remember(self, gateway_id: str, pick: _Unheard) -> None:
-        """Keep a pick while its outcome is awaited: Envoy may tell of it under the request's id alone."""
-        self._unheard[gateway_id] = pick
-        if len(self._unheard) > _MOST_UNHEARD:
-            del self._unheard[next(iter(self._unheard))]
+    def _remember_late(self, gateway_id: str) -> None:
+        """Its pick may still come, and go nowhere."""
+        if gateway_id:
+            self._late[gateway_id] = None
+            if len(self._late) > _MOST_LATE:
+                del self._late[next(iter(self._late))]
 
     def tick(self, now_s: float) -> None:
         """Let go of picks whose outcome is awaited no more, as the router does, and see who waits no longer."""
         self._picker.holding.soon()
+        self._leave_out(now_s)
         timeout_s = self.router.settings.outcome_timeout_s
-        for gateway_id, pick in list(islice(self._unheard.items(), EXPIRED_PER_TICK)):
+        for gateway_id, pick in list(islice(self._awaited.items(), EXPIRED_PER_TICK)):
             if now_s - pick.at_s < timeout_s:
                 break
-            del self._unheard[gateway_id]
+            del self._awaited[gateway_id]
+
+    def _leave_out(self, now_s: float) -> None:
+        """Leave out workers that fail at a model while others do not, and take them back."""
+        failing = self.tally.outliers.tick(self.router.fleet.names, now_s)
+        if failing == self._failing:
+            return
+        for model, worker in sorted(failing - self._failing):
+            extra = {"worker": worker, "model": model}
+            logger.warning("a worker fails at every request to a model, and is left out for a while", extra=extra)
+        self._failing = failing
+        self.router.leave_out(failing)
 
     def _log(self, call: Call, pick: Pick) -> None:
         decision = pick.decision
@@ -152,6 +174,27 @@ class Recorder:
             reason=REASONS[type(pick.error)] if pick.error else "picked" if decision else "per_server",
         )
 
+    def answered(self, answers: list[UpstreamAnswer]) -> None:
+        """Envoy says that workers are done with requests: their places are free, whether or not the clients read."""
+        now_s = self._clock()
+        for answer in answers:
+            pick = self._awaited.get(answer.gateway_id)
+            worker = self._picker.addresses.name(answer.upstream)
+            if pick is None:
+                self._remember_late(answer.gateway_id)
+            # Whichever worker has it: what was picked is no longer kept busy by it.
+            if pick is None or pick.answered:
+                continue
+            self._awaited[answer.gateway_id] = pick._replace(answered=answer.http_status > 0, stopped=True)
+            if not answer.http_status:
+                if not pick.stopped:
+                    self.router.observe(Withdrawn(pick.number), now_s)
+                    self._picker.holding.soon()
+                continue
+            ok, void = verdict(answer.grpc_status, answer.http_status)
+            unknown = math.isnan(answer.latency_s) or not _is_inference(answer)
+            self.observe(Finished(pick.number, worker, None if unknown else answer.latency_s, ok, void), now_s)
+
     def outcomes(self, outcomes: list[Outcome]) -> None:
         """Envoy says how requests ended."""
         now_s = self._clock()
@@ -159,20 +202,24 @@ class Recorder:
             try:
                 self._outcome(outcome, now_s)
             except Exception as error:  # one that cannot be counted must not keep the others from it
-                self.mistakes.caught("outcome", error)
+                self.internal_errors.caught("outcome", error)
 
     def _outcome(self, outcome: Outcome, now_s: float) -> None:
         inference = _is_inference(outcome)
         number = outcome.number
-        dropped = self._unheard.pop(outcome.gateway_id, None)
-        if number == NOT_PICKED and dropped is not None:
+        awaited = self._awaited.pop(outcome.gateway_id, None)
+        counted = awaited is not None and awaited.answered
+        if not counted and number == NOT_PICKED and awaited is not None:
             # Envoy gave up on the pick, most likely because the client left: it went nowhere, or elsewhere.
-            self.observe(Withdrawn(dropped.number), now_s)
-        ended = self._ended(outcome, inference, dropped.policy if dropped is not None and number >= 0 else "")
-        if not outcome.upstream and number >= 0:
+            self.observe(Withdrawn(awaited.number), now_s)
+        if number == NOT_PICKED and awaited is None:
+            self._remember_late(outcome.gateway_id)
+        ended = self._ended(outcome, inference, awaited.policy if awaited is not None and number >= 0 else "")
+        if not outcome.upstream and number >= 0 and not counted:
             self.observe(Withdrawn(number), now_s)
         if number == NOT_PICKED and self._process != FIRST_PROCESS:
-            # All processes hear of what none picked for, so that the one whose pick was dropped does. One counts it.
+            # All processes get the outcome of a request that none picked for, so that one whose pick was dropped
+            # learns of it. The first counts it.
             return
         if not outcome.upstream:
             self.tally.unserved(ended, (now_s,))
@@ -180,9 +227,10 @@ class Recorder:
         latency_s = outcome.latency_s if inference else math.nan
         measured = (now_s,), (latency_s,), (outcome.first_byte_s,)
         finished_s = None if math.isnan(latency_s) else latency_s
-        self.observe(Finished(number, ended.worker, finished_s, ended.ok, ended.void), now_s)
-        if dropped is not None and dropped.lot is not None and number >= 0:
-            self.compare(dropped.lot, ended.grpc_status, ended.http_status, ended.by, latency_s, now_s)
+        if not counted:
+            self.observe(Finished(number, ended.worker, finished_s, ended.ok, ended.void), now_s)
+        if awaited is not None and awaited.draw is not None and number >= 0:
+            self.compare(awaited.draw, ended.grpc_status, ended.http_status, ended.by, latency_s, now_s)
         self.tally.served(ended, Measured(*measured, outcome.bytes_in, outcome.bytes_out))
         self.tally.placed(number != NOT_PICKED, outcome.attempts)
         if outcome.trace:
@@ -195,7 +243,7 @@ class Recorder:
                 ended = self._ended(outcome, _is_inference(outcome), "")
                 self.tally.exemplify(ended, outcome.latency_s, outcome.trace)
             except Exception as error:  # as above
-                self.mistakes.caught("outcome", error)
+                self.internal_errors.caught("outcome", error)
 
     def _ended(self, outcome: Outcome, inference: bool, policy: str) -> Ended:
         by = aborted_by(outcome)
@@ -216,7 +264,7 @@ class Recorder:
     def served(self, call: Call, served: Served) -> None:
         """A gateway without our access log says how a request ended."""
         decision = served.decision
-        self._unheard.pop(call.gateway_id, None)
+        self._awaited.pop(call.gateway_id, None)
         worker = self._picker.addresses.name(served.endpoint) if served.endpoint else decision.worker
         ok, void = verdict(served.grpc_status, served.status)
         ended = Ended(
@@ -224,7 +272,7 @@ class Recorder:
             worker=worker,
             grpc_status=served.grpc_status,
             http_status=served.status,
-            inference=call.kind not in _QUESTIONS,
+            inference=call.kind not in _NO_INFERENCE,
             picked=True,
             ok=ok,
             void=void,
@@ -234,8 +282,8 @@ class Recorder:
         latency_s = served.latency_s if call.kind is Kind.INFERENCE else None
         self.observe(Finished(decision.number, worker, latency_s, ok, void), now_s)
         measured_s = math.nan if latency_s is None else latency_s
-        if served.lot is not None:
-            self.compare(served.lot, served.grpc_status, served.status, "", measured_s, now_s)
+        if served.draw is not None:
+            self.compare(served.draw, served.grpc_status, served.status, "", measured_s, now_s)
         self.tally.served(ended, Measured((now_s,), (measured_s,), (math.nan,)))
 
     def observe(self, event: Finished | Withdrawn, now_s: float) -> None:
@@ -246,5 +294,9 @@ class Recorder:
             self._recording.ended(event, now_s)
 
 
-def _is_inference(outcome: Outcome) -> bool:
+def _is_inference(outcome: Outcome | UpstreamAnswer) -> bool:
     return outcome.path.partition("?")[0].endswith(_INFERENCE)
+
+
+def _log_return(split: Split) -> None:
+    logger.warning("all requests for model %r go to the old version again: %s", split.model, split.returned)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 
 from balancer.config.config import Config
-from balancer.core.router import Router
-from balancer.front.folder import Folder, FolderError
-from balancer.front.module import Module, ModuleError
-from balancer.front.router import SharedRouter
-from balancer.native.library import Compiled, Library, LibraryError
+from balancer.kernel.compiled.library import Compiled, Library, LibraryError
+from balancer.native.envoy_module import Module, ModuleError
+from balancer.native.folder import Folder, FolderError
+from balancer.native.router import SharedRouter
+from balancer.scheduler.router import Router
 
 logger = logging.getLogger(__name__)
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import uvloop
 
-from balancer import heap
-from balancer.app import App
 from balancer.config.config import Config, load
 from balancer.config.overrides import Overrides
-from balancer.operate.logs import configure
-from balancer.security import exposure
-from balancer.supervisor import Supervisor
+from balancer.server import malloc_trim as heap
+from balancer.server.app import App
+from balancer.server.logs import configure
+from balancer.server.security import exposure
+from balancer.server.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
 

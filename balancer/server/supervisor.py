@@ -41,10 +41,10 @@ class Supervisor:
         self._stopped = False
 
     def run(self) -> None:
-        """Return once told to stop by SIGINT or SIGTERM, and all have ended.
+        """Return once SIGINT or SIGTERM came, and all have ended.
 
         Raises:
-            OperatorError: a process ended before it ever served, or none is left; with what it said.
+            OperatorError: a process ended before it ever served, or none is left; with its message.
         """
         wake_read, wake_write = os.pipe()
 
@@ -59,7 +59,7 @@ class Supervisor:
                 for child in self._children:
                     child.start_if_due()
                 if all(child.given_up for child in self._children):
-                    raise OperatorError(self._children[0].trouble)
+                    raise OperatorError(self._children[0].failure)
                 due_s = [child.due_in_s for child in self._children if child.waits]
                 waited = [waitable for child in self._children for waitable in child.waitables]
                 connection.wait([*waited, wake_read], min(due_s, default=None))
@@ -73,14 +73,12 @@ class Supervisor:
 
 
 class _Child:
-    """One process, and those before it of the same number."""
-
     def __init__(self, number: int, work: Work, context: SpawnContext) -> None:
         self._number = number
         self._work = work
         self._context = context
         self._process: SpawnProcess | None = None
-        self._told: Connection | None = None
+        self._messages: Connection | None = None
         self._served_ever = False
         self._serving_since_s: float | None = None
         self._soon_dead = 0
@@ -88,11 +86,11 @@ class _Child:
         self._unserved = 0
         """Starts in a row that did not get to serve."""
         self._start_s = 0.0
-        self.trouble = ""
+        self.failure = ""
+        """Why it did not get to serve, in its own words; empty: it did, or did not say."""
 
     @property
     def given_up(self) -> bool:
-        """It will not be started again."""
         return self._unserved >= _MOST_STARTS
 
     @property
@@ -102,69 +100,62 @@ class _Child:
 
     @property
     def due_in_s(self) -> float:
-        """Seconds until then."""
         return max(self._start_s - time.monotonic(), 0.0)
 
     @property
     def waitables(self) -> list[int | Connection]:
-        """What tells that there is something to `look` at."""
-        told = [] if self._told is None else [self._told]
-        return [*told, *([] if self._process is None else [self._process.sentinel])]
+        """Ready when there is something to `look` at."""
+        messages = [] if self._messages is None else [self._messages]
+        return [*messages, *([] if self._process is None else [self._process.sentinel])]
 
     def start_if_due(self) -> None:
-        """Start it, if it is time."""
         if self.waits and not self.due_in_s:
-            self._told, tell = self._context.Pipe(duplex=False)
+            self._messages, sender = self._context.Pipe(duplex=False)
             self._serving_since_s = None
-            self._process = self._context.Process(target=_do, args=(self._work, self._number, tell), daemon=True)
+            self._process = self._context.Process(target=_do, args=(self._work, self._number, sender), daemon=True)
             self._process.start()
-            tell.close()  # ours; so that its end is seen when the process is gone
+            sender.close()  # ours; so that its end is seen when the process is gone
 
     def look(self) -> None:
-        """Hear what it says, and whether it has died; OperatorError where it never served."""
-        if self._told is not None and self._told.poll():
-            self._hear(self._told)
-        if self._process is None or self._process.is_alive():
+        """Read its messages, and see whether it has died; OperatorError where it never served."""
+        # Before its messages are read: those of a dead one are all there.
+        dead = self._process is not None and not self._process.is_alive()
+        while self._messages is not None and self._messages.poll():
+            self._read(self._messages)
+        if self._process is None or not dead:
             return
-        if self._told is not None:
-            while self._told is not None and self._told.poll():
-                self._hear(self._told)
         status, self._process = self._process.exitcode, None
         died = {"process_number": self._number, "exit_status": status}
         served, now_s = self._serving_since_s, time.monotonic()
         self._unserved = self._unserved + 1 if served is None else 0
         self._soon_dead = 0 if served is not None and now_s - served > _STEADY_S else self._soon_dead + 1
+        ended = f"process {self._number} ended with status {status}"
         if not self._served_ever:
-            raise OperatorError(
-                self.trouble or f"process {self._number} ended with status {status} before it served; see its log above"
-            )
+            raise OperatorError(self.failure or f"{ended} before it served; see its log above")
         if self.given_up:
-            self.trouble = self.trouble or f"process {self._number} ended with status {status}"
-            logger.error("process given up, it did not get to serve: %s", self.trouble, extra=died)
+            self.failure = self.failure or ended
+            logger.error("process given up, it did not get to serve: %s", self.failure, extra=died)
             return
         pause_s = min(_FIRST_PAUSE_S * 2 ** max(self._soon_dead - 1, 0), _LONGEST_PAUSE_S)
         self._start_s = now_s + pause_s
-        logger.error("process died, starting another in %g s %s", pause_s, self.trouble, extra=died)
+        logger.error("process died, starting another in %g s %s", pause_s, self.failure, extra=died)
 
-    def _hear(self, told: Connection) -> None:
+    def _read(self, messages: Connection) -> None:
         try:
-            trouble = told.recv()
+            self.failure = messages.recv()
         except EOFError:
-            told.close()
-            self._told = None
+            messages.close()
+            self._messages = None
             return
-        self.trouble = trouble
-        if not trouble:
+        if not self.failure:
             self._served_ever = True
             self._serving_since_s = time.monotonic()
 
     def terminate(self) -> None:
-        """Ask it to end."""
         if self._process is not None:
             self._process.terminate()
 
     def join(self) -> None:
-        """Wait until it has ended, and see to it."""
         if self._process is not None:
             self._process.join(_STOP_S)
             if self._process.is_alive():
@@ -172,15 +163,11 @@ class _Child:
                 self._process.join()
 
 
-def _do(work: Work, number: int, tell: Connection) -> None:
-    """In the process: do the work, and tell the supervisor that it serves ("") or why it does not."""
-
-    def serving() -> None:
-        tell.send("")
-
+def _do(work: Work, number: int, sender: Connection) -> None:
+    """In the process: do the work, and send the supervisor "" once it serves, or why it does not."""
     try:
-        work(number, serving)
+        work(number, lambda: sender.send(""))
     except OperatorError as error:
         with contextlib.suppress(OSError):  # the supervisor is gone
-            tell.send(str(error))
+            sender.send(str(error))
         sys.exit(1)

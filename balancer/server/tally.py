@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from math import isnan, nan
 from typing import NamedTuple
 
-from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
-from balancer.core.events import Void
-from balancer.gateway.verdict import By, verdict
-from balancer.operate.logs import Reason
-from balancer.operate.metrics import Metrics
-from balancer.operate.recent import Of, Recent
+from balancer.extproc.verdict import By, verdict
+from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
+from balancer.scheduler.events import Void
+from balancer.scheduler.keys import STICKY
+from balancer.scheduler.outliers import Outliers
+from balancer.server.logs import Reason
+from balancer.server.metrics import Metrics
+from balancer.server.recent import OutcomeKey, Recent
 
 REASONS: dict[type[RoutingError], Reason] = {
     UnknownModel: "unknown_model",
@@ -67,6 +69,7 @@ class Tally:
 
     def __init__(self, metrics: Metrics, recent: Recent) -> None:
         self._metrics, self._recent = metrics, recent
+        self.outliers = Outliers()
 
     def decided(self, policy: str, seconds: Sequence[float]) -> None:
         """Workers were picked, in so much time each."""
@@ -87,7 +90,7 @@ class Tally:
         """No worker got them: they were refused, their clients left, or Envoy knew of no worker."""
         ok, void = verdict(ended.grpc_status, ended.http_status)
         if ended.inference and not ok and void in _FAILURES:
-            of = Of(self._metrics.model_label(ended.model), "", ended.policy)
+            of = OutcomeKey(self._metrics.model_label(ended.model), "", ended.policy)
             self._recent.add(at_s, [nan] * len(at_s), False, ended.picked, of)
         self._metrics.requests_of(ended.model, "", ended.status).inc(len(at_s))
         self._aborted(ended, len(at_s))
@@ -97,11 +100,16 @@ class Tally:
         metrics, count = self._metrics, len(measured.at_s)
         model, worker, ok = metrics.model_label(ended.model), ended.worker, ended.ok
         fault = not ok and ended.void in _FAILURES
+        # An error at a worker that a key or another gateway chose may be aimed there.
+        doubtful = ended.void == "request" and ended.policy not in ("", STICKY.name)
+        if worker and ended.inference and (ok or doubtful):
+            self.outliers.count(ended.model, worker, ok, count)
         if ended.inference:
             latency_s = measured.latency_s if ok else [nan] * count
-            self._recent.add(measured.at_s, latency_s, not fault, ended.picked, Of(model, worker, ended.policy))
+            self._recent.add(measured.at_s, latency_s, not fault, ended.picked, OutcomeKey(model, worker, ended.policy))
         metrics.requests_of(model, worker, ended.status).inc(count)
-        metrics.moved(model, measured.bytes_in, measured.bytes_out)
+        metrics.received.labels(model).inc(measured.bytes_in)
+        metrics.sent.labels(model).inc(measured.bytes_out)
         if fault:
             metrics.errors_of(model, worker).inc(count)
         if ok and worker and ended.inference:

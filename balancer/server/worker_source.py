@@ -6,24 +6,23 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client.core import Metric
 
+from balancer.channels.links import Links
 from balancer.config.config import Config
-from balancer.core.fleet import Fleet
 from balancer.discovery.cluster.api import MISSING, is_installed
 from balancer.discovery.cluster.watch import WatchCounts
 from balancer.discovery.dns import DnsSource
 from balancer.discovery.file import FileSource
-from balancer.discovery.inference.pods import PoolCounts
-from balancer.discovery.pods.source import PodSource
+from balancer.discovery.inference.pods import PodSource, PoolCounts
 from balancer.discovery.pods.watch import PodCounts
 from balancer.discovery.workers import WorkerSource, WorkerSpec
+from balancer.extproc.endpoints import State
 from balancer.files.yaml_document import ConfigError, Problem
-from balancer.gateway.endpoints import State
-from balancer.operate.metrics import Metrics
-from balancer.operate.objectives import ClusterObjectives
-from balancer.workers.links import Links
+from balancer.scheduler.fleet import Fleet
+from balancer.server.metrics import Metrics
+from balancer.server.metrics.scraped import counter, gauge
+from balancer.server.objectives import ClusterObjectives
 
 
 def follows_source(config: Config) -> bool:
@@ -49,7 +48,7 @@ def source_of(
         if not is_installed():
             raise ConfigError([Problem(str(config_path), None, "discovery.kubernetes", MISSING)])
         pods = PodSource(config.discovery.kubernetes.wanted())
-        metrics.registry.register(Pods(pods.counts, pods.pool_counts, objectives))
+        metrics.register(lambda: pod_metrics(pods.counts, pods.pool_counts, objectives))
         return pods
     if config.discovery.dns is not None:
         return DnsSource(config.discovery.dns.wanted())
@@ -63,9 +62,9 @@ def links_of(config: Config) -> Links:
     Raises:
         OperatorError: a certificate that is shown to workers cannot be used.
     """
-    calls = config.forwards or config.listen.fleet is not None
+    calls = config.forwards or config.listen.fleet_at is not None
     tls = config.envoy.triton_tls if calls else None
-    trust = None if tls is None else tls.options()
+    trust = None if tls is None else tls.trust()
     return Links(trust, trust if tls is not None and tls.rest else None)
 
 
@@ -100,42 +99,26 @@ def _state(worker: WorkerSpec, usable: bool) -> State:
     return "healthy" if usable else "unhealthy"
 
 
-class Pods(Collector):
-    """What the watch of pods counts, read at the moment of the scrape."""
-
-    def __init__(self, counts: PodCounts, of_pool: PoolCounts | None, objectives: ClusterObjectives) -> None:
-        """`of_pool`: None where there is no pool; `objectives` counts only where there is one."""
-        self._counts = counts
-        self._of_pool = of_pool
-        self._objectives = objectives
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the families."""
-        counts, of_pool = self._counts, self._of_pool
-        follows = counts.connected and (of_pool is None or (of_pool.connected and of_pool.is_followed))
-        connected = "1 while the pods are followed; 0: the list in force may be old"
-        yield GaugeMetricFamily("balancer_kubernetes_connected", connected, float(follows))
-        pods = GaugeMetricFamily("balancer_kubernetes_pods", "Pods that match, by what they are", labels=["state"])
-        for state, count in counts.pods.items():
-            pods.add_metric([state], count)
-        yield pods
-        yield CounterMetricFamily("balancer_kubernetes_events", "Changes of pods that were told", counts.events)
-        watches: list[WatchCounts] = [counts]
-        if of_pool is not None:
-            watches += [of_pool, self._objectives.counts]
-            changes = "Selectors and ports of the InferencePool that were put in force"
-            yield CounterMetricFamily("balancer_kubernetes_pool_changes", changes, of_pool.changes)
-            known = len(self._objectives.priorities)
-            yield GaugeMetricFamily("balancer_kubernetes_objectives", "InferenceObjectives of the pool", known)
-        for name, documentation, label, by in (
-            ("lists", "Whole lists of pods, by why", "why", [counts.lists]),
-            ("failures", "Requests to the API that failed, by cause", "cause", [each.failures for each in watches]),
-            ("refused_values", "Values that were not taken, by field", "field", [each.complaints for each in watches]),
-        ):
-            counter = CounterMetricFamily(f"balancer_kubernetes_{name}", documentation, labels=[label])
-            for value, count in _sum(by).items():
-                counter.add_metric([value], count)
-            yield counter
+def pod_metrics(counts: PodCounts, of_pool: PoolCounts | None, objectives: ClusterObjectives) -> Iterator[Metric]:
+    """What the watch of pods counts; `of_pool`: None where there is no pool; `objectives` counts only where there is
+    one.
+    """
+    follows = counts.connected and (of_pool is None or (of_pool.connected and of_pool.is_followed))
+    says = "1 while the pods are followed; 0: the list in force may be old"
+    yield gauge("balancer_kubernetes_connected", says, follows)
+    yield gauge("balancer_kubernetes_pods", "Pods that match, by what they are", counts.pods, "state")
+    yield counter("balancer_kubernetes_events", "Changes of pods that were told", counts.events)
+    watches: list[WatchCounts] = [counts]
+    if of_pool is not None:
+        watches += [of_pool, objectives.counts]
+        says = "Selectors and ports of the InferencePool that were put in force"
+        yield counter("balancer_kubernetes_pool_changes", says, of_pool.changes)
+        known = len(objectives.priorities)
+        yield gauge("balancer_kubernetes_objectives", "InferenceObjectives of the pool", known)
+    yield counter("balancer_kubernetes_lists", "Whole lists of pods, by why", counts.lists.copy(), "why")
+    failures, refused = (_sum(each) for each in ([w.failures for w in watches], [w.complaints for w in watches]))
+    yield counter("balancer_kubernetes_failures", "Requests to the API that failed, by cause", failures, "cause")
+    yield counter("balancer_kubernetes_refused_values", "Values that were not taken, by field", refused, "field")
 
 
 def _sum(counters: Iterable[Counter[str]]) -> Counter[str]:

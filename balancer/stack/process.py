@@ -7,8 +7,9 @@ import contextlib
 import os
 import shutil
 import signal
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -51,6 +52,11 @@ class LocalProcess(ABC):
         if self._process is None:
             raise RuntimeError(f"{self.called} was not started; await start() first")
         return self._process
+
+    @property
+    def started(self) -> bool:
+        """Whether it was started; it may have ended since."""
+        return self._process is not None
 
     @property
     def called(self) -> str:
@@ -133,3 +139,21 @@ class LocalProcess(ABC):
     def _telling(self, lines: list[str]) -> list[str]:
         """The lines of a log that tell why it ended."""
         return lines
+
+
+@dataclass(slots=True)
+class Child(LocalProcess):
+    """`balancer ARGUMENTS`, in this environment."""
+
+    title: ClassVar[str] = "balancer"
+    arguments: Sequence[str]
+
+    @property
+    def called(self) -> str:
+        """With its command."""
+        return f"balancer {self.arguments[0]}"
+
+    async def start(self) -> None:
+        """Spawn it."""
+        self._check_not_started()
+        await self._spawn(sys.executable, "-m", "balancer", *self.arguments, at_our_end="TERM")

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from balancer.errors import OperatorError
-from tools.stack.process import LocalProcess, ProcessExitedError
+from balancer.stack.process import LocalProcess, ProcessExitedError
 
 _PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 _LOG_ERROR = re.compile(r"E\d{4} |error:")
@@ -209,11 +209,6 @@ class TritonServer(LocalProcess):
     def http_endpoint(self) -> str:
         """`address:port` for HTTP."""
         return f"{self.address}:{self.http_port}"
-
-    @property
-    def metrics_url(self) -> str:
-        """URL of the Prometheus page."""
-        return f"http://{self.address}:{self.metrics_port}/metrics"
 
     async def start(self) -> None:
         """Spawn the server; it is not ready yet when this returns.

@@ -13,32 +13,31 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import aiohttp
 from rich.console import Console
 from rich.table import Table
 
 from balancer.config.config import Config, load
+from balancer.config.fleet import ANYBODY
+from balancer.config.frontend import AUTO, untraceable
+from balancer.config.listen import is_local
 from balancer.config.overrides import Overrides
 from balancer.discovery.file import dump_workers
-from balancer.discovery.workers import WorkerSpec
 from balancer.errors import OperatorError
 from balancer.files.schema import join_address
 from balancer.files.yaml_document import dump
-from balancer.front.folder import default_folder
-from tools.stack.agent import agent_beside
-from tools.stack.child import Child
-from tools.stack.envoyproxy import EnvoyProcess
-from tools.stack.live import live_line
-from tools.stack.ports import free_port_range, free_ports
-from tools.stack.process import LocalProcess
-from tools.stack.tritonserver import TritonServer
+from balancer.native.folder import default_folder
+from balancer.stack.envoyproxy import find_envoy
+from balancer.stack.live import live_line
+from balancer.stack.ports import free_port_range, free_ports
+from balancer.stack.process import LocalProcess
+from balancer.stack.stack import READY_S, REPOSITORY, Stack, new_triton
+from balancer.stack.tritonserver import TritonServer, find_triton
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+_MODELS = REPOSITORY / "triton" / "models"
 EMULATED_GPUS = ("A100", "V100", "A30", "T4")
 """In the order in which workers get them, over and over: a fleet of four has one of each."""
-_READY_TIMEOUT_S = 90.0
 _POLL_S = 0.1
 
 
@@ -58,9 +57,12 @@ class UpOptions:
     """None: what the config says."""
     model_repositories: tuple[Path, ...] = ()
     """Empty: `triton/models` of this checkout."""
+    model_control_mode: Literal["none", "explicit"] = "none"
+    """As tritonserver's: `explicit` has clients of this machine load and unload models, on all workers."""
+    load_models: tuple[str, ...] = ()
+    """At the start, with `explicit`; `*`: all."""
     run_dir: Path = Path("out/up")
     """Logs, the list of workers, and the config file where none is given."""
-    report_hz: float = 50.0
 
 
 def run(options: UpOptions) -> None:
@@ -69,8 +71,20 @@ def run(options: UpOptions) -> None:
     Raises:
         OperatorError: a part could not be started, or ended; the message says which and shows the end of its log.
     """
+    _check_parts(options)
     with _own(options.run_dir):
         asyncio.run(_Up(options).run())
+
+
+def _check_parts(options: UpOptions) -> None:
+    """Before anything starts: OperatorError, with the remedy, where a part is not installed."""
+    find_envoy()
+    find_triton()
+    if not options.model_repositories and not _MODELS.is_dir():
+        raise OperatorError(
+            "this installation brings no models, only a checkout does (triton/models); "
+            "name a model repository: --models FOLDER"
+        )
 
 
 @contextmanager
@@ -96,14 +110,20 @@ class _Up:
         self._stop = asyncio.Event()
         self._config_path = _config_file(options)
         in_file = load(self._config_path)
-        self._overrides = _set_over_file(options, in_file)
-        self._config = Overrides(self._overrides)(in_file)
-        self._bootstrap = self._config.bootstrap_options()
+        overrides = _set_over_file(options, in_file)
         _check_free("--port", options.host, options.port)
-        for process in range(self._config.processes):
+        config = Overrides(overrides)(in_file)
+        for process in range(config.processes):
             _check_free("--admin-port", "127.0.0.1", options.admin_port + process)
-        self._tritons, self._specs = _workers(options)
-        self._parts: dict[str, LocalProcess] = {}
+        set_arguments = [
+            argument for field, value in overrides.items() for argument in ("--set", f"{field}={json.dumps(value)}")
+        ]
+        self._stack = Stack(
+            options.run_dir,
+            config=config,
+            serve_arguments=["--config", str(self._config_path), *set_arguments],
+            tritons=_tritons(options),
+        )
 
     async def run(self) -> None:
         """Start, watch, stop."""
@@ -119,65 +139,30 @@ class _Up:
                 raise OperatorError(failure)
         finally:
             self._console.print("stopping ...")
-            # Envoy first, so that clients see a closed port rather than errors; then the rest at once.
-            if (envoy := self._parts.pop("envoy", None)) is not None:
-                await envoy.stop()
-            await asyncio.gather(*(part.stop() for part in self._parts.values()))
+            await self._stack.stop(gently=True)
             # Nobody uses it now, and it is memory.
             shutil.rmtree(_own_folder(self._options), ignore_errors=True)
 
     def _admin_urls(self) -> list[str]:
-        return [f"http://{self._config.admin_address(process)}" for process in range(self._config.processes)]
+        return [self._stack.admin(process) for process in range(self._stack.config.processes)]
 
     async def _start_and_wait(self) -> None:
         """Start all parts and return once requests can be served."""
-        options, config = self._options, self._config
-        (options.run_dir / "workers.yaml").write_text(dump_workers(self._specs))
-        set_arguments = [
-            argument
-            for field, value in self._overrides.items()
-            for argument in ("--set", f"{field}={json.dumps(value)}")
-        ]
-        serve_arguments = ["serve", "--config", str(self._config_path), *set_arguments]
-        serve = Child(serve_arguments, log_path=options.run_dir / "balancer.log")
-        envoy = EnvoyProcess(options=self._bootstrap, log_path=options.run_dir / "envoy.log")
+        stack, config = self._stack, self._stack.config
+        (stack.directory / "workers.yaml").write_text(dump_workers(tuple(stack.specs)))
+        _changes_file(self._options).unlink(missing_ok=True)  # of a run before, whose models are gone
         self._say(
             "balancer", f"{config.own_envoy_address(0)}, admin {self._admin_urls()[0]}, processes: {config.processes}"
         )
-        await self._launch("balancer", serve)
+        await stack.start_balancer()
         # Envoy that finds no balancer waits, and complains: so it starts when there is one.
-        await serve.answers(f"{self._admin_urls()[0]}/live", _READY_TIMEOUT_S)
-        for triton, gpu in zip(self._tritons, cycle(EMULATED_GPUS), strict=False):
-            self._say(
-                triton.name, f"Triton at {triton.grpc_endpoint} (gRPC), {triton.http_endpoint} (HTTP), emulated {gpu}"
-            )
-            await self._launch(triton.name, triton)
-            await self._launch(f"{triton.name}-agent", self._agent(triton, gpu))
+        await stack.balancer.answers(f"{self._admin_urls()[0]}/live", READY_S)
+        for each in stack.specs:
+            self._say(each.name, f"Triton at {each.grpc_endpoint} (gRPC), {each.http_endpoint} (HTTP), {each.device}")
+        await stack.start_workers()
         self._say("envoy", f"listens at {config.envoy.listen}, admin {config.envoy.admin}")
-        await self._launch("envoy", envoy)
-        await asyncio.gather(*(triton.wait_ready(_READY_TIMEOUT_S) for triton in self._tritons))
-        await envoy.wait_ready(_READY_TIMEOUT_S)
-        await self._balancer_ready()
-        await envoy.wait_asks(_READY_TIMEOUT_S)
-
-    async def _launch(self, name: str, part: LocalProcess) -> None:
-        await part.start()
-        self._parts[name] = part
-
-    def _agent(self, triton: TritonServer, gpu: str) -> Child:
-        return agent_beside(
-            triton,
-            [self._config.reports_address(process) for process in range(self._config.processes)],
-            self._options.run_dir / f"{triton.name}-agent.log",
-            further=("--report-hz", str(self._options.report_hz), "--device", gpu),
-        )
-
-    async def _balancer_ready(self) -> None:
-        """Wait until every process has heard of all workers: before that, picks would miss some."""
-        async with aiohttp.ClientSession() as session:
-            for url in self._admin_urls():
-                while not await all_workers_ready(session, url):
-                    await asyncio.sleep(_POLL_S)
+        await stack.start_envoy()
+        await stack.wait_ready()
 
     async def _until_stopped(self, work: Coroutine[Any, Any, None]) -> str | None:
         """Do `work` until it is done, the user stops, or a part ends; returns what failed."""
@@ -187,12 +172,12 @@ class _Up:
         try:
             while not working.done() and not stopped.done():
                 # Parts are added while the stack starts, so look anew whenever something happens.
-                new = [name for name in self._parts if name not in ends.values()]
-                ends |= {asyncio.create_task(self._parts[name].wait()): name for name in new}
+                parts = self._stack.parts()
+                ends |= {asyncio.create_task(parts[name].wait()): name for name in parts.keys() - ends.values()}
                 await asyncio.wait([working, stopped, *ends], timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
                 for end, name in ends.items():
                     if end.done():
-                        return self._post_mortem(name, end.result())
+                        return _post_mortem(parts[name], name, end.result())
             if working.done() and (error := working.exception()) is not None:
                 return str(error)
             return None
@@ -201,26 +186,20 @@ class _Up:
                 task.cancel()
             await asyncio.gather(working, stopped, *ends, return_exceptions=True)
 
-    def _post_mortem(self, name: str, status: int) -> str:
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        return f"{self._parts[name].log_tail()}\n{name} {how}, so all is stopped"
-
     def _say(self, name: str, what: str) -> None:
         self._console.print(f"starting {name:12} {what}", highlight=False, soft_wrap=True)
 
-    @property
-    def _decided_by(self) -> str:
-        return "the balancer (pick)" if self._bootstrap.native is None else "Envoy (native)"
-
     def _show(self) -> None:
-        port, config = self._options.port, self._config
+        port, config = self._options.port, self._stack.config
+        first = self._admin_urls()[0]
+        decides = "the balancer (pick)" if config.bootstrap_options().native is None else "Envoy (native)"
         table = Table.grid(padding=(0, 2))
         for name, value in (
-            ("ready", f"workers: {len(self._specs)}, policy: {config.policy.name}, decided by: {self._decided_by}"),
+            ("ready", f"workers: {self._options.workers}, policy: {config.policy.name}, decided by: {decides}"),
             ("gRPC and HTTP", f"localhost:{port}, e.g. tritonclient.grpc.InferenceServerClient('localhost:{port}')"),
             ("page", " ".join(f"{url}/" for url in self._admin_urls())),
-            ("fleet", f"{self._admin_urls()[0]}/workers"),
-            ("why", f"{self._admin_urls()[0]}/explain?model=digits"),
+            ("fleet", f"{first}/workers"),
+            ("why", f"{first}/explain?model=digits"),
             ("metrics", " ".join(f"{url}/metrics" for url in self._admin_urls())),
             ("swap the policy", f"edit {self._config_path}"),
             ("logs", str(self._options.run_dir)),
@@ -228,6 +207,11 @@ class _Up:
         ):
             table.add_row(name, value)
         self._console.print(table, highlight=False)
+
+
+def _post_mortem(part: LocalProcess, name: str, status: int) -> str:
+    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    return f"{part.log_tail()}\n{name} {how}, so all is stopped"
 
 
 def _set_over_file(options: UpOptions, in_file: Config) -> dict[str, object]:
@@ -246,19 +230,48 @@ def _set_over_file(options: UpOptions, in_file: Config) -> dict[str, object]:
         "tls.reports": None,
         "tls.admin": None,
         "envoy.balancer_tls": None,
-        "envoy.frontend": in_file.envoy.frontend or ("native" if processes == 1 else "pick"),
+        "envoy.frontend": _frontend(in_file, processes),
         "envoy.shared_folder": in_file.envoy.shared_folder or str(_own_folder(options)),
         "envoy.ready_after_listener": True,
         "envoy.listen": join_address(options.host, options.port),
         "envoy.admin": f"127.0.0.1:{free_ports(1)[0]}",
+        "state_file": str((options.run_dir / "state.json").resolve()),
         "discovery.file": str((options.run_dir / "workers.yaml").resolve()),
         "discovery.workers": [],
+        **_control(options, in_file, processes),
     }
+
+
+def _control(options: UpOptions, in_file: Config, processes: int) -> dict[str, object]:
+    """Who may load models: whom the config names, else everybody on this machine, as one Triton has it."""
+    control = in_file.fleet.control
+    if options.model_control_mode == "none" or control.callers:
+        return {}
+    if not is_local(join_address(options.host, options.port)):
+        raise OperatorError(
+            f"--model-control-mode explicit with --host {options.host} would have anybody there load models; name who "
+            "may in fleet.control.callers of a --config, or leave out --host"
+        )
+    # All processes have to know of each other's changes.
+    file = control.file or (str(_changes_file(options).resolve()) if processes > 1 else None)
+    return {"fleet.control.callers": [ANYBODY], "fleet.control.file": file}
+
+
+def _frontend(in_file: Config, processes: int) -> str:
+    """Of the file; else by what only the stack knows: Envoy is here."""
+    if in_file.envoy.frontend != AUTO:
+        return in_file.envoy.frontend
+    asks = processes != 1 or in_file.holding.models or any(untraceable(in_file))
+    return "pick" if asks else "native"
 
 
 def _own_folder(options: UpOptions) -> Path:
     """By the run's directory, so that what a killed run left in memory is the next one's."""
     return default_folder(str(options.run_dir.resolve()))
+
+
+def _changes_file(options: UpOptions) -> Path:
+    return options.run_dir / "changes.json"
 
 
 def _config_file(options: UpOptions) -> Path:
@@ -293,36 +306,12 @@ def _check_free(option: str, host: str, port: int) -> None:
             raise OperatorError(f"{option} {port} cannot be used at {host}: {error.strerror}; name another") from error
 
 
-def _workers(options: UpOptions) -> tuple[list[TritonServer], tuple[WorkerSpec, ...]]:
-    """The servers to start, and what discovery will say of them."""
-    repositories = options.model_repositories or (REPOSITORY / "triton" / "models",)
-    ports = free_ports(3 * options.workers)
-    tritons, specs = [], []
-    for number, gpu in zip(range(options.workers), cycle(EMULATED_GPUS), strict=False):
-        name = f"worker-{number}"
-        grpc_port, http_port, metrics_port = ports[3 * number : 3 * number + 3]
-        tritons.append(
-            TritonServer(
-                name=name,
-                model_repository=repositories,
-                grpc_port=grpc_port,
-                http_port=http_port,
-                metrics_port=metrics_port,
-                log_path=options.run_dir / f"{name}.log",
-                environment={"EMULATED_GPU": gpu},
-            )
-        )
-        specs.append(WorkerSpec(name=name, address="127.0.0.1", grpc_port=grpc_port, http_port=http_port, device=gpu))
-    return tritons, tuple(specs)
-
-
-async def all_workers_ready(session: aiohttp.ClientSession, url: str) -> bool:
-    """Whether the balancer with its admin pages there has heard that every worker is ready."""
-    try:
-        async with session.get(f"{url}/ready") as response:
-            if response.status != 200:
-                return False
-        async with session.get(f"{url}/workers") as response:
-            return all(worker["ready"] for worker in (await response.json())["workers"])
-    except aiohttp.ClientError:
-        return False
+def _tritons(options: UpOptions) -> list[TritonServer]:
+    """The servers to start."""
+    models = options.model_repositories or (_MODELS,)
+    mode = [f"--model-control-mode={options.model_control_mode}"]
+    mode += [f"--load-model={model}" for model in options.load_models]
+    return [
+        new_triton(f"worker-{number}", models, options.run_dir, gpu=gpu, arguments=mode)
+        for number, gpu in zip(range(options.workers), cycle(EMULATED_GPUS), strict=False)
+    ]

@@ -2,6 +2,7 @@
 #include "attach.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -13,6 +14,7 @@
 
 #define MOST_STALE_NS UINT64_C(10000000000)
 #define LOOK_EVERY_NS UINT64_C(100000000)
+#define OWNED_FOR_NS UINT64_C(20000000)
 enum { MOST_SAID = 200 };
 
 void say(struct source *source, const char *what, const char *why) {
@@ -43,15 +45,15 @@ struct source *source_new(const char *kernel, const char *folder, const char **w
   if ((k->library = dlopen(kernel, RTLD_NOW | RTLD_LOCAL))) {
     const char *stamp = dlsym(k->library, "balancer_stamp");
     k->keep_fresh = function(k->library, "keep_fresh");
+    k->count_in = function(k->library, "count_in");
     k->count_out = function(k->library, "count_out");
     k->finish = function(k->library, "finish");
     k->learn_of_pick = function(k->library, "learn_of_pick");
     k->look_up = function(k->library, "look_up");
-    k->published = function(k->library, "answer_published");
     k->bid = function(k->library, "bid");
     *why = NULL;
     if (!stamp || strcmp(stamp, BALANCER_STAMP)) *why = "the library is of other sources than this module";
-    else if (!k->keep_fresh || !k->count_out || !k->finish || !k->learn_of_pick || !k->published || !k->bid || !k->look_up)
+    else if (!k->keep_fresh || !k->count_in || !k->count_out || !k->finish || !k->learn_of_pick || !k->bid || !k->look_up)
       *why = "the library lacks functions";
   }
   if (!*why) return source;
@@ -66,7 +68,7 @@ static void unmap(struct mapped *file) {
 
 static void attached_free(struct attached *attached) {
   for (int i = 0; i < DECIDERS; i++) free(attached->options[i].block);
-  unmap(&attached->books);
+  unmap(&attached->fleet_state);
   journal_close(&attached->writer);
   directory_free(attached->directory);
   for (struct names *names = atomic_load(&attached->names); names;) {
@@ -76,6 +78,7 @@ static void attached_free(struct attached *attached) {
   }
   if (attached->control) munmap(attached->control, sizeof *attached->control);
   if (attached->seat >= 0) close(attached->seat);
+  if (attached->file >= 0) close(attached->file);
   if (attached->folder >= 0) close(attached->folder);
   free(attached);
 }
@@ -90,8 +93,8 @@ void source_leave(struct source *source) {
   if (last) attached_free(left);
 }
 
-/* A file of our own user or root's, mapped whole. */
-static bool map(int folder, const char *name, struct mapped *found, uint64_t *inode) {
+/* A file of our own user or root's, mapped whole; it is kept open where `kept` is to have it. */
+static bool map(int folder, const char *name, struct mapped *found, uint64_t *inode, int *kept) {
   struct stat about;
   int file = openat(folder, name, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
   if (file < 0) return false;
@@ -102,7 +105,10 @@ static bool map(int folder, const char *name, struct mapped *found, uint64_t *in
     if (memory != MAP_FAILED) found->memory = memory;
     if (inode) *inode = about.st_ino;
   }
-  close(file);
+  if (kept && found->memory)
+    *kept = file;
+  else
+    close(file);
   return found->memory != NULL;
 }
 
@@ -113,7 +119,7 @@ static const char *objection(const struct mapped *file) {
   if (memcmp(control->stamp, BALANCER_STAMP, sizeof control->stamp) ||
       memcmp(control->shared, SHARED_DIGEST, sizeof control->shared))
     return "of a balancer of other sources; both must be of one version";
-  if (control->stale_after_ns > MOST_STALE_NS) return "of a balancer that may be dead for too long";
+  if (control->stale_after_ns > MOST_STALE_NS || control->hung_after_ns > MOST_STALE_NS) return "of a balancer that may be dead for too long";
   return atomic_load(&control->in_force) ? NULL : "given up";
 }
 
@@ -152,12 +158,12 @@ static void look(struct source *source) {
   struct attached *made = calloc(1, sizeof *made);
   if (!made) return;
   made->kernel = &source->kernel;
-  made->seat = -1;
+  made->seat = made->file = -1;
   pthread_mutex_init(&made->mutex, NULL);
   made->folder = open(source->folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
   struct mapped file = {0};
   struct attached *before = source->current;
-  if (made->folder < 0 || !map(made->folder, "control", &file, &made->inode)) {
+  if (made->folder < 0 || !map(made->folder, "control", &file, &made->inode, &made->file)) {
     attached_free(made);
     say_once(source, "not there, or another user's");
     return;
@@ -171,6 +177,7 @@ static void look(struct source *source) {
   }
   made->control = file.memory;
   made->stale_after_ns = made->control->stale_after_ns;
+  made->hung_after_ns = made->control->hung_after_ns;
   if (!sit_down(made)) {
     say_once(source, "without a free seat, or its lock is held");
     attached_free(made);
@@ -185,6 +192,21 @@ static void look(struct source *source) {
   source->said_last = NULL;
   source->current = made;
   if (before && --before->refs == 0) attached_free(before);
+}
+
+bool attached_owned(struct attached *attached) {
+  uint64_t now = about_now_ns();
+  if (atomic_load_explicit(&attached->ownerless, memory_order_relaxed)) return false;
+  if (now - atomic_load_explicit(&attached->owned_ns, memory_order_relaxed) < OWNED_FOR_NS) return true;
+  bool free = !flock(attached->file, LOCK_SH | LOCK_NB);
+  if (free) flock(attached->file, LOCK_UN);
+  if (free || errno != EWOULDBLOCK) {
+    /* For good: a balancer that begins anew has another file. */
+    atomic_store_explicit(&attached->ownerless, true, memory_order_relaxed);
+    return false;
+  }
+  atomic_store_explicit(&attached->owned_ns, now, memory_order_relaxed);
+  return true;
 }
 
 struct attached *source_take(struct source *source) {
@@ -216,36 +238,34 @@ bool source_has(struct source *source, const struct attached *attached) {
   return has;
 }
 
-static bool has_books(const struct attached *attached) {
-  const struct balancer_block *books = attached->books.memory;
-  return books && books->in_force && books->generation == attached->generation;
+static bool has_fleet_state(const struct attached *attached) {
+  const struct balancer_block *fleet_state = attached->fleet_state.memory;
+  return fleet_state && fleet_state->in_force && fleet_state->generation == attached->generation;
 }
 
 static bool has_directory(const struct attached *attached, uint64_t serial) {
   return attached->directory && attached->directory->head.serial == serial;
 }
 
-static bool refresh_books(struct source *source, struct attached *attached) {
-  struct balancer_block *books = attached->books.memory;
-  if (has_books(attached)) return true;
+static bool refresh_fleet_state(struct source *source, struct attached *attached) {
+  struct balancer_block *fleet_state = attached->fleet_state.memory;
+  if (has_fleet_state(attached)) return true;
   attached->generation = 0;
-  if (!books || !books->in_force) {
-    unmap(&attached->books);
-    if (!map(attached->folder, "books", &attached->books, NULL)) return false;
-    books = attached->books.memory;
+  if (!fleet_state || !fleet_state->in_force) {
+    unmap(&attached->fleet_state);
+    if (!map(attached->folder, "fleet_state", &attached->fleet_state, NULL, NULL)) return false;
+    fleet_state = attached->fleet_state.memory;
   }
-  enum balancer_status status = balancer_bind_books(books, attached->books.bytes, attached->of_books);
-  if (status || !books->in_force) {
-    say(source, "the books cannot be used", balancer_status_text(status));
+  enum balancer_status status = balancer_bind_fleet_state(fleet_state, attached->fleet_state.bytes, attached->of_fleet_state);
+  if (status || !fleet_state->in_force) {
+    say(source, "the fleet's state cannot be used", balancer_status_text(status));
     return false;
   }
-  attached->workers = books->workers;
-  attached->models = books->models;
-  attached->mask = balancer_at(books, BALANCER_DESK_MASK);
-  attached->weights = balancer_at(books, BALANCER_DESK_COST);
-  attached->in_flight = balancer_at(books, BALANCER_QUEUE_IN_FLIGHT);
+  attached->workers = fleet_state->workers;
+  attached->models = fleet_state->models;
+  attached->mask = balancer_at(fleet_state, BALANCER_DECISION_MASK);
   if (!journal_bind(attached)) return false;
-  attached->generation = books->generation;
+  attached->generation = fleet_state->generation;
   return true;
 }
 
@@ -286,7 +306,7 @@ static const char *const ALWAYS[] = {BALANCER_GRPC_TIMEOUT, BALANCER_REQUEST_ID_
 
 static bool keep_names(struct attached *attached) {
   const struct directory *directory = attached->directory;
-  struct balancer_span found[NAMED_HEADERS];
+  struct text found[NAMED_HEADERS];
   size_t bytes = 0;
   for (int i = 0; i < NAMED_HEADERS; i++) bytes += directory->head.headers[i].length;
   struct names *before = atomic_load(&attached->names), *made = calloc(1, sizeof *made + bytes);
@@ -296,11 +316,11 @@ static bool keep_names(struct attached *attached) {
   for (int i = 0; i < NAMED_HEADERS; i++) {
     struct text text = directory_text(directory, directory->head.headers[i]);
     memcpy(at, text.ptr, text.length);
-    found[i] = (struct balancer_span){text.length ? at : NULL, text.length};
+    found[i] = (struct text){text.length ? at : NULL, text.length};
     if (text.length) made->bits |= name_bit(at, text.length);
     at += text.length;
-    const struct balancer_span *old = before ? (const struct balancer_span *)&before->of + i : NULL;
-    differ = differ || old->length != text.length || (text.length && memcmp(old->at, text.ptr, text.length));
+    const struct text *old = before ? (const struct text *)&before->of + i : NULL;
+    differ = differ || old->length != text.length || (text.length && memcmp(old->ptr, text.ptr, text.length));
   }
   if (!differ) {
     free(made);
@@ -335,6 +355,7 @@ static bool refresh_directory(struct source *source, struct attached *attached) 
       attached->directory = NULL;
       why = "it names options that cannot be used";
     }
+  if (attached->directory) atomic_store(&attached->limits_tenants, !!(attached->directory->head.flags & LIMITS_TENANTS));
   if (attached->directory && keep_names(attached)) {
     refresh_journal(source, attached);
     return true;
@@ -346,7 +367,7 @@ static bool refresh_directory(struct source *source, struct attached *attached) 
   return false;
 }
 
-/* Whether rows and masks of the directory are those of the books. */
+/* Whether rows and masks of the directory are those of the fleet_state. */
 static bool fits(const struct attached *attached) {
   const struct directory_head *head = &attached->directory->head;
   if (head->generation != attached->generation || head->workers != attached->workers) return false;
@@ -361,13 +382,13 @@ bool attached_readable(const struct attached *attached) {
 
 bool attached_up_to_date(const struct attached *attached) {
   uint64_t serial = atomic_load_explicit(&attached->control->directory, memory_order_acquire);
-  return has_books(attached) && has_directory(attached, serial) && fits(attached);
+  return has_fleet_state(attached) && has_directory(attached, serial) && fits(attached);
 }
 
 bool attached_refresh(struct source *source, struct attached *attached) {
   if (attached_up_to_date(attached)) return true;
   pthread_mutex_lock(&attached->mutex);
-  bool usable = refresh_books(source, attached) && refresh_directory(source, attached) && fits(attached);
+  bool usable = refresh_fleet_state(source, attached) && refresh_directory(source, attached) && fits(attached);
   pthread_mutex_unlock(&attached->mutex);
   return usable;
 }

@@ -13,7 +13,7 @@
 
 /* Functions of the library. */
 struct kernel {
-  balancer_function *keep_fresh, *count_out, *finish, *learn_of_pick, *published, *bid, *look_up;
+  balancer_function *keep_fresh, *count_in, *count_out, *finish, *learn_of_pick, *bid, *look_up;
   void *library;
 };
 
@@ -43,26 +43,27 @@ struct names {
   char texts[];
 };
 
-/* One balancer's state. What is below `directory` is used with the shared lock alone. But directory and books change with
+/* One balancer's state. What is below `directory` is used with the shared lock alone. But directory and fleet_state change with
    `mutex` too, so that who has that one may read them. */
 struct attached {
   const struct kernel *kernel;
   struct control *control;
   uint64_t inode;
   uint64_t refs; /* by the source's mutex */
-  uint64_t ticket, stale_after_ns;
-  int folder, seat;
+  uint64_t ticket, stale_after_ns, hung_after_ns;
+  int folder, seat, file; /* the last one is `control`, locked while its balancer exists */
+  _Atomic uint64_t owned_ns; /* when it was last found to */
+  _Atomic bool ownerless, lock_kept;
   _Atomic(struct names *) names;
+  _Atomic bool limits_tenants; /* as the directory says, for who has no lock */
   pthread_mutex_t mutex;
   struct directory *directory;
   uint64_t failed_serial; /* of the directory that could not be used; 0: none */
-  struct mapped books;
+  struct mapped fleet_state;
   uint64_t generation; /* that the words below are of; 0: none */
   uint64_t workers, models;
   uint8_t *mask;
-  double *weights; /* for published probabilities */
-  const double *in_flight;
-  int64_t of_books[BALANCER_BOOKS_WORDS], of_call[BALANCER_CALL_WORDS];
+  int64_t of_fleet_state[BALANCER_FLEET_STATE_WORDS], of_call[BALANCER_CALL_WORDS];
   struct options options[DECIDERS];
   struct balancer_call call;
   struct writer writer;
@@ -99,17 +100,21 @@ static inline bool attached_in_force(const struct attached *attached) {
   return is_state(control) && atomic_load_explicit(&control->in_force, memory_order_relaxed);
 }
 
-/* Whether its balancer is alive. */
-static inline bool attached_alive(const struct attached *attached) {
+/* Whether its balancer's process exists. Asks the operating system, once in 20 ms. */
+bool attached_owned(struct attached *attached);
+
+/* Whether its balancer is alive: a process that is kept from its core gives no sign of life, and is not dead. */
+static inline bool attached_alive(struct attached *attached) {
   uint64_t beat_ns = atomic_load_explicit(&attached->control->heartbeat_ns, memory_order_relaxed), now = about_now_ns();
   uint64_t age_ns = now > beat_ns ? now - beat_ns : beat_ns - now;
-  return age_ns <= attached->stale_after_ns && attached_in_force(attached);
+  if (age_ns > attached->stale_after_ns && (age_ns > attached->hung_after_ns || !attached_owned(attached))) return false;
+  return attached_in_force(attached);
 }
 
 /* With the lock held: whether all is bound as its balancer left it, so that nothing has to be looked up. */
 bool attached_up_to_date(const struct attached *attached);
 
-/* With `mutex` held: whether directory and books, as they were when somebody had the lock, belong together. */
+/* With `mutex` held: whether directory and fleet_state, as they were when somebody had the lock, belong together. */
 bool attached_readable(const struct attached *attached);
 
 /* With the lock held: what has changed is looked up anew; false: there is nothing that can be decided by. */

@@ -11,7 +11,7 @@ enum { BUCKETS_LOG2 = 10, FIRST_PRIORITY = 0 };
 /* Those with fallbacks, by the address of their path's text: Envoy shows a cluster no more of a request than its
    headers, which stay where they are while it lives. */
 static _Thread_local struct request *kept[1 << BUCKETS_LOG2];
-static _Thread_local uint64_t lots;
+static _Thread_local uint64_t draws;
 
 static struct request **bucket_of(const char *path) {
   uint64_t mixed = (uint64_t)(uintptr_t)path * UINT64_C(0x9e3779b97f4a7c15);
@@ -79,11 +79,11 @@ static uint64_t active(void *cluster, size_t healthy) {
 
 /* Below `count`; xorshift. */
 static size_t draw(size_t count) {
-  if (!lots) lots = now_ns() ^ (uint64_t)(uintptr_t)&lots;
-  lots ^= lots << 13;
-  lots ^= lots >> 7;
-  lots ^= lots << 17;
-  return (size_t)(lots % count);
+  if (!draws) draws = now_ns() ^ (uint64_t)(uintptr_t)&draws;
+  draws ^= draws << 13;
+  draws ^= draws >> 7;
+  draws ^= draws << 17;
+  return (size_t)(draws % count);
 }
 
 /* The one of two with fewer requests of this Envoy's, as Envoy's own policy of this name has it; the next ones after it
@@ -103,11 +103,47 @@ static bool least_request(void *cluster, void *context, uint32_t *index) {
   return true;
 }
 
+static bool is_listed(struct text list, struct text address) {
+  for (const char *at = list.ptr, *end = list.ptr + list.length; at < end;) {
+    const char *comma = memchr(at, ',', (size_t)(end - at));
+    size_t length = (size_t)((comma ? comma : end) - at);
+    if (same((struct text){at, length}, address)) return true;
+    at += length + 1;
+  }
+  return false;
+}
+
+/* The same among those of a list alone; false: none of them is healthy. `untried`: of those that were not tried, which may
+   be none. */
+static bool least_among(void *cluster, void *context, struct text list, bool untried, uint32_t *index) {
+  size_t count = CALLBACK(lb_get_healthy_hosts_count)(cluster, FIRST_PRIORITY), found = 0, two[2] = {0, 0};
+  for (size_t i = 0; i < count; i++) {
+    struct text address;
+    if (!CALLBACK(lb_get_healthy_host_address)(cluster, FIRST_PRIORITY, i, &address) || !is_listed(list, address)) continue;
+    if (untried && CALLBACK(lb_context_should_select_another_host)(cluster, context, FIRST_PRIORITY, among_all(cluster, i)))
+      continue;
+    /* Each pair is as likely (reservoir sampling). */
+    size_t place = found < 2 ? found : draw(found + 1);
+    if (place < 2) two[place] = i;
+    found++;
+  }
+  if (!found) return false;
+  /* Of equal ones either: the places above are not as likely for each. */
+  size_t place = found > 1 ? draw(2) : 0, one = two[place], other = found > 1 ? two[1 - place] : one;
+  *index = (uint32_t)(active(cluster, other) < active(cluster, one) ? other : one);
+  return true;
+}
+
 EXPORTED bool HOOK(lb_choose_host)(void *cluster, const void *module, void *context, uint32_t *priority,
                                    uint32_t *index) {
   (void)module;
   *priority = FIRST_PRIORITY;
   struct request *request = request_of(context);
+  if (request && request->among) {
+    bool again = CALLBACK(lb_context_get_host_selection_retry_count)(context) > 0;
+    return (again && least_among(cluster, context, request->fallbacks, true, index)) ||
+           least_among(cluster, context, request->fallbacks, false, index);
+  }
   while (request && request->fallbacks.length)
     if (is_healthy(cluster, next_fallback(request), index)) return true;
   return least_request(cluster, context, index);

@@ -1,5 +1,4 @@
 #define _GNU_SOURCE
-#include "published.h"
 #include "trials.h"
 
 #include <inttypes.h>
@@ -8,9 +7,11 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Longer than whoever has the lock works, and shorter than what a client notices. A process that was put to sleep with
-   the lock is not waited for. */
+/* Longer than whoever has the lock works, and shorter than what a client notices. */
 #define WAIT_NS UINT64_C(2000000)
+/* Longer than a busy machine keeps a process from its core, once: a process that was put to sleep with the lock is not
+   waited for again. */
+#define WAIT_ONCE_NS UINT64_C(200000000)
 
 __attribute__((format(printf, 4, 5))) static void turn_away(struct decision *out, uint32_t http, uint32_t grpc,
                                                              const char *format, ...) {
@@ -87,7 +88,7 @@ static void name_endpoints(struct attached *attached, const struct ask *ask, str
   }
 }
 
-static void fill_slot(struct attached *attached, const struct decision *out, bool chosen) {
+static void fill_slot(struct attached *attached, const struct ask *ask, const struct decision *out, bool chosen) {
   struct slot slot = {
     .number = out->number,
     .ticket = attached->ticket,
@@ -96,6 +97,7 @@ static void fill_slot(struct attached *attached, const struct decision *out, boo
     .rows = attached->call.rows,
     .at_s = out->at_s,
     .chosen = chosen,
+    .waits = ask->waits,
   };
   slot_fill(attached->control, out->slot, &slot);
 }
@@ -103,9 +105,7 @@ static void fill_slot(struct attached *attached, const struct decision *out, boo
 static void ask_kernel(struct attached *attached, const struct entry *entry, const struct ask *ask,
                        struct decision *out) {
   struct balancer_call *call = &attached->call;
-  /* What takes no options is given those of a hash. */
-  const struct options *options = &attached->options[out->table ? STICKY : out->decider];
-  balancer_function *answer = out->table ? attached->kernel->published : options->answer;
+  const struct options *options = &attached->options[out->decider];
   /* One by one, as the reports behind them take kilobytes. */
   call->model = out->column = entry->column;
   call->rows = ask->rows;
@@ -120,15 +120,12 @@ static void ask_kernel(struct attached *attached, const struct entry *entry, con
   uint32_t mask = ask->sequence ? entry->members : entry->servable;
   memcpy(attached->mask, directory_mask(attached->directory, mask), attached->workers);
   if (!ask->sequence && attached->directory->head.flags & REPORTS_REQUIRED)
-    attached->kernel->keep_fresh(attached->of_books, options->words, attached->of_call);
-  if (out->table && !published_weigh(attached, out->table)) return;
+    attached->kernel->keep_fresh(attached->of_fleet_state, options->words, attached->of_call);
   journal_asks(attached, ask, out);
   bool compared = out->side < SIDES;
   uint64_t began_ns = compared ? now_ns() : 0;
-  out->row = answer(attached->of_books, options->words, attached->of_call);
+  out->row = options->answer(attached->of_fleet_state, options->words, attached->of_call);
   double seconds = compared ? seconds_of(now_ns() - began_ns) : 0;
-  /* Its workers are full: the policy may have others in their place. */
-  if (out->table && out->row == BALANCER_SHED) return;
   if (out->row < 0 || (uint64_t)out->row >= attached->workers) {
     if (out->row == BALANCER_SHED) tell_decided(attached, ask, out, seconds, false);
     say_why(attached, entry, ask, out->row, out);
@@ -142,28 +139,24 @@ static void ask_kernel(struct attached *attached, const struct entry *entry, con
   const uint8_t *members = directory_mask(attached->directory, entry->members);
   journal_answered(attached, ask, out->row, ask->sequence ? members : attached->mask);
   name_endpoints(attached, ask, out);
-  fill_slot(attached, out, out->decider != STICKY && out->decider != SEQUENCES && call->among > 1);
+  fill_slot(attached, ask, out, out->decider != STICKY && out->decider != SEQUENCES && call->among > 1);
   if (out->length) {
     tell_decided(attached, ask, out, seconds, true);
-    if (out->table) {
-      out->table->sent++;
-      add(attached->control, PUBLISHED, 1);
-    }
     out->answer = TAKEN;
     return;
   }
   /* None of them is listed any more: back out. */
   call->picked = out->row;
-  attached->kernel->count_out(attached->of_books, options->words, attached->of_call);
+  attached->kernel->count_out(attached->of_fleet_state, options->words, attached->of_call);
 }
 
-/* With the lock held. This is `Router.route` of balancer/core/router.py over the same books. */
+/* With the lock held. This is `Router.route` of balancer/scheduler/router.py over the same fleet_state. */
 static void decide_locked(struct attached *attached, const struct ask *ask, struct decision *out) {
   out->number = attached->control->number;
   POKE(attached->control->number, out->number + 1);
   const struct entry *entry = entry_for(attached->directory, ask, out);
   if (out->answer == TURNED_AWAY) journal_refuses(attached, ask, out);
-  if (!entry || (uint64_t)entry->column >= attached->models || !chosen(attached, entry, ask, out)) return;
+  if (!entry || (uint64_t)entry->column >= attached->models || !chosen(attached, ask, out)) return;
   /* Before anything is counted in. */
   if ((out->slot = slot_take(attached->control)) == NO_SLOT) {
     add(attached->control, SLOTS_FULL, 1);
@@ -191,14 +184,14 @@ static int32_t column_told(const struct attached *attached, const struct ask *as
 
 static void tell_lot(struct outcome *told, const struct ask *ask, const struct decision *decision) {
   told->split = decision->split;
-  told->lot = decision->lot;
-  if (decision->lot & DRAWN_BY_KEY) told->key = ask->key;
+  told->draw = decision->draw;
+  if (decision->draw & DRAWN_BY_KEY) told->key = ask->key;
 }
 
 /* `field`: that was out of bounds, before there was a `decision`, which is null then. */
 static void tell_refusal(struct attached *attached, const struct ask *ask, const struct decision *decision,
                          uint32_t http_status, uint32_t grpc_status, struct text field) {
-  struct outcome *told = outcome_place(attached->control);
+  struct outcome *told = ring_place(attached->control, OUTCOMES_RING);
   if (!told) return;
   uint64_t now = now_ns();
   told->at_s = seconds_of(now);
@@ -217,14 +210,14 @@ static void tell_refusal(struct attached *attached, const struct ask *ask, const
     told->directory = decision->directory;
     tell_lot(told, ask, decision);
   }
-  outcome_done(attached->control);
+  ring_done(attached->control, OUTCOMES_RING);
 }
 
 /* For a log, where this decision is among the share that one is kept of. */
 static void tell_line(struct attached *attached, const struct ask *ask, const struct decision *out) {
   double share;
   __atomic_load(&attached->control->lines_share, &share, __ATOMIC_RELAXED);
-  struct line *line = balancer_lot(out->number) < share ? line_place(attached->control) : NULL;
+  struct line *line = balancer_draw(out->number) < share ? ring_place(attached->control, LINES_RING) : NULL;
   if (!line) return;
   line->number = out->number;
   line->directory = out->directory;
@@ -237,7 +230,7 @@ static void tell_line(struct attached *attached, const struct ask *ask, const st
     copy(line->named, sizeof line->named, (struct text){out->words, out->length});
   else
     line->refusal = (uint8_t)out->grpc_status;
-  line_done(attached->control);
+  ring_done(attached->control, LINES_RING);
 }
 
 void invalid(struct attached *attached, const struct ask *ask, uint32_t http_status, uint32_t grpc_status,
@@ -250,41 +243,69 @@ void invalid(struct attached *attached, const struct ask *ask, uint32_t http_sta
 
 /* Without the lock: a sequence stays with its worker whatever becomes of the balancer, since any other one would refuse it.
    Limits cannot be kept to. */
-static void stay(struct attached *attached, const struct ask *ask, struct decision *out) {
+static void stay(struct attached *attached, const struct entry *entry, const struct ask *ask, struct decision *out) {
   struct balancer_call call = {.key = ask->key, .keyed = 1};
   int64_t of_call[BALANCER_CALL_WORDS];
   balancer_bind_call(&call, of_call);
-  pthread_mutex_lock(&attached->mutex);
-  const struct entry *entry = attached_readable(attached) ? entry_for(attached->directory, ask, out) : NULL;
-  /* Of a refusal. */
-  out->answer = LEAST_REQUEST;
-  out->length = 0;
-  if (entry) {
-    const uint8_t *members = directory_mask(attached->directory, entry->members);
-    double least = INFINITY;
-    out->row = -1;
-    for (uint64_t w = 0; w < attached->workers; w++) {
-      if (!members[w]) continue;
-      call.picked = (int64_t)w;
-      attached->kernel->bid(attached->of_books, attached->options[STICKY].words, of_call);
-      if (call.bid < least) least = call.bid, out->row = call.picked;
-    }
-    name_endpoints(attached, ask, out);
+  const uint8_t *members = directory_mask(attached->directory, entry->members);
+  double least = INFINITY;
+  out->row = -1;
+  for (uint64_t w = 0; w < attached->workers; w++) {
+    if (!members[w]) continue;
+    call.picked = (int64_t)w;
+    attached->kernel->bid(attached->of_fleet_state, attached->options[STICKY].words, of_call);
+    if (call.bid < least) least = call.bid, out->row = call.picked;
   }
-  pthread_mutex_unlock(&attached->mutex);
+  name_endpoints(attached, ask, out);
 }
 
-/* As `Split.draw` of balancer/core/trials/split.py, with the number of the decision for the place in the order; with the
-   lock held. What it returns is `ask`, or `of_version`, which is the same for the version that was drawn. */
+/* Without the lock: lists who may serve the request, for Envoy to choose among. Where not all of them have room in the
+   list, those from a random one on. */
+static void list_endpoints(struct attached *attached, const uint8_t *may, bool grpc, struct decision *out) {
+  uint64_t first = attached->workers ? balancer_mix(now_ns()) % attached->workers : 0;
+  for (uint64_t i = 0; i < attached->workers; i++) {
+    uint64_t row = (first + i) % attached->workers;
+    const char *endpoint = attached->directory->workers[row].of[grpc];
+    size_t length = strlen(endpoint);
+    if (!may[row] || !length) continue;
+    if (out->length + length + 1 > sizeof out->words) break;
+    if (out->length) out->words[out->length++] = ',';
+    memcpy(out->words + out->length, endpoint, length);
+    out->length += length;
+  }
+  out->among = out->length > 0;
+}
+
+/* Without the lock, by the directory as it was last seen: pins, devices and loaded versions hold. `entry`: null where there
+   is none for this version; `out` says why, where that is known. */
+static void keep_within(struct attached *attached, const struct entry *entry, const struct ask *ask, struct decision *out) {
+  const struct directory *directory = attached->directory;
+  const struct entry *listed = entry ? entry : directory_find(directory, ask->model, TEXT(""));
+  bool balanced = ask->kind == BALANCER_INFERENCE || ask->kind == BALANCER_STREAM;
+  bool limited = balanced && listed && listed->limited;
+  /* As the balancer would refuse it. */
+  if (out->answer == TURNED_AWAY && limited) return;
+  out->answer = LEAST_REQUEST;
+  out->length = 0;
+  if (!balanced) return;
+  if (entry) list_endpoints(attached, directory_mask(directory, entry->servable), ask->grpc, out);
+  if (out->among || !limited) return;
+  struct text quoted = directory_text(directory, listed->quoted);
+  turn_away(out, SAY_NOBODY(quoted));
+}
+
+/* As `Split.draw` of balancer/scheduler/canary/split.py, with the number of the decision for the place in the order, or as
+   balancer/extproc/pins.py. What it returns is `ask`, or `of_version`, which is the same for the version that it gets. */
 static const struct ask *draw(const struct attached *attached, const struct ask *ask, struct ask *of_version,
                               uint64_t number, struct decision *out) {
   const struct directory *directory = attached->directory;
-  if (!(directory->head.flags & SPLITS) || ask->kind != BALANCER_INFERENCE || ask->version.length) return ask;
+  if (!(directory->head.flags & GIVES_VERSIONS) || ask->kind != BALANCER_INFERENCE || ask->version.length || ask->compressed)
+    return ask;
   const struct entry *entry = directory_find(directory, ask->model, TEXT(""));
-  if (!entry || !entry->split) return ask;
-  bool new = balancer_lot(entry->lots ^ balancer_mix(ask->keyed ? ask->key : number)) < entry->share;
+  if (!entry || !entry->old.length) return ask;
+  bool new = entry->split && balancer_draw(entry->draws ^ balancer_mix(ask->keyed ? ask->key : number)) < entry->share;
   out->split = (uint32_t)entry->split;
-  out->lot = (uint8_t)((new ? DRAWN_NEW : 0) | (ask->keyed ? DRAWN_BY_KEY : 0));
+  out->draw = (uint8_t)(entry->split ? (new ? DRAWN_NEW : 0) | (ask->keyed ? DRAWN_BY_KEY : 0) : 0);
   struct text version = directory_text(directory, new ? entry->new : entry->old);
   copy(out->version, sizeof out->version, version);
   *of_version = *ask;
@@ -292,7 +313,19 @@ static const struct ask *draw(const struct attached *attached, const struct ask 
   return of_version;
 }
 
-static void decide_by_books(struct source *source, struct attached *attached, const struct ask *ask,
+/* True: the lock is held. Its holder may be kept from its core: while the balancer exists, it is waited for. */
+static bool lock_patiently(struct attached *attached) {
+  bool kept = atomic_load_explicit(&attached->lock_kept, memory_order_relaxed);
+  bool locked = balancer_state_lock(attached->control, WAIT_NS);
+  if (!locked && !kept && attached_owned(attached)) {
+    locked = balancer_state_lock(attached->control, WAIT_ONCE_NS);
+    if (!locked) atomic_store_explicit(&attached->lock_kept, true, memory_order_relaxed);
+  }
+  if (locked && kept) atomic_store_explicit(&attached->lock_kept, false, memory_order_relaxed);
+  return locked;
+}
+
+static void decide_by_fleet_state(struct source *source, struct attached *attached, const struct ask *ask,
                             struct decision *out) {
   struct control *control = attached->control;
   memset(out, 0, offsetof(struct decision, words));
@@ -309,7 +342,7 @@ static void decide_by_books(struct source *source, struct attached *attached, co
     add(control, ASKED, 1);
     return;
   }
-  if (!balancer_state_lock(control, WAIT_NS)) {
+  if (!lock_patiently(attached)) {
     add(control, LEAST_LOCKED, 1);
     return;
   }
@@ -351,16 +384,25 @@ static void decide_by_books(struct source *source, struct attached *attached, co
 }
 
 void decide(struct source *source, struct attached *attached, const struct ask *ask, struct decision *out) {
-  decide_by_books(source, attached, ask, out);
+  decide_by_fleet_state(source, attached, ask, out);
   if (out->answer != LEAST_REQUEST) return;
   out->length = 0;
-  if (ask->sequence) stay(attached, ask, out);
+  out->version[0] = 0;
+  pthread_mutex_lock(&attached->mutex);
+  if (attached_readable(attached)) {
+    struct ask of_version;
+    ask = draw(attached, ask, &of_version, now_ns(), out);
+    const struct entry *entry = entry_for(attached->directory, ask, out);
+    if (entry && ask->sequence) stay(attached, entry, ask, out);
+    if (out->answer == TURNED_AWAY || !out->length) keep_within(attached, entry, ask, out);
+  }
+  pthread_mutex_unlock(&attached->mutex);
 }
 
 /* With the lock held. */
 static void tell(struct attached *attached, const struct ask *ask, const struct decision *decision,
                  const struct ending *ending, bool matched) {
-  struct outcome *told = outcome_place(attached->control);
+  struct outcome *told = ring_place(attached->control, OUTCOMES_RING);
   if (!told) return;
   if (decision) {
     told->number = decision->number;
@@ -388,7 +430,7 @@ static void tell(struct attached *attached, const struct ask *ask, const struct 
   told->aborted = (uint8_t)ending->aborted;
   told->matched = matched;
   memcpy(told->endpoint, ending->endpoint, sizeof told->endpoint);
-  outcome_done(attached->control);
+  ring_done(attached->control, OUTCOMES_RING);
 }
 
 static void tell_journal(struct attached *attached, const struct decision *decision, const struct ending *ending) {
@@ -410,7 +452,7 @@ static bool learn(struct attached *attached, const struct ask *ask, const struct
   const int64_t *none = attached->options[STICKY].words;
   struct balancer_call *call = &attached->call;
   int64_t picked = -1, guess = decision ? decision->row : -1;
-  bool chosen = false, matched = false;
+  bool chosen = false, matched = decision && decision->left;
   call->ok = ending->judged.ok;
   call->latency_s = ending->latency_s;
   call->model = 0;
@@ -434,12 +476,12 @@ static bool learn(struct attached *attached, const struct ask *ask, const struct
                  (ending->judged.void_kind == VOID_REQUEST && !chosen);
   call->served = nothing ? -1 : directory_row(attached->directory, (struct text){ending->endpoint, strlen(ending->endpoint)}, ask->grpc, guess);
   if (picked >= 0 && nothing)
-    kernel->count_out(attached->of_books, none, attached->of_call);
+    kernel->count_out(attached->of_fleet_state, none, attached->of_call);
   else if (picked >= 0)
-    kernel->finish(attached->of_books, none, attached->of_call);
+    kernel->finish(attached->of_fleet_state, none, attached->of_call);
   else if (!nothing && call->served >= 0) {
     call->picked = call->served;
-    kernel->learn_of_pick(attached->of_books, none, attached->of_call);
+    kernel->learn_of_pick(attached->of_fleet_state, none, attached->of_call);
   }
   return matched;
 }

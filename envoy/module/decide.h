@@ -1,4 +1,4 @@
-/* One request's decision and its end, by the kernel over the shared books. */
+/* One request's decision and its end, by the kernel over the shared fleet_state. */
 #ifndef MODULE_DECIDE_H
 #define MODULE_DECIDE_H
 
@@ -7,16 +7,6 @@
 #include <math.h>
 
 enum { MOST_MESSAGE = 2048 };
-
-/* What is asked for, within the bounds of balancer/core/bounds.py. */
-struct ask {
-  enum balancer_kind kind;
-  bool grpc, keyed, sequence;
-  struct text model, version, tenant, request_id, id;
-  double rows, deadline_s, priority;
-  uint64_t key;
-  uint64_t came_ns, read_ns; /* when its headers came, and when all was there that decides */
-};
 
 enum answer {
   BALANCER_DECIDES, /* nothing can be said here: it is to be asked */
@@ -32,14 +22,15 @@ struct decision {
   double propensity, at_s;
   int64_t row, column;
   enum decider decider;
-  struct table *table; /* by which it is decided; null: by the policy itself */
   unsigned side;   /* of the trial; SIDES: nobody compares it */
   bool sequence;
+  bool among; /* the endpoints are not in order: Envoy chooses among them */
   bool owed; /* the number is the balancer's */
   bool told; /* of the decision, so that its end is told of too */
-  uint8_t lot;    /* enum drawn */
+  bool left; /* its place was given back before its end */
+  uint8_t draw;    /* enum drawn */
   uint32_t split; /* by which it gets a version; 0: none */
-  char version[VERSION_BYTES]; /* that it gets */
+  char version[VERSION_BYTES]; /* that it gets; empty: what it says itself */
   char policy[64]; /* that picked, where Envoy's logs tell it: whole or cut, and ended by zeros where there is room */
   /* Where a worker is named: the endpoints in order, separated by commas. Where turned away: the message. */
   char words[MOST_MESSAGE];
@@ -74,6 +65,13 @@ struct ending {
   struct judged judged;
   enum aborted aborted;
 };
+
+/* places.c. The worker is done with a request whose client does not take the answer: count it out before its end. */
+void place_leave(struct source *source, struct attached *attached, struct decision *decision);
+/* It waits for its client from now on: the balancer may count it out. */
+void place_waits(struct attached *attached, struct decision *decision);
+/* It does no longer, and is counted in again where it was counted out meanwhile. */
+void place_resume(struct source *source, struct attached *attached, const struct ask *ask, struct decision *decision);
 
 /* Sets `judged` and `aborted`; `details`: Envoy's response code details; `complete`: the response was sent whole. */
 void judge(struct ending *ending, struct text details, bool complete);

@@ -1,8 +1,8 @@
 /* Who may serve what, and where: file `directory-SERIAL` in the balancer's folder, written once and never changed.
 
    It is read whole into memory of this process and checked there, so that nobody changes it under a request. Rows are
-   those of the books' generation that it names. See
-   balancer/front/directory.py, which writes it, and layouts.py. */
+   those of the fleet_state' generation that it names. See
+   balancer/native/directory.py, which writes it, and layouts.py. */
 #ifndef MODULE_DIRECTORY_H
 #define MODULE_DIRECTORY_H
 

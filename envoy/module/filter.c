@@ -19,6 +19,13 @@ static pthread_mutex_t late_mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct request *late;
 static _Atomic unsigned lates;
 
+const char *missing_callback(void) {
+#define LOOK_FOR(returns, name, ...) \
+  if (!CALLBACK(name)) return #name;
+  CALLBACKS(LOOK_FOR)
+  return NULL;
+}
+
 HOOKED const char *HOOK(program_init)(void) { return ABI_VERSION; }
 
 /* Up to the end of its first line; `rest` is then what stands behind. */
@@ -70,6 +77,7 @@ HOOKED const void *HOOK(http_filter_new)(const void *config, void *envoy) {
   request->decision.answer = LEAST_REQUEST;
   request->source = (struct source *)config;
   request->ending.grpc_status = -1;
+  request->reader.inflate = NULL;
   struct ending *ending = &request->ending;
   ending->pick_s = ending->decision_s = ending->first_byte_s = ending->latency_s = NAN;
   return request;
@@ -87,17 +95,61 @@ static void let_go(struct request *request) {
   spares++;
 }
 
+/* When to come again, where that may help: by chance, as those that are turned away together must not come back together.
+   As `pushback_ms` of balancer/extproc/responses.py. */
+static struct header come_again(bool grpc, char *digits, size_t room) {
+  uint64_t mean = PUSHBACK_MS, wait_ms = mean / 2 + balancer_mix(now_ns()) % (mean + 1);
+  int length = snprintf(digits, room, "%" PRIu64, grpc ? wait_ms : (wait_ms + 999) / 1000);
+  return (struct header){grpc ? TEXT(NAME_PUSHBACK) : TEXT("retry-after"), {digits, (size_t)length}};
+}
+
+/* One character of UTF-8 from `text`, which is well-formed or cut at its end; returns how many bytes it took. */
+static size_t character(const uint8_t *text, size_t left, uint32_t *found) {
+  size_t size = text[0] < 0x80 ? 1 : text[0] < 0xe0 ? 2 : text[0] < 0xf0 ? 3 : 4;
+  *found = size == 1 ? text[0] : text[0] & (0xffu >> (size + 1));
+  if (size > left) size = left;
+  for (size_t i = 1; i < size; i++) *found = *found << 6 | (text[i] & 0x3f);
+  return size;
+}
+
+/* A REST error as Triton writes it, and as Python's `json.dumps` escapes it; returns how long it is. */
+static size_t json_error(const char *message, size_t length, char *out, size_t room) {
+  static const char begin[] = "{\"error\":\"", end[] = "\"}";
+  size_t at = sizeof begin - 1;
+  memcpy(out, begin, at);
+  for (size_t i = 0; i < length && at + 12 + sizeof end < room;) {
+    uint32_t c;
+    i += character((const uint8_t *)message + i, length - i, &c);
+    if (c && c < 0x80 && strchr("\"\\\n\r\t\b\f", (int)c)) {
+      out[at++] = '\\';
+      out[at++] = c == '\n' ? 'n' : c == '\r' ? 'r' : c == '\t' ? 't' : c == '\b' ? 'b' : c == '\f' ? 'f' : (char)c;
+    } else if (c >= 0x20 && c < 0x7f) {
+      out[at++] = (char)c;
+    } else if (c < 0x10000) {
+      at += (size_t)snprintf(out + at, room - at, "\\u%04x", (unsigned)c);
+    } else {
+      c = (c - 0x10000) & 0xfffff;
+      at += (size_t)snprintf(out + at, room - at, "\\u%04x\\u%04x", 0xd800u + (unsigned)(c >> 10),
+                             0xdc00u + (unsigned)(c & 0x3ff));
+    }
+  }
+  memcpy(out + at, end, sizeof end - 1);
+  return at + sizeof end - 1;
+}
+
 static void respond(void *filter, bool grpc, uint32_t http_status, uint32_t grpc_status, struct text words) {
-  char code[12], body[2 * MOST_MESSAGE];
+  char code[12], wait[24], body[2 * MOST_MESSAGE];
+  struct header headers[2];
   if (grpc) {
     int length = snprintf(code, sizeof code, "%u", grpc_status);
-    struct header status = {TEXT("grpc-status"), {code, (size_t)length}};
-    CALLBACK(http_send_response)(filter, http_status, &status, 1, words, TEXT("balancer"));
-    return;
+    headers[0] = (struct header){TEXT("grpc-status"), {code, (size_t)length}};
+  } else {
+    headers[0] = (struct header){TEXT("content-type"), TEXT("application/json")};
+    words = (struct text){body, json_error(words.ptr, words.length, body, sizeof body)};
   }
-  struct text json = {body, json_error(words.ptr, words.length, body, sizeof body)};
-  struct header kind = {TEXT("content-type"), TEXT("application/json")};
-  CALLBACK(http_send_response)(filter, http_status, &kind, 1, json, TEXT("balancer"));
+  bool shed = grpc_status == GRPC_SHED;
+  if (shed) headers[1] = come_again(grpc, wait, sizeof wait);
+  CALLBACK(http_send_response)(filter, http_status, headers, shed ? 2 : 1, words, TEXT("balancer"));
 }
 
 /* Nothing can be said here: the route is that to the listener which asks. Before anybody else looked at the request. */
@@ -117,7 +169,7 @@ static void tell(void *filter, const struct request *request) {
   int digits = taken ? snprintf(number, sizeof number, "%" PRIu64, decision->number) : 0;
   int letters = taken ? snprintf(pick_us, sizeof pick_us, "%.1f", 1e6 * request->ending.pick_s) : 0;
   struct header all[] = {
-    {DESTINATION, {decision->words, decision->answer == TURNED_AWAY ? 0 : decision->length}},
+    {DESTINATION, {decision->words, decision->answer == TURNED_AWAY || decision->among ? 0 : decision->length}},
     {TEXT(NAME_TRITON_ID), request->ask.id},
     {TEXT(NAME_MODEL), request->ask.model},
     {TEXT(NAME_POLICY), {decision->policy, strnlen(decision->policy, sizeof decision->policy)}},
@@ -131,19 +183,24 @@ static void tell(void *filter, const struct request *request) {
   if (count) CALLBACK(http_set_dynamic_metadata_string_batch)(filter, SPACE, told, count);
 }
 
-static struct text kept_of(const struct balancer_text *text) {
-  return (struct text){text->kept, text->bytes < sizeof text->kept ? text->bytes : sizeof text->kept};
-}
-
 /* True: the balancer forwards it, and the rest of it passes. Whether it can, Envoy's route says: that of a raw tensor or of
-   too large a body is another one. Before anybody else looked at the request. */
+   too large a body is another one. Such a request the balancer is asked about where it limits tenants, who would else get
+   past their limits here. Before anybody else looked at the request. */
 static bool forward(void *filter, struct request *request) {
   const struct balancer_facts *facts = &request->reader.facts;
   struct text model = kept_of(&facts->model), route = {NULL, 0};
   if (facts->model.bytes != model.length || !forwarded_has(&request->source->forwarded, model)) return false;
-  if (!CALLBACK(http_filter_get_attribute_string)(filter, ROUTE_NAME, &route) || !same(route, TEXT(NAME_FORWARDABLE)))
+  if (!CALLBACK(http_filter_get_attribute_string)(filter, ROUTE_NAME, &route) || !same(route, TEXT(NAME_FORWARDABLE))) {
+    bool inference = request->reader.ask.kind == BALANCER_INFERENCE || request->reader.ask.kind == BALANCER_STREAM;
+    if (inference && atomic_load(&request->attached->limits_tenants)) {
+      request->stage = PASSED;
+      ask_balancer(filter);
+      return true;
+    }
     return false;
+  }
   request->stage = PASSED;
+  balancer_reader_release(&request->reader);
   request->ask.model = model;
   request->ask.id = kept_of(&facts->id);
   request->decision.length = 0;
@@ -158,6 +215,10 @@ static bool forward(void *filter, struct request *request) {
 static void name_workers(void *filter, struct request *request) {
   const struct decision *decision = &request->decision;
   struct text all = {decision->words, decision->length};
+  if ((request->among = decision->among)) {
+    fallbacks_keep(request, all);
+    return;
+  }
   const char *comma = memchr(all.ptr, ',', all.length);
   struct text picked = {all.ptr, comma ? (size_t)(comma - all.ptr) : all.length};
   CALLBACK(http_set_upstream_override_host)(filter, picked, false);
@@ -175,6 +236,7 @@ static bool settle(void *filter, struct request *request) {
   decide(request->source, request->attached, &request->ask, decision);
   request->stage = decision->answer == BALANCER_DECIDES ? PASSED : OURS;
   if (request->stage == PASSED) {
+    balancer_reader_release(&request->reader);
     ask_balancer(filter);
     return true;
   }
@@ -188,7 +250,7 @@ static bool settle(void *filter, struct request *request) {
     respond(filter, request->ask.grpc, decision->http_status, decision->grpc_status, words);
     return false;
   }
-  if (decision->answer == TAKEN && decision->split) version_write(filter, request);
+  if (decision->version[0]) version_write(filter, request);
   if (decision->length) name_workers(filter, request);
   return true;
 }
@@ -256,44 +318,45 @@ static struct seen kept_headers(void *filter, const struct request *request, str
 }
 
 static void answer_invalid(void *filter, const struct request *request, const struct balancer_refusal *refusal) {
-  respond(filter, request->ask.grpc, CODES_INVALID, (struct text){refusal->text, strnlen(refusal->text, sizeof refusal->text)});
+  struct text words = {refusal->text, strnlen(refusal->text, sizeof refusal->text)};
+  if (refusal->exhausted) respond(filter, request->ask.grpc, CODES_EXHAUSTED, words);
+  else respond(filter, request->ask.grpc, CODES_INVALID, words);
 }
 
 static bool refuse(void *filter, struct request *request, const struct balancer_refusal *refusal) {
   request->stage = ENDED;
   const struct balancer_text *model = &request->reader.facts.model;
-  request->ask.kind = request->reader.request.kind;
+  request->ask.kind = request->reader.ask.kind;
   if (model->bytes <= sizeof model->kept) request->ask.model = (struct text){model->kept, model->bytes};
-  invalid(request->attached, &request->ask, CODES_INVALID, (struct text){refusal->field.at, refusal->field.length});
+  invalid(request->attached, &request->ask, CODES_INVALID, refusal->field);
   answer_invalid(filter, request, refusal);
   return false;
+}
+
+/* Whether the worker can begin: it has all of the request, or all of the first message of a stream. */
+static bool has_arrived(const struct request *request) {
+  return request->uploaded_ns || balancer_reader_has_message(&request->reader);
+}
+
+/* Once more of the body has passed. */
+static void arrive(struct request *request) {
+  if (!request->ask.waits || request->decision.answer != TAKEN || !has_arrived(request)) return;
+  request->ask.waits = false;
+  place_resume(request->source, request->attached, &request->ask, &request->decision);
 }
 
 /* All has been read that is needed. True: the request goes on. */
 static bool judge_request(void *filter, struct request *request, struct seen seen, uint64_t read_ns) {
   struct balancer_refusal refusal;
   struct balancer_headers headers = {header_of, &seen};
-  if (request->reader.request.grpc && request->reader.progress != BALANCER_REFUSED && forward(filter, request)) return true;
-  request->ask.grpc = request->reader.request.grpc;
-  const struct balancer_request *read = balancer_reader_finish(&request->reader, &request->names->of, headers, &refusal);
+  if (request->reader.ask.grpc && request->reader.progress != BALANCER_REFUSED && forward(filter, request)) return true;
+  request->ask.grpc = request->reader.ask.grpc;
+  const struct ask *read = balancer_reader_finish(&request->reader, &request->names->of, headers, &refusal);
   if (!read) return refuse(filter, request, &refusal);
-  request->ask = (struct ask){
-    .kind = read->kind,
-    .grpc = read->grpc,
-    .keyed = read->keyed,
-    .sequence = read->sequence,
-    .key = read->key,
-    .model = {read->model.at, read->model.length},
-    .version = {read->version.at, read->version.length},
-    .tenant = {read->tenant.at, read->tenant.length},
-    .request_id = {read->request_id.at, read->request_id.length},
-    .id = {read->id.at, read->id.length},
-    .rows = read->rows,
-    .deadline_s = read->deadline_s,
-    .priority = read->priority,
-    .came_ns = request->came_ns,
-    .read_ns = read_ns,
-  };
+  request->ask = *read;
+  request->ask.came_ns = request->came_ns;
+  request->ask.read_ns = read_ns;
+  request->ask.waits = !has_arrived(request);
   return settle(filter, request);
 }
 
@@ -310,9 +373,9 @@ HOOKED int HOOK(http_filter_request_headers)(void *filter, const void *module, b
   size_t path_length;
   request->path = header_of(&seen, ":path", 5, &path_length);
   enum balancer_progress progress = balancer_reader_start(&request->reader, headers, !end);
-  if (request->reader.request.kind == BALANCER_PER_SERVER) return HEADERS_CONTINUE;
+  if (request->reader.ask.kind == BALANCER_PER_SERVER) return HEADERS_CONTINUE;
   /* Over REST the path has the model. */
-  if (!request->reader.request.grpc && forward(filter, request)) return HEADERS_CONTINUE;
+  if (!request->reader.ask.grpc && forward(filter, request)) return HEADERS_CONTINUE;
   request->came_ns = now_ns();
   if (end) request->uploaded_ns = request->came_ns;
   if (progress == BALANCER_MORE) {
@@ -345,14 +408,20 @@ HOOKED int HOOK(http_filter_request_body)(void *filter, const void *module, bool
     /* On its way already; a field that says otherwise than what was decided by must not arrive. */
     struct balancer_refusal refusal;
     struct seen none = {0};
-    if (feed(filter, request) != BALANCER_REFUSED) return BODY_CONTINUE;
+    if (feed(filter, request) != BALANCER_REFUSED) {
+      arrive(request);
+      return BODY_CONTINUE;
+    }
     /* Why stands in the reader. */
     struct balancer_headers headers = {header_of, &none};
     balancer_reader_finish(&request->reader, &request->names->of, headers, &refusal);
     answer_invalid(filter, request, &refusal);
     return BODY_STOP_AND_BUFFER;
   }
-  if (request->stage == OURS) request->ending.bytes_in += CALLBACK(http_get_body_size)(filter, RECEIVED_REQUEST_BODY);
+  if (request->stage == OURS) {
+    request->ending.bytes_in += CALLBACK(http_get_body_size)(filter, RECEIVED_REQUEST_BODY);
+    arrive(request);
+  }
   if (request->stage != READING) return BODY_CONTINUE;
   enum balancer_progress progress = feed(filter, request);
   if (end) progress = balancer_reader_end(&request->reader);
@@ -366,6 +435,7 @@ HOOKED int HOOK(http_filter_request_body)(void *filter, const void *module, bool
 HOOKED int HOOK(http_filter_request_trailers)(void *filter, const void *module) {
   struct request *request = (struct request *)module;
   request->uploaded_ns = now_ns();
+  if (request->stage == OURS) arrive(request);
   if (request->stage != READING) return HEADERS_CONTINUE;
   balancer_reader_end(&request->reader);
   struct header all[MOST_HEADERS];
@@ -373,55 +443,19 @@ HOOKED int HOOK(http_filter_request_trailers)(void *filter, const void *module) 
   return goes_on ? HEADERS_CONTINUE : HEADERS_STOP;
 }
 
-/* As `code` of balancer/gateway/verdict.py. */
+/* As `code` of balancer/extproc/verdict.py. */
 static int grpc_status_in(void *filter, int kind) {
   const int absent = -1;
   struct text found;
   if (!CALLBACK(http_get_header)(filter, kind, TEXT("grpc-status"), &found, 0, NULL) || !found.length ||
       found.length > 3)
     return absent;
-  int number = 0;
-  for (size_t i = 0; i < found.length; i++) {
-    if (found.ptr[i] < '0' || found.ptr[i] > '9') return absent;
-    number = number * 10 + (found.ptr[i] - '0');
-  }
-  return number;
-}
-
-/* gRPC's status comes last; with the headers it comes in an answer without a message. */
-static void ended(void *filter, struct request *request, bool trailers) {
-  int *status = &request->ending.grpc_status;
-  request->last_byte_ns = now_ns();
-  request->whole = true;
-  if (trailers) *status = grpc_status_in(filter, RESPONSE_TRAILERS);
-  if (*status < 0) *status = grpc_status_in(filter, RESPONSE_HEADERS);
+  uint64_t number;
+  return digits_of(found, &number) == found.length ? (int)number : absent;
 }
 
 /* Whether its end is told: those that end before they are decided about are, too. */
 static bool is_told(const struct request *request) { return request->stage == OURS || request->stage == READING; }
-
-HOOKED int HOOK(http_filter_response_headers)(void *filter, const void *module, bool end) {
-  struct request *request = (struct request *)module;
-  if (!is_told(request)) return HEADERS_CONTINUE;
-  request->first_byte_ns = now_ns();
-  if (end) ended(filter, request, false);
-  return HEADERS_CONTINUE;
-}
-
-HOOKED int HOOK(http_filter_response_body)(void *filter, const void *module, bool end) {
-  struct request *request = (struct request *)module;
-  if (!is_told(request)) return BODY_CONTINUE;
-  request->ending.bytes_out += CALLBACK(http_get_body_size)(filter, RECEIVED_RESPONSE_BODY);
-  if (end) ended(filter, request, false);
-  return BODY_CONTINUE;
-}
-
-HOOKED int HOOK(http_filter_response_trailers)(void *filter, const void *module) {
-  struct request *request = (struct request *)module;
-  if (!is_told(request)) return HEADERS_CONTINUE;
-  ended(filter, request, true);
-  return HEADERS_CONTINUE;
-}
 
 static bool count_end(struct request *request) {
   const struct decision *decision = request->decision.answer == TAKEN ? &request->decision : NULL;
@@ -448,13 +482,19 @@ static struct request *take_late(void) {
   return request;
 }
 
-HOOKED void HOOK(http_filter_stream_complete)(void *filter, const void *module) {
-  struct request *request = (struct request *)module;
-  if (!is_told(request)) return;
+/* Of an answer that is headers alone, which does not have it as an attribute yet. */
+static int status_in_headers(void *filter) {
+  struct text found = {NULL, 0};
+  uint64_t status;
+  if (!CALLBACK(http_get_header)(filter, RESPONSE_HEADERS, TEXT(":status"), &found, 0, NULL) || found.length != 3) return 0;
+  return digits_of(found, &status) == 3 && status >= 100 ? (int)status : 0;
+}
+
+static void conclude(void *filter, struct request *request) {
   if (request->stage == READING) {
     request->stage = OURS;
-    request->ask.kind = request->reader.request.kind;
-    request->ask.grpc = request->reader.request.grpc;
+    request->ask.kind = request->reader.ask.kind;
+    request->ask.grpc = request->reader.ask.grpc;
   }
   struct ending *ending = &request->ending;
   struct text found = {NULL, 0};
@@ -464,15 +504,18 @@ HOOKED void HOOK(http_filter_stream_complete)(void *filter, const void *module) 
   CALLBACK(http_filter_get_attribute_string)(filter, RESPONSE_CODE_DETAILS, &found);
   uint64_t attempts = 0, status = 0;
   /* Envoy has one for clients that left before any came, too. */
-  if (request->first_byte_ns) CALLBACK(http_filter_get_attribute_int)(filter, RESPONSE_CODE, &status);
-  ending->http_status = status < 1000 ? (int)status : 0;
+  if (request->first_byte_ns && !ending->http_status) {
+    CALLBACK(http_filter_get_attribute_int)(filter, RESPONSE_CODE, &status);
+    ending->http_status = status < 1000 ? (int)status : 0;
+  }
   judge(ending, found, request->whole);
   CALLBACK(http_filter_get_attribute_int)(filter, ATTEMPT_COUNT, &attempts);
   ending->attempts = attempts < UINT_MAX ? (unsigned)attempts : UINT_MAX;
-  /* An upload that takes long says nothing of the worker. */
+  /* An upload that takes long says nothing of the worker, nor does a client that takes long to read. */
   uint64_t began_ns = request->uploaded_ns > request->began_ns ? request->uploaded_ns : request->began_ns;
-  if (request->ask.kind == BALANCER_INFERENCE && request->whole && request->last_byte_ns > began_ns)
-    ending->latency_s = seconds_of(request->last_byte_ns - began_ns);
+  uint64_t over_ns = request->unread_ns ? request->unread_ns : request->last_byte_ns;
+  if (request->ask.kind == BALANCER_INFERENCE && request->whole && over_ns > began_ns)
+    ending->latency_s = seconds_of(over_ns - began_ns);
   if (request->first_byte_ns > began_ns) ending->first_byte_s = seconds_of(request->first_byte_ns - began_ns);
   for (struct request *before; (before = take_late());) {
     if (!count_end(before)) {
@@ -484,9 +527,80 @@ HOOKED void HOOK(http_filter_stream_complete)(void *filter, const void *module) 
   if (count_end(request)) request->stage = ENDED;
 }
 
+/* All of the worker's answer is here: the client may take its time for it. gRPC's status comes last; with the headers it comes
+   in an answer without a message. */
+static void ended(void *filter, struct request *request, bool trailers) {
+  int *status = &request->ending.grpc_status;
+  request->last_byte_ns = now_ns();
+  request->whole = true;
+  if (trailers) *status = grpc_status_in(filter, RESPONSE_TRAILERS);
+  if (*status < 0) *status = grpc_status_in(filter, RESPONSE_HEADERS);
+  conclude(filter, request);
+}
+
+/* Envoy reads no more of an answer that its client does not take. Where that is one to one request, the worker was done with it
+   when its answer began. A stream may still be worked on. */
+static void stop_waiting(struct request *request) {
+  if (request->stage != OURS || request->decision.answer != TAKEN || !request->first_byte_ns || request->unread_ns) return;
+  if (request->ask.kind == BALANCER_STREAM) {
+    place_waits(request->attached, &request->decision);
+    return;
+  }
+  request->unread_ns = now_ns();
+  place_leave(request->source, request->attached, &request->decision);
+}
+
+HOOKED void HOOK(http_filter_downstream_above_write_buffer_high_watermark)(void *filter, const void *module) {
+  (void)filter;
+  struct request *request = (struct request *)module;
+  if (!request->unread++) stop_waiting(request);
+}
+
+HOOKED void HOOK(http_filter_downstream_below_write_buffer_low_watermark)(void *filter, const void *module) {
+  (void)filter;
+  struct request *request = (struct request *)module;
+  if (!request->unread || --request->unread) return;
+  if (request->stage != OURS || request->decision.answer != TAKEN || request->ask.kind != BALANCER_STREAM) return;
+  place_resume(request->source, request->attached, &request->ask, &request->decision);
+}
+
+HOOKED int HOOK(http_filter_response_headers)(void *filter, const void *module, bool end) {
+  struct request *request = (struct request *)module;
+  if (!is_told(request)) return HEADERS_CONTINUE;
+  request->first_byte_ns = now_ns();
+  if (request->unread) stop_waiting(request);
+  if (end) {
+    request->ending.http_status = status_in_headers(filter);
+    ended(filter, request, false);
+  }
+  return HEADERS_CONTINUE;
+}
+
+HOOKED int HOOK(http_filter_response_body)(void *filter, const void *module, bool end) {
+  struct request *request = (struct request *)module;
+  if (!is_told(request)) return BODY_CONTINUE;
+  request->ending.bytes_out += CALLBACK(http_get_body_size)(filter, RECEIVED_RESPONSE_BODY);
+  if (end) ended(filter, request, false);
+  return BODY_CONTINUE;
+}
+
+HOOKED int HOOK(http_filter_response_trailers)(void *filter, const void *module) {
+  struct request *request = (struct request *)module;
+  if (!is_told(request)) return HEADERS_CONTINUE;
+  ended(filter, request, true);
+  return HEADERS_CONTINUE;
+}
+
+/* Nothing more will come, though the answer may not have been whole. */
+HOOKED void HOOK(http_filter_stream_complete)(void *filter, const void *module) {
+  struct request *request = (struct request *)module;
+  if (is_told(request)) conclude(filter, request);
+}
+
 HOOKED void HOOK(http_filter_destroy)(const void *module) {
   struct request *request = (struct request *)module;
   fallbacks_forget(request);
+  balancer_reader_release(&request->reader);
   if (request->stage != OURS || lates >= MOST_LATE) {
     let_go(request);
     return;

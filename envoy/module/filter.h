@@ -29,9 +29,12 @@ struct request {
   const struct names *names; /* in force when its headers came */
   enum stage stage;
   uint64_t came_ns, began_ns, uploaded_ns, first_byte_ns, last_byte_ns;
-  bool whole; /* the response was sent to its end */
+  uint64_t unread_ns; /* when the client was first found not to take an answer that was there */
+  bool whole;         /* the response came to its end */
+  unsigned unread;    /* of Envoy's buffers towards the client, that are full */
   const char *path;      /* where Envoy keeps it */
   struct text fallbacks; /* that were not tried yet */
+  bool among;            /* any of them may be chosen, and nobody else */
   struct request *beside;
   struct ending ending;
   struct ask ask;
@@ -50,8 +53,5 @@ void fallbacks_forget(struct request *request);
 
 /* Writes the version that was drawn for it into a request that has not gone on yet. */
 void version_write(void *filter, struct request *request);
-
-/* A REST error as Triton writes it, and as Python's `json.dumps` escapes it; returns how long it is. */
-size_t json_error(const char *message, size_t length, char *out, size_t room);
 
 #endif

@@ -13,11 +13,11 @@ static int compare(const void *one, const void *other) {
 static struct text next_name(struct text *list) {
   struct text name = {NULL, 0};
   const char *at = list->ptr, *end = list->ptr + list->length;
-  size_t length = 0;
-  for (; at < end && *at >= '0' && *at <= '9' && length <= list->length; at++) length = 10 * length + (size_t)(*at - '0');
-  if (at == end || *at++ != ':' || length > (size_t)(end - at)) return name;
-  name = (struct text){at, length};
-  *list = (struct text){at + length, (size_t)(end - at) - length};
+  uint64_t length;
+  at += digits_of(*list, &length);
+  if (at == end || *at++ != ':' || length > (uint64_t)(end - at)) return name;
+  name = (struct text){at, (size_t)length};
+  *list = (struct text){at + length, (size_t)(end - at) - name.length};
   return name;
 }
 

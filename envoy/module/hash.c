@@ -12,7 +12,7 @@ uint64_t balancer_mix(uint64_t value) {
   return value ^ value >> 31;
 }
 
-double balancer_lot(uint64_t value) { return (double)(balancer_mix(value) >> 11) * 0x1p-53; }
+double balancer_draw(uint64_t value) { return (double)(balancer_mix(value) >> 11) * 0x1p-53; }
 
 /* BLAKE2b: RFC 7693. */
 static const uint64_t INITIAL[8] = {

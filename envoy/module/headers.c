@@ -1,4 +1,4 @@
-#include "headers.h"
+#include "request.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -8,20 +8,11 @@
 
 enum { MAX_DIGITS = 20 };
 
-struct balancer_span balancer_header(struct balancer_headers headers, struct balancer_span name) {
-  struct balancer_span value = {NULL, 0};
-  if (name.at) value.at = headers.get(headers.context, name.at, name.length, &value.length);
-  if (!value.at) value = (struct balancer_span){"", 0};
+struct text balancer_header(struct balancer_headers headers, struct text name) {
+  struct text value = {NULL, 0};
+  if (name.ptr) value.ptr = headers.get(headers.context, name.ptr, name.length, &value.length);
+  if (!value.ptr) value = (struct text){"", 0};
   return value;
-}
-
-bool balancer_span_begins(struct balancer_span span, const char *with) {
-  size_t length = strlen(with);
-  return span.length >= length && !memcmp(span.at, with, length);
-}
-
-static bool span_is(struct balancer_span span, const char *other) {
-  return span.length == strlen(other) && balancer_span_begins(span, other);
 }
 
 struct named_kind {
@@ -29,120 +20,116 @@ struct named_kind {
   enum balancer_kind kind;
 };
 
-static bool find_kind(const struct named_kind *kinds, size_t count, struct balancer_span name, enum balancer_kind *kind) {
+static bool find_kind(const struct named_kind *kinds, size_t count, struct text name, enum balancer_kind *kind) {
   for (size_t i = 0; i < count; i++) {
-    if (!span_is(name, kinds[i].name)) continue;
+    if (!equals(name, kinds[i].name)) continue;
     *kind = kinds[i].kind;
     return true;
   }
   return false;
 }
 
-enum balancer_kind balancer_grpc_kind(struct balancer_span path) {
+enum balancer_kind balancer_grpc_kind(struct text path) {
   static const struct named_kind methods[] = {BALANCER_METHODS};
   enum balancer_kind kind = BALANCER_PER_SERVER;
-  struct balancer_span method = path;
-  if (balancer_span_begins(path, BALANCER_HEALTH)) return BALANCER_SERVER;
-  if (!balancer_span_begins(path, BALANCER_SERVICE)) return BALANCER_PER_SERVER;
-  method.at += sizeof BALANCER_SERVICE - 1;
+  struct text method = path;
+  if (begins(path, BALANCER_HEALTH)) return BALANCER_SERVER;
+  if (!begins(path, BALANCER_SERVICE)) return BALANCER_PER_SERVER;
+  method.ptr += sizeof BALANCER_SERVICE - 1;
   method.length -= sizeof BALANCER_SERVICE - 1;
   find_kind(methods, sizeof methods / sizeof *methods, method, &kind);
   return kind;
 }
 
 /* The path up to its next slash; `rest` begins with that slash, or is empty. */
-static struct balancer_span segment(struct balancer_span *rest) {
-  struct balancer_span found = {rest->at + 1, rest->length - 1};
-  const char *slash = found.length ? memchr(found.at, '/', found.length) : NULL;
-  if (slash) found.length = (size_t)(slash - found.at);
-  rest->at += 1 + found.length;
+static struct text segment(struct text *rest) {
+  struct text found = {rest->ptr + 1, rest->length - 1};
+  const char *slash = found.length ? memchr(found.ptr, '/', found.length) : NULL;
+  if (slash) found.length = (size_t)(slash - found.ptr);
+  rest->ptr += 1 + found.length;
   rest->length -= 1 + found.length;
   return found;
 }
 
-static struct balancer_span kept(const struct balancer_text *text) {
-  return (struct balancer_span){text->kept, text->bytes < sizeof text->kept ? text->bytes : sizeof text->kept};
-}
-
 static bool of_server(const struct balancer_text *decoded) {
   static const char *const paths[] = {BALANCER_REST_SERVER};
-  struct balancer_span path = kept(decoded);
-  if (path.length && path.at[path.length - 1] == '/') path.length--;
+  struct text path = kept_of(decoded);
+  if (path.length && path.ptr[path.length - 1] == '/') path.length--;
   for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
-    if (span_is(path, paths[i])) return true;
+    if (equals(path, paths[i])) return true;
   return false;
 }
 
 /* What stands after "/v2/models": "/MODEL[/versions/VERSION][/VERB][/]". Slashes are never encoded here. */
-static enum balancer_kind of_model(struct balancer_span rest, struct balancer_text *model, struct balancer_text *version,
+static enum balancer_kind of_model(struct text rest, struct balancer_text *model, struct balancer_text *version,
                                    bool *json) {
   static const struct named_kind verbs[] = {BALANCER_REST_VERBS};
-  struct balancer_span name = segment(&rest), after = rest;
+  struct text name = segment(&rest), after = rest;
   struct balancer_text word;
   enum balancer_kind kind = BALANCER_MODEL;
   if (!name.length) return BALANCER_PER_SERVER;
-  balancer_text_add_path(model, name.at, name.length);
+  balancer_text_add_path(model, name.ptr, name.length);
   if (rest.length) {
     balancer_text_clear(&word);
     name = segment(&after);
-    balancer_text_add_path(&word, name.at, name.length);
-    if (balancer_text_is(&word, "versions") && after.length > 1 && after.at[1] != '/') {
+    balancer_text_add_path(&word, name.ptr, name.length);
+    if (balancer_text_is(&word, "versions") && after.length > 1 && after.ptr[1] != '/') {
       name = segment(&after);
-      balancer_text_add_path(version, name.at, name.length);
+      balancer_text_add_path(version, name.ptr, name.length);
       rest = after;
     }
   }
   if (rest.length > 1) {
     balancer_text_clear(&word);
     name = segment(&rest);
-    balancer_text_add_path(&word, name.at, name.length);
-    if (!find_kind(verbs, sizeof verbs / sizeof *verbs, kept(&word), &kind)) return BALANCER_PER_SERVER;
+    balancer_text_add_path(&word, name.ptr, name.length);
+    if (!find_kind(verbs, sizeof verbs / sizeof *verbs, kept_of(&word), &kind)) return BALANCER_PER_SERVER;
     *json = balancer_text_is(&word, "infer");
   }
   /* A slash at the end is as good as none. */
   return rest.length > 1 ? BALANCER_PER_SERVER : kind;
 }
 
-enum balancer_kind balancer_rest_kind(struct balancer_span path, struct balancer_text *model,
+enum balancer_kind balancer_rest_kind(struct text path, struct balancer_text *model,
                                       struct balancer_text *version, bool *json) {
   struct balancer_text decoded;
-  struct balancer_span rest = path;
+  struct text rest = path;
   balancer_text_clear(&decoded);
   /* A slash within a name is a path of another call to whoever decodes it earlier. */
-  if (!balancer_text_add_path(&decoded, path.at, path.length)) return BALANCER_PER_SERVER;
+  if (!balancer_text_add_path(&decoded, path.ptr, path.length)) return BALANCER_PER_SERVER;
   if (of_server(&decoded)) return BALANCER_SERVER;
   for (int i = 0; i < 2; i++) {
-    if (!rest.length || *rest.at != '/') return BALANCER_PER_SERVER;
+    if (!rest.length || *rest.ptr != '/') return BALANCER_PER_SERVER;
     balancer_text_clear(&decoded);
-    struct balancer_span word = segment(&rest);
-    balancer_text_add_path(&decoded, word.at, word.length);
+    struct text word = segment(&rest);
+    balancer_text_add_path(&decoded, word.ptr, word.length);
     if (!balancer_text_is(&decoded, i ? "models" : "v2")) return BALANCER_PER_SERVER;
   }
   return rest.length ? of_model(rest, model, version, json) : BALANCER_PER_SERVER;
 }
 
-bool balancer_refuse(struct balancer_refusal *refusal, struct balancer_span field, const struct balancer_text *value,
+bool balancer_refuse(struct balancer_refusal *refusal, struct text field, const struct balancer_text *value,
                      const char *rule) {
   char shown[BALANCER_SHOWN_BYTES];
   int width = field.length < BALANCER_FIELD_SHOWN_BYTES ? (int)field.length : BALANCER_FIELD_SHOWN_BYTES;
   balancer_text_shown(value, shown);
   refusal->field = field;
-  snprintf(refusal->text, sizeof refusal->text, "%.*s: %s is refused; it %s", width, field.at, shown, rule);
+  snprintf(refusal->text, sizeof refusal->text, "%.*s: %s is refused; it %s", width, field.ptr, shown, rule);
   return false;
 }
 
-bool balancer_text_within(const struct balancer_text *text, struct balancer_span field, struct balancer_refusal *refusal) {
+bool balancer_text_within(const struct balancer_text *text, struct text field, struct balancer_refusal *refusal) {
   char rule[64];
   if (text->bytes <= BALANCER_MAX_TEXT_BYTES) return true;
   snprintf(rule, sizeof rule, "has %d bytes at most", BALANCER_MAX_TEXT_BYTES);
   return balancer_refuse(refusal, field, text, rule);
 }
 
-bool balancer_header_text(struct balancer_headers headers, struct balancer_span name, struct balancer_text *text,
+bool balancer_header_text(struct balancer_headers headers, struct text name, struct balancer_text *text,
                           struct balancer_refusal *refusal) {
-  struct balancer_span value = balancer_header(headers, name);
+  struct text value = balancer_header(headers, name);
   balancer_text_clear(text);
-  balancer_text_add_latin1(text, value.at, value.length);
+  balancer_text_add_latin1(text, value.ptr, value.length);
   return balancer_text_within(text, name, refusal);
 }
 
@@ -152,40 +139,30 @@ static bool is_space(char character) {
   return byte == ' ' || (byte >= '\t' && byte <= '\r') || (byte >= 0x1C && byte <= 0x1F) || byte == 0x85 || byte == 0xA0;
 }
 
-static struct balancer_span stripped(struct balancer_span span) {
-  while (span.length && is_space(*span.at)) span.at++, span.length--;
-  while (span.length && is_space(span.at[span.length - 1])) span.length--;
+static struct text stripped(struct text span) {
+  while (span.length && is_space(*span.ptr)) span.ptr++, span.length--;
+  while (span.length && is_space(span.ptr[span.length - 1])) span.length--;
   return span;
 }
 
-static bool refuse_span(struct balancer_refusal *refusal, struct balancer_span field, struct balancer_span value,
+static bool refuse_span(struct balancer_refusal *refusal, struct text field, struct text value,
                         const char *rule) {
   struct balancer_text text;
   balancer_text_clear(&text);
-  balancer_text_add_latin1(&text, value.at, value.length);
+  balancer_text_add_latin1(&text, value.ptr, value.length);
   return balancer_refuse(refusal, field, &text, rule);
 }
 
-/* How many digits a text begins with, and what they say; what is beyond 64 bits is the largest. */
-static size_t digits_of(struct balancer_span text, uint64_t *value) {
-  size_t count = 0;
-  for (*value = 0; count < text.length && text.at[count] >= '0' && text.at[count] <= '9'; count++) {
-    uint64_t digit = (uint64_t)(text.at[count] - '0');
-    *value = *value > (UINT64_MAX - digit) / 10 ? UINT64_MAX : *value * 10 + digit;
-  }
-  return count;
-}
-
-bool balancer_header_whole(struct balancer_headers headers, struct balancer_span name, uint32_t least, uint32_t most,
+bool balancer_header_whole(struct balancer_headers headers, struct text name, uint32_t least, uint32_t most,
                            uint32_t *value, struct balancer_refusal *refusal) {
-  struct balancer_span given = stripped(balancer_header(headers, name)), digits = given;
+  struct text given = stripped(balancer_header(headers, name)), digits = given;
   uint64_t number;
   size_t count;
   char rule[80];
   *value = 0;
   if (!given.length) return true;
-  bool minus = *given.at == '-';
-  digits.at += minus;
+  bool minus = *given.ptr == '-';
+  digits.ptr += minus;
   digits.length -= minus;
   count = digits_of(digits, &number);
   if (count && count <= MAX_DIGITS && count == digits.length && !(minus && number) && number >= least && number <= most) {
@@ -198,25 +175,25 @@ bool balancer_header_whole(struct balancer_headers headers, struct balancer_span
 
 void balancer_digits_take(struct balancer_digits *digits, const struct balancer_text *text) {
   uint64_t value;
-  struct balancer_span span = kept(text);
+  struct text span = kept_of(text);
   size_t count = digits_of(span, &value);
   digits->length = 0;
   if (!count || count > MAX_DIGITS || count != text->bytes) return;
   digits->length = (uint8_t)count;
-  memcpy(digits->at, span.at, count);
+  memcpy(digits->at, span.ptr, count);
 }
 
 bool balancer_digits_within(const struct balancer_digits *digits, const char *field, uint64_t most, uint64_t *value,
                             struct balancer_refusal *refusal) {
-  struct balancer_span span = {digits->at, digits->length};
+  struct text span = {digits->at, digits->length};
   char rule[80];
   digits_of(span, value);
   if (*value <= most) return true;
   snprintf(rule, sizeof rule, "is a whole number from 0 to %" PRIu64, most);
-  return refuse_span(refusal, (struct balancer_span){field, strlen(field)}, span, rule);
+  return refuse_span(refusal, (struct text){field, strlen(field)}, span, rule);
 }
 
-static bool grpc_timeout(struct balancer_span text, double *seconds) {
+static bool grpc_timeout(struct text text, double *seconds) {
   static const struct {
     char unit;
     double seconds;
@@ -225,7 +202,7 @@ static bool grpc_timeout(struct balancer_span text, double *seconds) {
   size_t count = digits_of(text, &value);
   if (!count || count > 8 || count + 1 != text.length) return false;
   for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
-    if (units[i].unit != text.at[count]) continue;
+    if (units[i].unit != text.ptr[count]) continue;
     *seconds = (double)value * units[i].seconds;
     return true;
   }
@@ -233,17 +210,17 @@ static bool grpc_timeout(struct balancer_span text, double *seconds) {
 }
 
 /* "D" or "D.D" with 1 to 20 digits each. */
-static bool decimal(struct balancer_span text, double *value) {
+static bool decimal(struct text text, double *value) {
   char copy[2 * MAX_DIGITS + 2], *end;
   uint64_t part;
   size_t count = digits_of(text, &part), after = 0;
   if (!count || count > MAX_DIGITS) return false;
   if (count < text.length) {
-    struct balancer_span rest = {text.at + count + 1, text.length - count - 1};
+    struct text rest = {text.ptr + count + 1, text.length - count - 1};
     after = digits_of(rest, &part);
-    if (text.at[count] != '.' || !after || after > MAX_DIGITS || after != rest.length) return false;
+    if (text.ptr[count] != '.' || !after || after > MAX_DIGITS || after != rest.length) return false;
   }
-  memcpy(copy, text.at, text.length);
+  memcpy(copy, text.ptr, text.length);
   copy[text.length] = 0;
   *value = strtod(copy, &end);
   return !*end;
@@ -251,15 +228,15 @@ static bool decimal(struct balancer_span text, double *value) {
 
 static double least(double one, double other) { return other < one ? other : one; }
 
-bool balancer_deadline(struct balancer_headers headers, struct balancer_span name, const struct balancer_digits *timeout,
+bool balancer_deadline(struct balancer_headers headers, struct text name, const struct balancer_digits *timeout,
                        double *deadline_s, struct balancer_refusal *refusal) {
-  struct balancer_span text = balancer_header(headers, BALANCER_SPAN(BALANCER_GRPC_TIMEOUT));
+  struct text text = balancer_header(headers, TEXT(BALANCER_GRPC_TIMEOUT));
   uint64_t microseconds;
   double value;
   *deadline_s = INFINITY;
   if (text.length) {
     if (!grpc_timeout(text, &value))
-      return refuse_span(refusal, BALANCER_SPAN(BALANCER_GRPC_TIMEOUT), text,
+      return refuse_span(refusal, TEXT(BALANCER_GRPC_TIMEOUT), text,
                          "has 1 to 8 digits and a unit of H, M, S, m, u or n");
     *deadline_s = least(*deadline_s, value);
   }

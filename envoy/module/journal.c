@@ -52,10 +52,10 @@ bool journal_open(struct writer *writer, int folder) {
 }
 
 bool journal_bind(struct attached *attached) {
-  const char *start = attached->books.memory, *end = start + attached->books.bytes;
+  const char *start = attached->fleet_state.memory, *end = start + attached->fleet_state.bytes;
   for (int i = 0; i <= JOURNAL_SEEN; i++) {
     bool of_model = i < JOURNAL_SEEN && SEEN[i].of_model;
-    const char *array = balancer_at(attached->books.memory, i < JOURNAL_SEEN ? (int)SEEN[i].array : BALANCER_DESK_SHARES);
+    const char *array = balancer_at(attached->fleet_state.memory, i < JOURNAL_SEEN ? (int)SEEN[i].array : BALANCER_DECISION_SHARES);
     uint64_t bytes = sizeof(double) * attached->workers * (of_model ? attached->models : 1);
     if (array < start || array > end || (uint64_t)(end - array) < bytes || (uintptr_t)array % 8) return false;
     if (i < JOURNAL_SEEN) attached->writer.seen[i] = (const double *)array;
@@ -74,7 +74,7 @@ void journal_commit(struct writer *writer) {
 }
 
 static bool wants(const struct writer *writer, uint64_t number) {
-  return writer->journal && balancer_lot(number) < writer->share;
+  return writer->journal && balancer_draw(number) < writer->share;
 }
 
 /* Room for a record, at `writer->at` then; null: there is none. */
@@ -142,9 +142,8 @@ void journal_asks(struct attached *attached, const struct ask *ask, const struct
   if (!asked) return;
   asked->record.kind = RECORD_DECISION;
   asked->record.decider = (uint8_t)decision->decider;
-  if (decision->table) asked->record.flags |= RECORD_PUBLISHED;
   asked->workers = (uint32_t)n;
-  attached->kernel->look_up(attached->of_books, attached->options[STICKY].words, attached->of_call);
+  attached->kernel->look_up(attached->of_fleet_state, attached->options[STICKY].words, attached->of_call);
   double *out = (double *)behind;
   uint64_t models = attached->models, column = (uint64_t)decision->column;
   for (int i = 0; i < JOURNAL_SEEN; i++, out += n) {

@@ -2,7 +2,7 @@
    there while it keeps one.
 
    A ring of records, written by whoever has the lock and read by the balancer without it. Nothing is written over: what
-   finds no room is counted, and dropped. See balancer/front/journal.py, which reads it. */
+   finds no room is counted, and dropped. See balancer/native/journal.py, which reads it. */
 #ifndef MODULE_JOURNAL_H
 #define MODULE_JOURNAL_H
 
@@ -33,7 +33,7 @@ struct writer {
   bool lacks_room; /* for that decision */
   double *shares;    /* its */
   uint8_t *eligible; /* its */
-  const double *seen[JOURNAL_SEEN], *answer; /* in the books */
+  const double *seen[JOURNAL_SEEN], *answer; /* in the fleet_state */
 };
 
 struct attached;
@@ -45,7 +45,7 @@ struct decision;
 /* Map the file of that folder, where it is not mapped yet; false: it cannot be used. */
 bool journal_open(struct writer *writer, int folder);
 void journal_close(struct writer *writer);
-/* The books lie elsewhere; false: their arrays are not within them. */
+/* The fleet_state lie elsewhere; false: their arrays are not within them. */
 bool journal_bind(struct attached *attached);
 
 /* Records are seen by the balancer when they are committed; those written since the last start are otherwise dropped. */

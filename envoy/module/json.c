@@ -1,6 +1,6 @@
 /* A machine of states over bytes, without a stack: it knows five places where something concerns routing, and elsewhere
    counts brackets. So nothing can nest too deeply for it, and what it does not need it neither keeps nor checks. */
-#include "json.h"
+#include "request.h"
 
 #include <string.h>
 

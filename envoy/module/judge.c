@@ -4,15 +4,6 @@
 
 #include <string.h>
 
-static bool begins(struct text text, const char *with) {
-  size_t length = strlen(with);
-  return text.length >= length && !memcmp(text.ptr, with, length);
-}
-
-static bool is(struct text text, const char *other) {
-  return text.length == strlen(other) && begins(text, other);
-}
-
 static bool contains(struct text text, const char *part) {
   return text.length && memmem(text.ptr, text.length, part, strlen(part));
 }
@@ -35,7 +26,7 @@ static struct judged by_status(int grpc_status, int http_status) {
 }
 
 /* What Envoy's response code details begin with, or have in them, where not the worker's answer ended the request; in
-   place of the flags that `verdict_of` of balancer/gateway/outcomes.py goes by. */
+   place of the flags that `verdict_of` of balancer/extproc/outcomes.py goes by. */
 static const struct cause {
   const char *words;
   bool within;
@@ -55,7 +46,7 @@ static const struct cause {
 void judge(struct ending *ending, struct text details, bool complete) {
   static const struct verdict aborted[] = {VERDICTS_OF_ABORTED};
   ending->aborted = complete ? BY_NOBODY : BY_CLIENT;
-  bool plain = complete && is(details, "via_upstream"); /* nearly all */
+  bool plain = complete && equals(details, "via_upstream"); /* nearly all */
   for (const struct cause *cause = causes; !plain && cause < causes + sizeof causes / sizeof *causes; cause++)
     if (cause->within ? contains(details, cause->words) : begins(details, cause->words)) {
       ending->aborted = cause->by;

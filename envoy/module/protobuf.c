@@ -1,5 +1,5 @@
 /* A machine of states over bytes. It holds nothing of the message but the texts that it keeps, and skips by length. */
-#include "protobuf.h"
+#include "request.h"
 
 #include <string.h>
 
@@ -37,11 +37,19 @@ static void await(struct balancer_protobuf *reader, enum state state) {
 static enum balancer_progress frame(struct balancer_protobuf *reader, struct balancer_facts *facts, uint8_t byte) {
   if (reader->frame++) {
     reader->left[0] = reader->left[0] << 8 | byte;
-  } else if (byte) {
+  } else if (byte > 1) {
     facts->flag = byte;
     return balancer_refused(facts, "message", NULL);
+  } else {
+    reader->compressed = byte;
   }
-  if (reader->frame == BALANCER_FRAME_BYTES) await(reader, TAG);
+  if (reader->frame < BALANCER_FRAME_BYTES) return BALANCER_MORE;
+  if (reader->compressed) {
+    /* How long the message is, nobody says. */
+    reader->packed = reader->left[0];
+    reader->left[0] = UINT64_MAX;
+  }
+  await(reader, TAG);
   return BALANCER_MORE;
 }
 
@@ -253,6 +261,13 @@ enum balancer_progress balancer_protobuf_feed(struct balancer_protobuf *reader, 
   return reader->decided || reader->state == OVER ? BALANCER_DONE : BALANCER_MORE;
 }
 
+enum balancer_progress balancer_protobuf_over(struct balancer_protobuf *reader, struct balancer_facts *facts) {
+  if (reader->depth || reader->state != TAG || reader->shift) return malformed(facts);
+  reader->state = OVER;
+  reader->over = true;
+  return BALANCER_DONE;
+}
+
 enum balancer_progress balancer_protobuf_end(const struct balancer_protobuf *reader, struct balancer_facts *facts) {
   if (reader->decided || reader->state == OVER) return BALANCER_DONE;
   facts->words_alone = true;
@@ -260,3 +275,5 @@ enum balancer_progress balancer_protobuf_end(const struct balancer_protobuf *rea
                           reader->frame ? "Did not receive enough data for gRPC message parsing."
                                         : "did not receive enough data to form a message.");
 }
+
+bool balancer_protobuf_has_message(const struct balancer_protobuf *reader) { return reader->state == OVER; }

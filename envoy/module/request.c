@@ -1,16 +1,10 @@
 #include "request.h"
 
-#include "headers.h"
-
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 const struct balancer_names balancer_default_names = {BALANCER_HEADER_NAMES};
-
-static struct balancer_span span_of(const struct balancer_text *text) {
-  return (struct balancer_span){text->kept, text->bytes < sizeof text->kept ? text->bytes : sizeof text->kept};
-}
 
 void balancer_dimension(struct balancer_facts *facts, int64_t dimension) {
   if (facts->has_rows) return;
@@ -27,11 +21,12 @@ static void clear(struct balancer_reader *reader) {
   facts->priority.length = facts->timeout.length = 0;
   facts->parameters = 0;
   facts->rows = 1;
-  facts->has_rows = facts->words_alone = false;
+  facts->has_rows = facts->words_alone = facts->exhausted = false;
   facts->field = facts->words = NULL;
   facts->flag = 0;
-  memset(&reader->request, 0, sizeof reader->request);
-  reader->seen = 0;
+  memset(&reader->ask, 0, sizeof reader->ask);
+  reader->seen = reader->inflated = 0;
+  reader->inflate = NULL;
   reader->limit = UINT64_MAX;
   reader->body = BALANCER_NO_BODY;
 }
@@ -39,52 +34,68 @@ static void clear(struct balancer_reader *reader) {
 /* How much of a REST inference is JSON, at most: all of it, or what the header says, read as Triton does, by atoi(); what is
    no number, or not above 0, means that none of it is. */
 static uint64_t json_bytes(struct balancer_headers headers) {
-  const struct balancer_span name = BALANCER_SPAN("inference-header-content-length");
-  struct balancer_span text = {NULL, 0};
-  uint64_t bytes = 0;
-  text.at = headers.get(headers.context, name.at, name.length, &text.length);
-  if (!text.at) return BALANCER_MAX_JSON_BYTES;
-  while (text.length && (*text.at == ' ' || (*text.at >= '\t' && *text.at <= '\r'))) text.at++, text.length--;
-  if (text.length && *text.at == '+') text.at++, text.length--;
-  for (size_t i = 0; i < text.length && text.at[i] >= '0' && text.at[i] <= '9' && bytes < BALANCER_MAX_JSON_BYTES; i++)
-    bytes = bytes * 10 + (uint64_t)(text.at[i] - '0');
+  const struct text name = TEXT("inference-header-content-length");
+  struct text text = {NULL, 0};
+  uint64_t bytes;
+  text.ptr = headers.get(headers.context, name.ptr, name.length, &text.length);
+  if (!text.ptr) return BALANCER_MAX_JSON_BYTES;
+  while (text.length && (*text.ptr == ' ' || (*text.ptr >= '\t' && *text.ptr <= '\r'))) text.ptr++, text.length--;
+  if (text.length && *text.ptr == '+') text.ptr++, text.length--;
+  digits_of(text, &bytes);
   return bytes < BALANCER_MAX_JSON_BYTES ? bytes : BALANCER_MAX_JSON_BYTES;
 }
 
+/* Takes what a compressed body is inflated in; false: it is refused for now. */
+static bool start_inflating(struct balancer_reader *reader) {
+  if ((reader->inflate = balancer_inflate_new())) return true;
+  reader->facts.exhausted = reader->facts.words_alone = true;
+  balancer_refused(&reader->facts, "message",
+                   "too many compressed messages are being read; retry later, or send it uncompressed");
+  return false;
+}
+
 static void start_json(struct balancer_reader *reader, struct balancer_headers headers) {
-  struct balancer_span encoding = balancer_header(headers, BALANCER_SPAN("content-encoding"));
-  /* Triton inflates, and nobody here. */
-  if (encoding.length && !(encoding.length == 8 && balancer_span_begins(encoding, "identity"))) return;
+  struct text encoding = balancer_header(headers, TEXT("content-encoding"));
+  bool compressed = equals(encoding, "gzip") || equals(encoding, "deflate");
+  /* Another encoding is for Triton to read, or to refuse. */
+  if (encoding.length && !compressed && !equals(encoding, "identity")) return;
   reader->limit = json_bytes(headers);
   if (!reader->limit) return;
+  if (compressed && !start_inflating(reader)) {
+    reader->progress = BALANCER_REFUSED;
+    return;
+  }
   reader->body = BALANCER_JSON_BODY;
   balancer_json_start(&reader->of.json);
 }
 
 enum balancer_progress balancer_reader_start(struct balancer_reader *reader, struct balancer_headers headers,
                                              bool has_body) {
-  struct balancer_span path = balancer_header(headers, BALANCER_SPAN(":path"));
-  const char *query = path.length ? memchr(path.at, '?', path.length) : NULL;
-  struct balancer_request *request = &reader->request;
+  struct text path = balancer_header(headers, TEXT(":path"));
+  const char *query = path.length ? memchr(path.ptr, '?', path.length) : NULL;
+  struct ask *ask = &reader->ask;
   bool json = false;
   clear(reader);
-  if (query) path.length = (size_t)(query - path.at);
-  request->grpc = balancer_span_begins(balancer_header(headers, BALANCER_SPAN("content-type")), "application/grpc");
-  if (request->grpc) {
-    request->kind = balancer_grpc_kind(path);
-    if (has_body && request->kind < BALANCER_SERVER) {
+  reader->progress = BALANCER_MORE;
+  if (query) path.length = (size_t)(query - path.ptr);
+  ask->grpc = begins(balancer_header(headers, TEXT("content-type")), "application/grpc");
+  if (ask->grpc) {
+    ask->kind = balancer_grpc_kind(path);
+    if (has_body && ask->kind < BALANCER_SERVER) {
       reader->body = BALANCER_GRPC_BODY;
-      balancer_protobuf_start(&reader->of.protobuf, request->kind != BALANCER_MODEL);
+      balancer_protobuf_start(&reader->of.protobuf, ask->kind != BALANCER_MODEL);
     }
   } else {
-    request->kind = balancer_rest_kind(path, &reader->facts.model, &reader->facts.version, &json);
+    ask->kind = balancer_rest_kind(path, &reader->facts.model, &reader->facts.version, &json);
     if (has_body && json) start_json(reader, headers);
   }
-  reader->progress = reader->body == BALANCER_NO_BODY ? BALANCER_DONE : BALANCER_MORE;
+  if (reader->progress != BALANCER_REFUSED)
+    reader->progress = reader->body == BALANCER_NO_BODY ? BALANCER_DONE : BALANCER_MORE;
   return reader->progress;
 }
 
-static enum balancer_progress feed_grpc(struct balancer_reader *reader, const uint8_t *data, size_t length) {
+/* Of the frame, or of the message as it was before it was compressed. */
+static enum balancer_progress feed_message(struct balancer_reader *reader, const uint8_t *data, size_t length) {
   struct balancer_protobuf *protobuf = &reader->of.protobuf;
   enum balancer_progress progress = reader->progress;
   size_t taken = 0;
@@ -110,22 +121,94 @@ static enum balancer_progress feed_json(struct balancer_reader *reader, const ui
   return progress == BALANCER_MORE && reader->seen == reader->limit ? BALANCER_DONE : progress;
 }
 
+/* Feeds what the bytes inflate to; stops where that is refused, or no more of it is wanted. */
+static enum balancer_inflated feed_inflated(struct balancer_reader *reader, const uint8_t *data, size_t length) {
+  bool grpc = reader->body == BALANCER_GRPC_BODY;
+  const uint8_t *out;
+  size_t count;
+  enum balancer_inflated inflated;
+  balancer_inflate_give(reader->inflate, data, length);
+  do {
+    inflated = balancer_inflate_take(reader->inflate, &out, &count);
+    if (!count) break;
+    uint64_t room = BALANCER_MAX_INFLATED_BYTES - reader->inflated;
+    size_t taken = count < room ? count : (size_t)room;
+    reader->progress = grpc ? feed_message(reader, out, taken) : feed_json(reader, out, taken);
+    reader->inflated += taken;
+    if (taken < count && reader->progress != BALANCER_REFUSED)
+      reader->progress =
+        balancer_refused(&reader->facts, "message", BALANCER_MORE_THAN(BALANCER_MAX_INFLATED_BYTES, "bytes inflated"));
+  } while (grpc ? reader->progress != BALANCER_REFUSED : reader->progress == BALANCER_MORE);
+  return inflated;
+}
+
+/* A message that is compressed: it has to be inflated to its end, as a name may come again behind the tensors. */
+static enum balancer_progress feed_compressed(struct balancer_reader *reader, const uint8_t *data, size_t length) {
+  struct balancer_protobuf *protobuf = &reader->of.protobuf;
+  size_t taken = length < protobuf->packed ? length : (size_t)protobuf->packed;
+  if (!reader->inflate && (protobuf->over || !start_inflating(reader)))
+    return protobuf->over ? reader->progress : BALANCER_REFUSED;
+  protobuf->packed -= taken;
+  enum balancer_inflated inflated = feed_inflated(reader, data, taken);
+  if (reader->progress == BALANCER_REFUSED) return reader->progress;
+  if (inflated == BALANCER_NOT_DEFLATED || (!protobuf->packed && inflated != BALANCER_INFLATED))
+    return balancer_refused(&reader->facts, "message", "is not compressed by gzip or deflate");
+  if (protobuf->packed) return reader->progress;
+  balancer_reader_release(reader);
+  return balancer_protobuf_over(protobuf, &reader->facts);
+}
+
+static enum balancer_progress feed_grpc(struct balancer_reader *reader, const uint8_t *data, size_t length) {
+  struct balancer_protobuf *protobuf = &reader->of.protobuf;
+  size_t frame = BALANCER_FRAME_BYTES - protobuf->frame;
+  if (frame > length) frame = length;
+  if (frame) reader->progress = feed_message(reader, data, frame);
+  if (reader->progress == BALANCER_REFUSED || protobuf->frame < BALANCER_FRAME_BYTES) return reader->progress;
+  if (protobuf->compressed) return feed_compressed(reader, data + frame, length - frame);
+  return frame < length ? feed_message(reader, data + frame, length - frame) : reader->progress;
+}
+
+static enum balancer_progress feed_compressed_json(struct balancer_reader *reader, const uint8_t *data, size_t length) {
+  /* What is wrong with it is for Triton to say. */
+  if (feed_inflated(reader, data, length) != BALANCER_INFLATES && reader->progress == BALANCER_MORE)
+    return BALANCER_DONE;
+  return reader->progress;
+}
+
+static enum balancer_progress feed(struct balancer_reader *reader, const uint8_t *data, size_t length) {
+  if (reader->body == BALANCER_GRPC_BODY) return feed_grpc(reader, data, length);
+  if (reader->progress != BALANCER_MORE) return reader->progress;
+  return reader->inflate ? feed_compressed_json(reader, data, length) : feed_json(reader, data, length);
+}
+
 enum balancer_progress balancer_reader_feed(struct balancer_reader *reader, const void *data, size_t length) {
   if (!length || reader->progress == BALANCER_REFUSED) return reader->progress;
-  if (reader->body == BALANCER_GRPC_BODY) reader->progress = feed_grpc(reader, data, length);
-  else if (reader->progress == BALANCER_MORE) reader->progress = feed_json(reader, data, length);
+  reader->progress = feed(reader, data, length);
+  bool json_is_read = reader->body == BALANCER_JSON_BODY && reader->progress == BALANCER_DONE;
+  if (json_is_read || reader->progress == BALANCER_REFUSED) balancer_reader_release(reader);
   return reader->progress;
+}
+
+void balancer_reader_release(struct balancer_reader *reader) {
+  balancer_inflate_free(reader->inflate);
+  reader->inflate = NULL;
 }
 
 enum balancer_progress balancer_reader_end(struct balancer_reader *reader) {
   if (reader->progress != BALANCER_MORE) return reader->progress;
   reader->progress = reader->body == BALANCER_GRPC_BODY ? balancer_protobuf_end(&reader->of.protobuf, &reader->facts)
                                                         : BALANCER_DONE;
+  if (reader->body == BALANCER_JSON_BODY || reader->progress == BALANCER_REFUSED) balancer_reader_release(reader);
   return reader->progress;
 }
 
+bool balancer_reader_has_message(const struct balancer_reader *reader) {
+  return reader->body == BALANCER_GRPC_BODY && balancer_protobuf_has_message(&reader->of.protobuf);
+}
+
 static bool refuse_body(const struct balancer_facts *facts, struct balancer_refusal *refusal) {
-  refusal->field = (struct balancer_span){facts->field, strlen(facts->field)};
+  refusal->exhausted = facts->exhausted;
+  refusal->field = (struct text){facts->field, strlen(facts->field)};
   if (!facts->words)
     snprintf(refusal->text, sizeof refusal->text, "Unsupported gRPC frame 'Compressed-Flag'%d", facts->flag);
   else if (facts->words_alone)
@@ -137,7 +220,7 @@ static bool refuse_body(const struct balancer_facts *facts, struct balancer_refu
 
 static bool parameters_within(const struct balancer_facts *facts, struct balancer_refusal *refusal) {
   if (facts->parameters <= BALANCER_MAX_PARAMETERS) return true;
-  refusal->field = BALANCER_SPAN("parameters");
+  refusal->field = TEXT("parameters");
   snprintf(refusal->text, sizeof refusal->text, "parameters: %u is refused; it counts %d at most",
            (unsigned)facts->parameters, BALANCER_MAX_PARAMETERS);
   return false;
@@ -147,25 +230,25 @@ static bool find_model(struct balancer_reader *reader, const struct balancer_nam
                        struct balancer_headers headers, struct balancer_refusal *refusal) {
   struct balancer_text *model = &reader->facts.model;
   if (!model->bytes && !balancer_header_text(headers, names->model, model, refusal)) return false;
-  if (!balancer_text_within(model, BALANCER_SPAN("model"), refusal)) return false;
-  return model->bytes || balancer_refuse(refusal, BALANCER_SPAN("model"), model,
+  if (!balancer_text_within(model, TEXT("model"), refusal)) return false;
+  return model->bytes || balancer_refuse(refusal, TEXT("model"), model,
                                          "is not empty; where the gateway does not tell it, a header has to");
 }
 
 /* The key that places a request: a sequence's before the header's. */
 static bool find_key(struct balancer_reader *reader, const struct balancer_names *names, struct balancer_headers headers,
                      struct balancer_refusal *refusal) {
-  struct balancer_request *request = &reader->request;
+  struct ask *ask = &reader->ask;
   struct balancer_text *sequence = &reader->facts.sequence, *key = &reader->facts.value;
-  if (!balancer_text_within(sequence, BALANCER_SPAN("sequence_id"), refusal)) return false;
+  if (!balancer_text_within(sequence, TEXT("sequence_id"), refusal)) return false;
   if (!sequence->bytes && !balancer_header_text(headers, names->sequence, sequence, refusal)) return false;
   if (!balancer_header_text(headers, names->key, key, refusal)) return false;
-  request->sequence = sequence->bytes && !balancer_text_is(sequence, "0");
-  request->keyed = request->sequence || key->bytes;
+  ask->sequence = sequence->bytes && !balancer_text_is(sequence, "0");
+  ask->keyed = ask->sequence || key->bytes;
   /* Sequences of different models are different. */
-  if (request->sequence)
-    request->key = balancer_mix(balancer_key_of(&reader->facts.model) ^ balancer_key_of(sequence));
-  else if (request->keyed) request->key = balancer_key_of(key);
+  if (ask->sequence)
+    ask->key = balancer_mix(balancer_key_of(&reader->facts.model) ^ balancer_key_of(sequence));
+  else if (ask->keyed) ask->key = balancer_key_of(key);
   return true;
 }
 
@@ -176,7 +259,7 @@ static bool find_priority(struct balancer_reader *reader, const struct balancer_
   uint32_t of_header;
   if (!balancer_digits_within(&reader->facts.priority, "priority", BALANCER_MAX_PRIORITY, &own, refusal)) return false;
   if (!balancer_header_whole(headers, names->priority, 0, BALANCER_MAX_PRIORITY, &of_header, refusal)) return false;
-  reader->request.priority = own > of_header ? (uint32_t)own : of_header;
+  reader->ask.priority = own > of_header ? (double)own : of_header;
   return true;
 }
 
@@ -184,41 +267,41 @@ static bool find_priority(struct balancer_reader *reader, const struct balancer_
 static bool find_all(struct balancer_reader *reader, const struct balancer_names *names, struct balancer_headers headers,
                      struct balancer_refusal *refusal) {
   struct balancer_facts *facts = &reader->facts;
-  struct balancer_request *request = &reader->request;
+  struct ask *ask = &reader->ask;
   uint32_t rows;
   if (!parameters_within(facts, refusal)) return false;
-  if (request->kind != BALANCER_SERVER && !find_model(reader, names, headers, refusal)) return false;
+  if (ask->kind != BALANCER_SERVER && !find_model(reader, names, headers, refusal)) return false;
   if (!find_key(reader, names, headers, refusal)) return false;
-  if (!balancer_text_within(&facts->version, BALANCER_SPAN("version"), refusal)) return false;
+  if (!balancer_text_within(&facts->version, TEXT("version"), refusal)) return false;
   if (!balancer_header_whole(headers, names->rows, 1, BALANCER_MAX_ROWS, &rows, refusal)) return false;
-  request->rows = rows ? rows : facts->rows;
-  return balancer_deadline(headers, names->deadline, &facts->timeout, &request->deadline_s, refusal) &&
+  ask->rows = rows ? rows : facts->rows;
+  return balancer_deadline(headers, names->deadline, &facts->timeout, &ask->deadline_s, refusal) &&
          find_priority(reader, names, headers, refusal) &&
          balancer_header_text(headers, names->tenant, &reader->tenant, refusal) &&
-         balancer_header_text(headers, BALANCER_SPAN(BALANCER_REQUEST_ID_HEADER), &reader->request_id, refusal) &&
-         balancer_text_within(&facts->id, BALANCER_SPAN("id"), refusal);
+         balancer_header_text(headers, TEXT(BALANCER_REQUEST_ID_HEADER), &reader->request_id, refusal) &&
+         balancer_text_within(&facts->id, TEXT("id"), refusal);
 }
 
-const struct balancer_request *balancer_reader_finish(struct balancer_reader *reader,
-                                                      const struct balancer_names *names,
-                                                      struct balancer_headers headers,
-                                                      struct balancer_refusal *refusal) {
+const struct ask *balancer_reader_finish(struct balancer_reader *reader, const struct balancer_names *names,
+                                         struct balancer_headers headers, struct balancer_refusal *refusal) {
   struct balancer_facts *facts = &reader->facts;
-  struct balancer_request *request = &reader->request;
+  struct ask *ask = &reader->ask;
+  refusal->exhausted = false;
   if (reader->progress == BALANCER_REFUSED) return refuse_body(facts, refusal), NULL;
-  request->deadline_s = INFINITY;
-  request->rows = 1;
-  if (request->kind == BALANCER_PER_SERVER) return request;
+  ask->deadline_s = INFINITY;
+  ask->compressed = reader->body == BALANCER_GRPC_BODY && reader->of.protobuf.compressed;
+  ask->rows = 1;
+  if (ask->kind == BALANCER_PER_SERVER) return ask;
   /* Without a name, Triton answers for all of its models: then any server will do. */
-  if (request->grpc && request->kind == BALANCER_MODEL && !facts->model.bytes) {
-    request->kind = BALANCER_SERVER;
+  if (ask->grpc && ask->kind == BALANCER_MODEL && !facts->model.bytes) {
+    ask->kind = BALANCER_SERVER;
     balancer_text_clear(&facts->version);
   }
   if (!find_all(reader, names, headers, refusal)) return NULL;
-  request->model = span_of(&facts->model);
-  request->version = span_of(&facts->version);
-  request->tenant = span_of(&reader->tenant);
-  request->request_id = span_of(&reader->request_id);
-  request->id = span_of(&facts->id);
-  return request;
+  ask->model = kept_of(&facts->model);
+  ask->version = kept_of(&facts->version);
+  ask->tenant = kept_of(&reader->tenant);
+  ask->request_id = kept_of(&reader->request_id);
+  ask->id = kept_of(&facts->id);
+  return ask;
 }

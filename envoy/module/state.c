@@ -75,46 +75,51 @@ void slot_fill(struct control *control, uint32_t place, const struct slot *with)
   slot->column = with->column;
   slot->rows = with->rows;
   slot->chosen = with->chosen;
+  if (with->waits) slot_waits(control, place, true);
   __atomic_store(&slot->at_s, &at_s, __ATOMIC_RELAXED);
   POKE(slot->ticket, with->ticket);
 }
 
+void slot_waits(struct control *control, uint32_t place, bool waits) {
+  if (control->slots[place].waits == waits) return;
+  POKE(control->slots[place].waits, waits);
+  POKE(control->waiting, control->waiting + (waits ? 1 : UINT32_MAX));
+}
+
 void slot_give(struct control *control, uint32_t place) {
+  if (control->slots[place].waits) slot_waits(control, place, false);
   POKE(control->slots[place].ticket, 0);
   control->slots[place].next = control->free_slot;
   control->free_slot = place;
   POKE(control->free_slots, control->free_slots + 1);
 }
 
-/* The place of one more in a ring of `room`, cleared; null where the balancer has not read those before. */
-static void *place_in(struct control *control, const struct ring *ring, void *all, uint64_t room, size_t bytes,
-                      enum count lost) {
+static const struct {
+  size_t at, bytes;
+  uint64_t room;
+  enum count lost;
+} RING[RINGS] = {
+  [OUTCOMES_RING] = {offsetof(struct control, outcomes), sizeof(struct outcome), OUTCOMES, OUTCOMES_LOST},
+  [TRIALS_RING] = {offsetof(struct control, trials), sizeof(struct trial), TRIALS, TRIALS_LOST},
+  [LINES_RING] = {offsetof(struct control, lines), sizeof(struct line), LINES, LINES_LOST},
+};
+
+static void *in_ring(struct control *control, enum ring_of which, uint64_t number) {
+  return (char *)control + RING[which].at + number % RING[which].room * RING[which].bytes;
+}
+
+void *ring_place(struct control *control, enum ring_of which) {
+  struct ring *ring = &control->rings[which];
   uint64_t written = atomic_load_explicit(&ring->written, memory_order_relaxed);
-  if (written - atomic_load_explicit(&ring->read, memory_order_acquire) < room)
-    return memset((char *)all + written % room * bytes, 0, bytes);
-  add(control, lost, 1);
+  if (written - atomic_load_explicit(&ring->read, memory_order_acquire) < RING[which].room)
+    return memset(in_ring(control, which, written), 0, RING[which].bytes);
+  add(control, RING[which].lost, 1);
   return NULL;
 }
 
-static void written(struct ring *ring) { atomic_fetch_add_explicit(&ring->written, 1, memory_order_release); }
-
-struct outcome *outcome_place(struct control *control) {
-  return place_in(control, &control->outcomes_told, control->outcomes, OUTCOMES, sizeof *control->outcomes, OUTCOMES_LOST);
+void ring_done(struct control *control, enum ring_of which) {
+  atomic_fetch_add_explicit(&control->rings[which].written, 1, memory_order_release);
 }
-
-void outcome_done(struct control *control) { written(&control->outcomes_told); }
-
-struct trial *trial_place(struct control *control) {
-  return place_in(control, &control->trials_told, control->trials, TRIALS, sizeof *control->trials, TRIALS_LOST);
-}
-
-void trial_done(struct control *control) { written(&control->trials_told); }
-
-struct line *line_place(struct control *control) {
-  return place_in(control, &control->lines_told, control->lines, LINES, sizeof *control->lines, LINES_LOST);
-}
-
-void line_done(struct control *control) { written(&control->lines_told); }
 
 /* The balancer's side, called from Python. */
 
@@ -123,12 +128,14 @@ EXPORTED const char *balancer_state_shared(void) { return SHARED_DIGEST; }
 EXPORTED const char *balancer_state_stamp(void) { return BALANCER_STAMP; }
 
 /* Over zeros. Envoys take it for a state once `balancer_state_publish` was called. */
-EXPORTED void balancer_state_init(struct control *control, uint64_t seed, uint64_t number, uint64_t stale_after_ns) {
+EXPORTED void balancer_state_init(struct control *control, uint64_t seed, uint64_t number, uint64_t stale_after_ns,
+                                  uint64_t hung_after_ns) {
   control->version = STATE_VERSION;
   control->bytes = sizeof *control;
   memcpy(control->stamp, BALANCER_STAMP, sizeof control->stamp);
   memcpy(control->shared, SHARED_DIGEST, sizeof control->shared);
   control->stale_after_ns = stale_after_ns;
+  control->hung_after_ns = hung_after_ns;
   control->seed = seed;
   control->number = number;
   for (uint32_t place = 0; place < SLOTS; place++) control->slots[place].next = place + 1;
@@ -171,32 +178,22 @@ EXPORTED bool balancer_state_due(const struct control *control, double before_s)
   return false;
 }
 
-/* Copies at most `most` of what waits out, in order; returns how many. */
-static uint64_t take(struct ring *ring, const void *from, uint64_t room, size_t size, void *out, uint64_t most) {
-  uint64_t read = atomic_load_explicit(&ring->read, memory_order_relaxed);
+/* Copies at most `most` of what waits in that ring out, in order; returns how many. */
+EXPORTED uint64_t balancer_state_take(struct control *control, uint64_t which, void *out, uint64_t most) {
+  if (which >= RINGS) return 0;
+  struct ring *ring = &control->rings[which];
+  uint64_t read = atomic_load_explicit(&ring->read, memory_order_relaxed), bytes = RING[which].bytes;
   uint64_t there = atomic_load_explicit(&ring->written, memory_order_acquire) - read;
   uint64_t count = there < most ? there : most;
   for (uint64_t i = 0; i < count; i++)
-    memcpy((char *)out + i * size, (const char *)from + (read + i) % room * size, size);
+    memcpy((char *)out + i * bytes, in_ring(control, (enum ring_of)which, read + i), bytes);
   atomic_store_explicit(&ring->read, read + count, memory_order_release);
   return count;
 }
 
-EXPORTED uint64_t balancer_state_outcomes(struct control *control, struct outcome *out, uint64_t most) {
-  return take(&control->outcomes_told, control->outcomes, OUTCOMES, sizeof *out, out, most);
-}
-
-EXPORTED uint64_t balancer_state_trials(struct control *control, struct trial *out, uint64_t most) {
-  return take(&control->trials_told, control->trials, TRIALS, sizeof *out, out, most);
-}
-
-EXPORTED uint64_t balancer_state_lines(struct control *control, struct line *out, uint64_t most) {
-  return take(&control->lines_told, control->lines, LINES, sizeof *out, out, most);
-}
-
 /* With the lock held, as the next ones. */
-EXPORTED void balancer_state_steer(struct control *control, const struct steering *steering) {
-  control->steering = *steering;
+EXPORTED void balancer_state_steer(struct control *control, const struct selector *selector) {
+  control->selector = *selector;
 }
 
 EXPORTED uint64_t balancer_state_watched(const struct control *control, uint64_t side) {
@@ -219,6 +216,30 @@ EXPORTED void balancer_state_row_removed(struct control *control, int64_t row) {
     if (!slot->ticket || slot->row < row) continue;
     slot->row = slot->row == row ? -1 : slot->row - 1;
   }
+}
+
+/* Without the lock: whether some request that was sent before `before_s` waits for its client. */
+EXPORTED bool balancer_state_waits(const struct control *control, double before_s) {
+  for (uint32_t place = 0; place < SLOTS && PEEK(control->waiting); place++) {
+    double at_s;
+    if (!PEEK(control->slots[place].waits)) continue;
+    __atomic_load(&control->slots[place].at_s, &at_s, __ATOMIC_RELAXED);
+    if (at_s < before_s) return true;
+  }
+  return false;
+}
+
+/* With the lock held: as the next one, of requests that wait for their clients. */
+EXPORTED uint64_t balancer_state_give_up_waiting(struct control *control, double before_s, struct slot *out,
+                                                 uint64_t most) {
+  uint64_t count = 0;
+  for (uint32_t place = 0; place < SLOTS && count < most; place++) {
+    struct slot *slot = &control->slots[place];
+    if (!slot->ticket || !slot->waits || !(slot->at_s < before_s)) continue;
+    out[count++] = *slot;
+    slot_give(control, place);
+  }
+  return count;
 }
 
 /* With the lock held: gives up to `most` slots back, of requests that were sent before `before_s`, or of that Envoy;

@@ -1,6 +1,6 @@
-/* What the balancer and the Envoys of one machine share beside the books: file `control` in the balancer's folder.
+/* What the balancer and the Envoys of one machine share beside the fleet_state: file `control` in the balancer's folder.
 
-   The balancer makes it and gives it up; whoever has the lock may call the kernel over the books and change the slots.
+   The balancer makes it and gives it up; whoever has the lock may call the kernel over the fleet_state and change the slots.
    All sizes are fixed, so that nothing in the file says how far to reach. Times are of CLOCK_MONOTONIC. */
 #ifndef MODULE_STATE_H
 #define MODULE_STATE_H
@@ -11,7 +11,7 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 
-enum { STATE_VERSION = 3 }; /* of `struct control`; the digest tells of the rest */
+enum { STATE_VERSION = 6 }; /* of `struct control`; the digest tells of the rest */
 #define STATE_MAGIC UINT64_C(0x6576697461)
 #define NO_SLOT UINT32_MAX
 
@@ -33,19 +33,21 @@ struct control {
   uint64_t magic, version, bytes;
   char stamp[16], shared[16]; /* of the kernel's sources, and SHARED_DIGEST */
   _Atomic uint64_t in_force; /* 0: another file has taken its place */
-  uint64_t stale_after_ns, seed;
+  /* Without a sign of life: after the first it is looked whether the balancer exists, after the second it hangs. */
+  uint64_t stale_after_ns, hung_after_ns, seed;
   _Atomic uint64_t heartbeat_ns;
   _Atomic uint64_t serving;   /* 0: whoever is asked over ext_proc decides */
   _Atomic uint64_t directory; /* serial of the directory in force; 0: none yet */
-  double lines_share; /* of the decisions, by the lots of their numbers: these have a line */
+  double lines_share; /* of the decisions, by the draws of their numbers: these have a line */
   uint64_t number;            /* of the next decision */
   uint64_t last_ticket;
   uint32_t free_slot, free_slots;
+  uint32_t waiting; /* slots whose requests wait for their clients */
   struct seat seats[SEATS];
   _Alignas(64) _Atomic uint32_t lock; /* 0: free, 1: taken, 2: taken and awaited */
   _Alignas(64) _Atomic uint64_t counts[COUNTS];
-  struct ring outcomes_told, lines_told, trials_told;
-  struct steering steering;
+  struct ring rings[RINGS];
+  struct selector selector;
   uint64_t watched[SIDES];
   uint64_t owed_in, owed_out; /* numbers left to the balancer, ever, and those that it took */
   uint64_t owed[OWED];
@@ -53,7 +55,6 @@ struct control {
   struct outcome outcomes[OUTCOMES];
   struct line lines[LINES];
   struct trial trials[TRIALS];
-  struct table tables[TABLES];
 };
 
 uint64_t now_ns(void);
@@ -80,17 +81,12 @@ static inline void add(struct control *control, enum count which, uint64_t by) {
 uint32_t slot_take(struct control *control);
 void slot_fill(struct control *control, uint32_t place, const struct slot *with);
 void slot_give(struct control *control, uint32_t place);
+/* Whether its request waits for its client. */
+void slot_waits(struct control *control, uint32_t place, bool waits);
 
-/* With the lock held: the place of one more outcome; null where the balancer has not read those before. */
-struct outcome *outcome_place(struct control *control);
-void outcome_done(struct control *control);
-
-/* Likewise of a trial, */
-struct trial *trial_place(struct control *control);
-void trial_done(struct control *control);
-
-/* and of a line. */
-struct line *line_place(struct control *control);
-void line_done(struct control *control);
+/* With the lock held: the place of one more in that ring, cleared; null where the balancer has not read those before. It is
+   read once it is done. */
+void *ring_place(struct control *control, enum ring_of which);
+void ring_done(struct control *control, enum ring_of which);
 
 #endif

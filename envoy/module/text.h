@@ -7,12 +7,38 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
-/* Bytes of somebody else's; `at` is NULL where there are none to speak of. */
-struct balancer_span {
-  const char *at;
+/* Bytes of somebody else's; `ptr` is NULL where there are none to speak of. */
+struct text {
+  const char *ptr;
   size_t length;
 };
+
+#define TEXT(literal) ((struct text){literal, sizeof(literal) - 1})
+
+static inline bool same(struct text one, struct text other) {
+  return one.length == other.length && (!one.length || !memcmp(one.ptr, other.ptr, one.length));
+}
+
+static inline bool begins(struct text text, const char *with) {
+  size_t length = strlen(with);
+  return text.length >= length && !memcmp(text.ptr, with, length);
+}
+
+static inline bool equals(struct text text, const char *other) {
+  return text.length == strlen(other) && begins(text, other);
+}
+
+/* How many decimal digits it begins with, and what they say; what is beyond 64 bits is the largest. */
+static inline size_t digits_of(struct text text, uint64_t *value) {
+  size_t count = 0;
+  for (*value = 0; count < text.length && text.ptr[count] >= '0' && text.ptr[count] <= '9'; count++) {
+    uint64_t digit = (uint64_t)(text.ptr[count] - '0');
+    *value = *value > (UINT64_MAX - digit) / 10 ? UINT64_MAX : *value * 10 + digit;
+  }
+  return count;
+}
 
 /* Where a decoder stands within a character of UTF-8: bytes to come, and between which the next one lies. */
 struct balancer_utf8 {
@@ -32,6 +58,11 @@ struct balancer_text {
 /* How a value is quoted in a refusal: as Python's ascii() of its first 60 characters, and how many it has. */
 enum { BALANCER_SHOWN_BYTES = BALANCER_SHOWN_CHARACTERS * 10 + 48 };
 
+/* As much of it as is kept. */
+static inline struct text kept_of(const struct balancer_text *text) {
+  return (struct text){text->kept, text->bytes < sizeof text->kept ? text->bytes : sizeof text->kept};
+}
+
 void balancer_text_clear(struct balancer_text *text);
 /* Bytes that are meant to be UTF-8. */
 void balancer_text_add(struct balancer_text *text, const void *data, size_t length);
@@ -50,7 +81,7 @@ void balancer_text_shown(const struct balancer_text *text, char shown[BALANCER_S
 
 /* Python's `mix`, `unit(mix(...))` and `key_of` (policies/hashing.py), bit for bit. */
 uint64_t balancer_mix(uint64_t value);
-double balancer_lot(uint64_t value);
+double balancer_draw(uint64_t value);
 uint64_t balancer_key_of(const struct balancer_text *text);
 
 #endif

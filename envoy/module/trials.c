@@ -1,5 +1,4 @@
 #define _GNU_SOURCE
-#include "published.h"
 #include "trials.h"
 
 #include <math.h>
@@ -9,7 +8,7 @@
    request's turn. */
 #define CLAIM_S 0.05
 
-/* As `placing` of balancer/core/keys.py. */
+/* As `placing` of balancer/scheduler/keys.py. */
 static enum decider placed(const struct directory *directory, const struct ask *ask, enum decider by) {
   if (!ask->keyed) return by;
   if (ask->sequence) return SEQUENCES;
@@ -17,12 +16,12 @@ static enum decider placed(const struct directory *directory, const struct ask *
 }
 
 /* Whether the balancer must decide it: since time has passed, or for its shadow. `hashed`: no policy decides. */
-static bool to_be_seen(struct steering *steering, bool hashed, const struct decision *out) {
-  if (out->at_s >= steering->until_s) {
-    steering->until_s = out->at_s + CLAIM_S;
+static bool to_be_seen(struct selector *selector, bool hashed, const struct decision *out) {
+  if (out->at_s >= selector->until_s) {
+    selector->until_s = out->at_s + CLAIM_S;
     return true;
   }
-  return !hashed && balancer_lot(steering->shadow_lots ^ out->number) < steering->shadow_share;
+  return !hashed && balancer_draw(selector->shadow_draws ^ out->number) < selector->shadow_share;
 }
 
 /* Leaves the number to the balancer, for a request that it is asked about; false: too many wait for that. */
@@ -33,36 +32,34 @@ static bool owe(struct control *control, struct decision *out) {
   return true;
 }
 
-bool chosen(struct attached *attached, const struct entry *entry, const struct ask *ask, struct decision *out) {
+bool chosen(struct attached *attached, const struct ask *ask, struct decision *out) {
   struct control *control = attached->control;
-  struct steering *steering = &control->steering;
+  struct selector *selector = &control->selector;
   enum decider by = POLICY;
   out->side = SIDES;
-  out->table = NULL;
-  if (steering->on) {
-    out->side = balancer_lot(steering->lots ^ out->number) < steering->share;
-    uint64_t decider = steering->sides[out->side].decider;
+  if (selector->on) {
+    out->side = balancer_draw(selector->draws ^ out->number) < selector->share;
+    uint64_t decider = selector->sides[out->side].decider;
     if (decider >= DECIDERS) return false;
     by = (enum decider)decider;
   }
   out->decider = placed(attached->directory, ask, by);
   bool hashed = out->decider != by;
-  if (steering->on && to_be_seen(steering, hashed, out) && owe(control, out)) return false;
+  if (selector->on && to_be_seen(selector, hashed, out) && owe(control, out)) return false;
   if (hashed) out->side = SIDES;
   if (attached->options[out->decider].answer) return true;
-  out->table = published_for(attached, entry, ask, out);
-  if (!out->table && steering->on) owe(control, out);
-  return out->table != NULL;
+  if (selector->on) owe(control, out);
+  return false;
 }
 
 void tell_decided(struct attached *attached, const struct ask *ask, struct decision *out, double seconds, bool taken) {
   struct control *control = attached->control;
   if (out->side >= SIDES) return;
-  struct side *side = &control->steering.sides[out->side];
+  struct side *side = &control->selector.sides[out->side];
   uint64_t watched = isfinite(side->slow_s) ? ++control->watched[out->side] : control->watched[out->side];
-  bool look = out->at_s >= side->looks_from_s, compared = out->at_s >= control->steering.told_from_s;
+  bool look = out->at_s >= side->looks_from_s, compared = out->at_s >= control->selector.told_from_s;
   if (!look && !compared && !(seconds > side->slow_s)) return;
-  struct trial *told = trial_place(control);
+  struct trial *told = ring_place(control, TRIALS_RING);
   if (!told) return;
   if (look) side->looks_from_s = out->at_s + CLAIM_S;
   told->number = out->number;
@@ -79,16 +76,16 @@ void tell_decided(struct attached *attached, const struct ask *ask, struct decis
   size_t length = ask->model.length < sizeof told->model ? ask->model.length : sizeof told->model;
   memcpy(told->model, ask->model.length ? ask->model.ptr : "", length);
   out->told = taken && compared;
-  trial_done(control);
+  ring_done(control, TRIALS_RING);
 }
 
 void tell_ended(struct attached *attached, const struct decision *decision, const struct ending *ending) {
-  struct trial *told = decision->told ? trial_place(attached->control) : NULL;
+  struct trial *told = decision->told ? ring_place(attached->control, TRIALS_RING) : NULL;
   if (!told) return;
   told->number = decision->number;
   told->at_s = attached->call.now_s;
   told->value_s = ending->latency_s;
   told->what = ending->judged.void_kind == VOID_CLIENT ? TRIAL_DROPPED : TRIAL_ENDED;
   told->ok = ending->judged.ok;
-  trial_done(attached->control);
+  ring_done(attached->control, TRIALS_RING);
 }

@@ -6,8 +6,6 @@
 #define UNUSED(name) EXPORTED int HOOK(name)(void) { return 0; }
 UNUSED(http_filter_http_callout_done)
 UNUSED(http_filter_scheduled)
-UNUSED(http_filter_downstream_above_write_buffer_high_watermark)
-UNUSED(http_filter_downstream_below_write_buffer_low_watermark)
 UNUSED(http_filter_http_stream_headers)
 UNUSED(http_filter_http_stream_data)
 UNUSED(http_filter_http_stream_trailers)

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* As balancer/gateway/versions.py: into the path of REST, and before a message of gRPC, where one of the client's own
+/* As balancer/extproc/versions.py: into the path of REST, and before a message of gRPC, where one of the client's own
    would stay in force. */
 
 enum { VERSION_TAG = 2 << 3 | 2, MOST_PATH = 16384, MODEL_SLASHES = 3 };
@@ -37,14 +37,10 @@ static void into_path(void *filter, struct request *request, const char *version
 /* What a client said of its body's length, which few clients of gRPC do. */
 static void lengthen(void *filter, size_t by) {
   struct text found;
-  uint64_t bytes = 0;
+  uint64_t bytes;
   char digits[24];
   if (!CALLBACK(http_get_header)(filter, REQUEST_HEADERS, TEXT("content-length"), &found, 0, NULL)) return;
-  if (!found.length || found.length > 18) return;
-  for (size_t i = 0; i < found.length; i++) {
-    if (found.ptr[i] < '0' || found.ptr[i] > '9') return;
-    bytes = 10 * bytes + (uint64_t)(found.ptr[i] - '0');
-  }
+  if (!found.length || found.length > 18 || digits_of(found, &bytes) < found.length) return;
   int length = snprintf(digits, sizeof digits, "%" PRIu64, bytes + by);
   CALLBACK(http_set_header)(filter, REQUEST_HEADERS, TEXT("content-length"), (struct text){digits, (size_t)length});
 }

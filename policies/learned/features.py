@@ -28,7 +28,7 @@ _SHARE_BEHIND = np.array(_HEURISTIC.behind_share)
 _WORST, _INF = np.array(WORST), np.array(np.inf)
 
 
-class Seen(NamedTuple):
+class FeatureInputs(NamedTuple):
     """What ratios are made of: arrays that broadcast against `(..., n)`, or the numbers of one worker."""
 
     marginal_s: Elements
@@ -86,29 +86,29 @@ def at_least_tiny(duration_s: Elements) -> Elements:
     return np.maximum(duration_s, _TINY_S)
 
 
-def _excess(s: Seen) -> Elements:
+def _excess(s: FeatureInputs) -> Elements:
     """How much worse than the best, what a warm cache saves left out; a feature."""
     return s.cost_s / s.best_s - _ONE
 
 
-def relative_cost(s: Seen) -> Elements:
+def relative_cost(s: FeatureInputs) -> Elements:
     """What the score is based on: `expected_latency`'s cost, relative to the best without caches."""
     return (s.cost_s - s.saved_s) / s.best_s - _ONE
 
 
-def _externality(s: Seen) -> Elements:
+def _externality(s: FeatureInputs) -> Elements:
     return s.marginal_s * s.pending / s.best_s
 
 
-def _crossing(s: Seen) -> Elements:
+def _crossing(s: FeatureInputs) -> Elements:
     return s.marginal_s * s.pending_other_models / s.best_s
 
 
-def _saving(s: Seen) -> Elements:
+def _saving(s: FeatureInputs) -> Elements:
     return s.saved_s / s.best_s
 
 
-def _staleness(s: Seen) -> Elements:
+def _staleness(s: FeatureInputs) -> Elements:
     return s.report_age_s / s.best_s
 
 
@@ -121,7 +121,7 @@ class Feature(NamedTuple):
     unit: str
     most: float
     """Where the ratio is cut off."""
-    ratio: Callable[[Seen], Any]
+    ratio: Callable[[FeatureInputs], Any]
     """The same as `of`, of elements."""
 
     def described(self) -> dict[str, Any]:
@@ -228,7 +228,7 @@ def _inputs(request: Request, fleet: FleetView) -> Inputs:
     return Inputs(by_worker[..., len(TERMS) :], by_worker[..., : len(TERMS)], ratios[relative_cost], seen.best_s)
 
 
-def _see(request: Request, fleet: FleetView) -> Seen:
+def _see(request: Request, fleet: FleetView) -> FeatureInputs:
     eligible, completion_s, backlog_s, pending = fleet.eligible, fleet.completion_s, fleet.backlog_s, fleet.pending
     error_rate, service_s, count = fleet.error_rate, at_least_tiny(fleet.service_s), count_of(eligible)
     count = max(count, 1) if isinstance(count, int) else np.maximum(count, 1)
@@ -236,7 +236,7 @@ def _see(request: Request, fleet: FleetView) -> Seen:
     cost_s = np.where(
         eligible, cost_of(completion_s, backlog_s, pending, other_models, fleet.behind_s, error_rate), _INF
     )
-    return Seen(
+    return FeatureInputs(
         marginal_s=completion_s - backlog_s,
         backlog_s=backlog_s,
         pending=pending,

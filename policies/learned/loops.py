@@ -15,7 +15,7 @@ from policies.learned.features import (
     OF_FLEET,
     OF_WORKER,
     TERMS,
-    Seen,
+    FeatureInputs,
     at_least_tiny,
     cost_of,
     relative_cost,
@@ -32,7 +32,7 @@ READS = (
 )
 """Columns of the view that the policy reads, in the order in which `fill_learned` takes them."""
 _READS, _WORKER, _FLEET, _TERMS = len(READS), len(OF_WORKER), len(OF_FLEET), len(TERMS)
-# Lines: first the fields of `Seen` that differ between workers, which begin as the columns.
+# Lines: first the fields of `FeatureInputs` that differ between workers, which begin as the columns.
 _COMPLETION, _MARGINAL, _BACKLOG, _PENDING, _SERVICE, _ERROR_RATE = 0, 0, 1, 2, 5, 7
 _OTHER_MODELS, _CACHED, _SAVED, _COST = 9, 10, 11, 12
 _BEHIND = _COST
@@ -135,7 +135,7 @@ def _keep_eligible(column: FloatArray, eligible: BoolArray, line: FloatArray) ->
 
 
 def _look(lines: FloatArray, rows: float, deadline_s: float) -> tuple[float, ...]:
-    """The fields of `Seen` from `best_s` on. What is divided and subtracted of columns is written to lines."""
+    """The fields of `FeatureInputs` from `best_s` on. What is divided and subtracted of columns is written to lines."""
     for w in range(lines.shape[1]):
         lines[_COST, w] = cost_of(
             lines[_COMPLETION, w],
@@ -159,9 +159,9 @@ def _look(lines: FloatArray, rows: float, deadline_s: float) -> tuple[float, ...
     return at_least_tiny(best_s), least_service_s, pending / workers, workers, float(rows), at_least_tiny(deadline_s)
 
 
-def _of_one(lines: FloatArray, facts: tuple[float, ...], w: int) -> Seen:
+def _of_one(lines: FloatArray, facts: tuple[float, ...], w: int) -> FeatureInputs:
     """What ratios are made of, for the worker at place `w`."""
-    return Seen(
+    return FeatureInputs(
         lines[0, w],
         lines[1, w],
         lines[2, w],

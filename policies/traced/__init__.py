@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from policies.traced.trace import Traced, traced
+from policies.traced.trace import Traced, examples, traced
 
-__all__ = ["Traced", "traced"]
+__all__ = ["Traced", "examples", "traced"]

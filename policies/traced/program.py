@@ -17,11 +17,11 @@ import numpy as np
 from policies.base import BoolArray, FleetView, FloatArray, Request
 from policies.choices import SCRATCH, fill_in_proportion, fill_least, fill_sampled_least, fill_softmin, sort_by
 from policies.columns import QUANTITIES
-from policies.costs import LOT
+from policies.costs import DRAW
 from policies.facts import lower_quantile, most, total
-from policies.hashing import lots
+from policies.hashing import draws
 
-READS = (*QUANTITIES, LOT)
+READS = (*QUANTITIES, DRAW)
 """Columns that programs may read, in the order in which the interpreter takes them."""
 ASKED = ("rows", "deadline_s", "priority", "keyed", "number")
 """What programs may ask of the request, in that order."""
@@ -295,7 +295,7 @@ def answered(
     columns, asked = np.zeros((rows, len(READS), n)), np.zeros((rows, len(ASKED)))
     for i, name in enumerate(READS):
         if int(program[COLUMNS]) >> i & 1:
-            column = lots(request, fleet) if name == LOT else getattr(fleet, name)
+            column = draws(request, fleet) if name == DRAW else getattr(fleet, name)
             columns[:, i] = np.broadcast_to(column, shape).reshape(rows, n)
     for i, name in enumerate(ASKED):
         value = float(request.key is not None) if name == "keyed" else getattr(request, name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -173,8 +173,8 @@ class _Asked:
 
 def _compare(policy: Policy, program: FloatArray) -> None:
     """Raise where the program says something else than the function does."""
-    for number, workers in enumerate(_SIZES * _ROUNDS):
-        request, fleet = _some(number + 1, workers)
+    for request, fleet in examples():
+        workers = fleet.eligible.shape[-1]
         wanted, found = policy.probabilities(request, fleet), answered(program, request, fleet)
         if wanted.shape != fleet.eligible.shape:
             raise Untraceable(f"it answers {wanted.shape} for {fleet.eligible.shape} workers")
@@ -183,6 +183,12 @@ def _compare(policy: Policy, program: FloatArray) -> None:
             raise Untraceable(f"its answer for {workers} workers is no distribution over the eligible ones")
         if not (abs(found - wanted) <= TOLERANCE).all():
             raise Untraceable(f"its answer for {workers} workers is another one than that of its operations")
+
+
+def examples() -> Iterator[tuple[Request, Columns]]:
+    """Requests and fleets of many sizes."""
+    for number, workers in enumerate(_SIZES * _ROUNDS):
+        yield _some(number + 1, workers)
 
 
 def _some(seed: int, workers: int) -> tuple[Request, Columns]:

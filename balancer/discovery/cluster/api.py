@@ -72,7 +72,7 @@ PODS = Resource("v1", "pods")
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class ClusterAccess:
     """Which objects, and by which credentials."""
 
     label_selector: str
@@ -93,7 +93,7 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ListPage:
     """A part of a list."""
 
     objects: list[Any]
@@ -122,7 +122,7 @@ def is_installed() -> bool:
 class ObjectApi:
     """A connection to the API; made anew after a failure, which reads all credentials again."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: ClusterAccess) -> None:
         """Reads credentials, not the network.
 
         Raises:
@@ -133,7 +133,7 @@ class ObjectApi:
         self._response: Any = None
         self._is_cut = False
 
-    def pages(self) -> Iterator[Page]:
+    def pages(self) -> Iterator[ListPage]:
         """The objects as they are now.
 
         Raises:
@@ -151,7 +151,7 @@ class ObjectApi:
             objects, token = found.get("items") or [], metadata.get("continue") or ""
             if not isinstance(objects, list) or not isinstance(token, str):
                 raise ApiError("invalid", "the API server sent a list without items")
-            yield Page(objects, _version(metadata), bool(token))
+            yield ListPage(objects, _version(metadata), bool(token))
             if not token:
                 return
 
@@ -183,11 +183,6 @@ class ObjectApi:
 
     @contextlib.contextmanager
     def _get(self, query: list[tuple[str, str]], read_s: float) -> Iterator[Any]:
-        """The response to a GET of the objects.
-
-        Raises:
-            ApiError: the API is away or refuses.
-        """
         with _in_words():
             request = self._client.param_serialize(
                 "GET",
@@ -213,8 +208,7 @@ class ObjectApi:
             response.close()
 
 
-def _connect(access: Access) -> tuple[Any, str]:
-    """The client and the namespace."""
+def _connect(access: ClusterAccess) -> tuple[Any, str]:
     if not is_installed():
         raise ApiError("config", MISSING)
     with _in_words():
@@ -241,7 +235,6 @@ def _connect(access: Access) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def _in_words() -> Iterator[None]:
-    """Turns what client and network raise into ApiError."""
     try:
         yield
     except ApiError:
@@ -282,14 +275,14 @@ def _lines(response: Any) -> Iterator[bytes]:
 
 
 def _event(found: Mapping[str, Any]) -> WatchEvent:
-    kind, told = found.get("type"), _mapping(found.get("object"))
+    kind, about = found.get("type"), _mapping(found.get("object"))
     if kind == "ERROR":
-        if told.get("code") == 410:
+        if about.get("code") == 410:
             raise ApiError("expired", "410: the resource version is too old")
-        raise ApiError("server", f"the watch ended: {told.get('code')} {str(told.get('message'))[:200]!r}")
+        raise ApiError("server", f"the watch ended: {about.get('code')} {str(about.get('message'))[:200]!r}")
     if kind not in ("ADDED", "MODIFIED", "DELETED", "BOOKMARK"):
         raise ApiError("invalid", f"the watch sent an event of type {str(kind)[:40]!r}")
-    return WatchEvent(kind, told, _version(_mapping(told.get("metadata"))))
+    return WatchEvent(kind, about, _version(_mapping(about.get("metadata"))))
 
 
 def _version(metadata: Mapping[str, Any]) -> str:

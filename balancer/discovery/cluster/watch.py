@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar, Generic, TypeVar
 
-from balancer.discovery.cluster.api import Access, ApiError, Cause, ObjectApi
+from balancer.discovery.cluster.api import ApiError, Cause, ClusterAccess, ObjectApi
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,11 @@ class ObjectWatch(ABC, Generic[Item]):
     """Failures that are no reason for a warning."""
 
     def __init__(
-        self, access: Access, most: int, counts: WatchCounts, connect: Callable[[Access], ObjectApi] = ObjectApi
+        self,
+        access: ClusterAccess,
+        most: int,
+        counts: WatchCounts,
+        connect: Callable[[ClusterAccess], ObjectApi] = ObjectApi,
     ) -> None:
         """`most`: objects that a list may have; others are not read."""
         self._most = most
@@ -100,7 +104,7 @@ class ObjectWatch(ABC, Generic[Item]):
             self._ends = True
             self._interrupt()
 
-    def follow(self, access: Access, turns: Callable[[], None]) -> None:
+    def follow(self, access: ClusterAccess, turns: Callable[[], None]) -> None:
         """Follow other objects, from any thread; those known stay until the others are listed. `turns` is called in the
         watch's thread between the last of the former and the first of the others."""
         with self._lock:
@@ -133,7 +137,6 @@ class ObjectWatch(ABC, Generic[Item]):
         return self._ends or self._wanted is not self._followed
 
     def _interrupt(self) -> None:
-        """With the lock."""
         self._wake.set()
         if self._api is not None:
             self._api.cut()
@@ -196,7 +199,6 @@ class ObjectWatch(ABC, Generic[Item]):
         return "failed"
 
     def _list(self, why: str) -> str:
-        """Returns the resource version."""
         items: list[Item] = []
         version, beyond = "", False
         for page in self._connected().pages():
@@ -215,12 +217,11 @@ class ObjectWatch(ABC, Generic[Item]):
         return version
 
     def _watch(self) -> str:
-        """Follow the objects until the watch ends; why they are listed anew, if they are."""
         api = self._connected()
-        began_s, told = time.monotonic(), 0
+        began_s, events = time.monotonic(), 0
         for event in api.events(self._version, self._well):
             self._version = event.version
-            told += 1
+            events += 1
             self._failures = 0
             if event.kind != "BOOKMARK":
                 self._counts.events += 1
@@ -231,7 +232,7 @@ class ObjectWatch(ABC, Generic[Item]):
             if self._has_room_again():
                 self._version = ""
                 return "room"
-        if not told and time.monotonic() - began_s < 1.0 and not self._is_interrupted:
+        if not events and time.monotonic() - began_s < 1.0 and not self._is_interrupted:
             raise ApiError("server", "the watch ended as soon as it began")
         self._failures = 0
         if time.monotonic() - self._listed_s > _RELIST_AFTER_S * random.uniform(0.8, 1.2):
@@ -246,7 +247,6 @@ class ObjectWatch(ABC, Generic[Item]):
             logger.info("%s: the API answers again", FIELD)
 
     def _complain(self, field: str, about: str, text: str) -> None:
-        """Count a value that is not taken, and say so."""
         self._counts.complaints[field] += 1
         self._say(logging.WARNING, f"{about}: {text}")
 

@@ -13,8 +13,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from balancer.core.bounds import MAX_TEXT_BYTES
-from balancer.discovery.cluster.api import Access, Cause, ObjectApi, Resource
+from balancer.bounds import MAX_TEXT_BYTES
+from balancer.discovery.cluster.api import Cause, ClusterAccess, ObjectApi, Resource
 from balancer.discovery.cluster.newest import newest_of
 from balancer.discovery.cluster.watch import FIELD, ObjectWatch, WatchCounts
 from balancer.discovery.inference.pool import GROUP
@@ -76,11 +76,11 @@ class ObjectiveWatch(ObjectWatch[Objective]):
 
     def __init__(
         self,
-        access: Access,
+        access: ClusterAccess,
         pool: str,
         publish: Callable[[Priorities], None],
         counts: WatchCounts,
-        connect: Callable[[Access], ObjectApi] = ObjectApi,
+        connect: Callable[[ClusterAccess], ObjectApi] = ObjectApi,
     ) -> None:
         """`access`: that of the pool's namespace."""
         super().__init__(access, MOST, counts, connect)
@@ -120,7 +120,6 @@ class ObjectiveWatch(ObjectWatch[Objective]):
         return f"the {len(self._published)} InferenceObjectives known last stay"
 
     def _leave_out(self, beyond: bool) -> None:
-        """Whether there are more than are kept."""
         if beyond and not self._beyond:
             words = "%s: there are more than %d InferenceObjectives, and the others are left out; delete some"
             logger.warning(words, FIELD, self._most)
@@ -141,9 +140,11 @@ class ObjectiveWatch(ObjectWatch[Objective]):
 class ObjectiveSource:
     """The priorities of a pool's objectives. While the API is away, or has no such kind, it yields nothing."""
 
-    def __init__(self, access: Access, pool: str, connect: Callable[[Access], ObjectApi] = ObjectApi) -> None:
+    def __init__(
+        self, access: ClusterAccess, pool: str, connect: Callable[[ClusterAccess], ObjectApi] = ObjectApi
+    ) -> None:
         """`access`: that of the pool's namespace; its resource and selectors do not matter."""
-        self._access = Access("", access.namespace, access.kubeconfig, OBJECTIVES)
+        self._access = ClusterAccess("", access.namespace, access.kubeconfig, OBJECTIVES)
         self._pool = pool
         self._connect = connect
         self.counts = WatchCounts()

@@ -1,14 +1,16 @@
-"""The pods of an InferencePool: a watch of the pool, and one of the pods that it names."""
+"""Workers from pods: those of a selector, or of an InferencePool, by a watch of the pool and one of its pods."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from balancer.discovery.cluster.api import Access, ObjectApi
+from balancer.discovery.cluster.api import ClusterAccess, ObjectApi
+from balancer.discovery.cluster.newest import newest_of
 from balancer.discovery.cluster.watch import ObjectWatch, WatchCounts
 from balancer.discovery.inference.pool import POOLS, Pool, PoolRefusedError, read_pool
 from balancer.discovery.pods.watch import PodCounts, PodsWanted, PodWatch
@@ -37,11 +39,11 @@ class PoolWatch(ObjectWatch[Pool | PoolRefusedError]):
 
     def __init__(
         self,
-        access: Access,
+        access: ClusterAccess,
         ports: Ports,
         publish: Callable[[Pool], None],
         counts: PoolCounts,
-        connect: Callable[[Access], ObjectApi] = ObjectApi,
+        connect: Callable[[ClusterAccess], ObjectApi] = ObjectApi,
     ) -> None:
         """`access`: the pool's; `ports` as of `read_pool`."""
         super().__init__(access, 1, counts, connect)
@@ -106,7 +108,7 @@ class PoolPods:
         publish: Callable[[tuple[WorkerSpec, ...]], None],
         counts: PodCounts,
         of_pool: PoolCounts,
-        connect: Callable[[Access], ObjectApi] = ObjectApi,
+        connect: Callable[[ClusterAccess], ObjectApi] = ObjectApi,
     ) -> None:
         self._pods = PodWatch(wanted, publish, counts, connect)
         access = replace(wanted.access, label_selector="", resource=POOLS, name=wanted.pool)
@@ -134,3 +136,24 @@ class PoolPods:
             if not self._begun:
                 self._begun = True
                 self._pods.start()
+
+
+class PodSource:
+    """A `WorkerSource` that watches the pods of a namespace. While the API is away, it yields nothing."""
+
+    def __init__(self, wanted: PodsWanted, connect: Callable[[ClusterAccess], ObjectApi] = ObjectApi) -> None:
+        self._wanted = wanted
+        self._connect = connect
+        self.counts = PodCounts()
+        self.pool_counts = PoolCounts() if wanted.pool else None
+
+    def updates(self, stop: asyncio.Event) -> AsyncGenerator[tuple[WorkerSpec, ...], None]:
+        """The list of workers, first as it is and then after every change, until `stop` is set. Of lists that come
+        faster than they are taken, the newest.
+        """
+        return newest_of(self._watch, stop)
+
+    def _watch(self, publish: Callable[[tuple[WorkerSpec, ...]], None]) -> PodWatch | PoolPods:
+        if self.pool_counts is None:
+            return PodWatch(self._wanted, publish, self.counts, self._connect)
+        return PoolPods(self._wanted, publish, self.counts, self.pool_counts, self._connect)

@@ -44,7 +44,7 @@ class MalformedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Complaint:
+class InvalidValue:
     """One value that is not taken."""
 
     field: str
@@ -66,7 +66,7 @@ class Pod:
     """Whether its Ready condition is true now; one that terminates may still be."""
     worker: WorkerSpec | None
     """None where it is `not_running` or `refused`."""
-    complaints: tuple[Complaint, ...] = ()
+    complaints: tuple[InvalidValue, ...] = ()
 
 
 def read_pod(pod: Any, ports: Ports, held: HeldPorts = FREE) -> Pod:
@@ -94,19 +94,19 @@ def _read(pod: Mapping[str, Any], ports: Ports, held: HeldPorts) -> Pod:
     state: State = "ready" if ready else "not_ready"
     if metadata.get("deletionTimestamp"):
         state = "terminating"
-    said = _Said(metadata)
-    worker = _worker(name, address, _ports(pod, ports, held, said), said)
+    annotations = _Annotations(metadata)
+    worker = _worker(name, address, _ports(pod, ports, held, annotations), annotations)
     state = "refused" if worker is None else state
-    return Pod(name, uid, created, state, ready, worker, tuple(said.complaints[:_MAX_COMPLAINTS]))
+    return Pod(name, uid, created, state, ready, worker, tuple(annotations.complaints[:_MAX_COMPLAINTS]))
 
 
-class _Said:
+class _Annotations:
     """The annotations, then the labels, with a complaint for each that does not fit."""
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
         self._said = {**labels, **annotations}
-        self.complaints: list[Complaint] = []
+        self.complaints: list[InvalidValue] = []
         for key in sorted(annotations):
             if key.startswith(PREFIX) and key.removeprefix(PREFIX) not in READERS:
                 hint = did_you_mean(key, (PREFIX + known for known in READERS))
@@ -133,10 +133,12 @@ class _Said:
         self._complain(field, f"{field}: {shown(value)} is not allowed: {rule}; the pod is left out")
 
     def _complain(self, field: str, text: str) -> None:
-        self.complaints.append(Complaint(field, text))
+        self.complaints.append(InvalidValue(field, text))
 
 
-def _ports(pod: Mapping[str, Any], ports: Ports, held: HeldPorts, said: _Said) -> tuple[int | None, int | None]:
+def _ports(
+    pod: Mapping[str, Any], ports: Ports, held: HeldPorts, metadata: _Annotations
+) -> tuple[int | None, int | None]:
     """What holds whatever the pod says, else its annotation, else its container port of that name, else the default;
     None: an annotation that does not fit."""
     named = {
@@ -150,10 +152,10 @@ def _ports(pod: Mapping[str, Any], ports: Ports, held: HeldPorts, said: _Said) -
     def port(kind: str, default: int, holds: int | None) -> int | None:
         if holds is not None:
             return holds
-        annotated = said.get(f"{kind}-port", -1, remedy)
+        annotated = metadata.get(f"{kind}-port", -1, remedy)
         if annotated != -1:
             return int(annotated)
-        if any(complaint.field == f"{kind}-port" for complaint in said.complaints):
+        if any(complaint.field == f"{kind}-port" for complaint in metadata.complaints):
             return None
         found = named.get(kind, default)
         return found if type(found) is int else None
@@ -161,28 +163,28 @@ def _ports(pod: Mapping[str, Any], ports: Ports, held: HeldPorts, said: _Said) -
     return port("grpc", ports[0], held[0]), port("http", ports[1], held[1])
 
 
-def _worker(name: str, address: str, ports: tuple[int | None, int | None], said: _Said) -> WorkerSpec | None:
+def _worker(name: str, address: str, ports: tuple[int | None, int | None], metadata: _Annotations) -> WorkerSpec | None:
     fields = {
-        "weight": said.get("weight", 1.0),
-        "device": said.get("device", ""),
-        "memory_bytes": said.get("memory-bytes", ByteSize(0)),
-        "draining": said.get("draining", False),
-        "zone": said.get("zone", said.label(ZONE_LABEL)),
+        "weight": metadata.get("weight", 1.0),
+        "device": metadata.get("device", ""),
+        "memory_bytes": metadata.get("memory-bytes", ByteSize(0)),
+        "draining": metadata.get("draining", False),
+        "zone": metadata.get("zone", metadata.label(ZONE_LABEL)),
     }
     if not is_of_a_pod(address):
-        said.refuse("podIP", address, "must be an address that other pods reach")
+        metadata.refuse("podIP", address, "must be an address that other pods reach")
         return None
     grpc_port, http_port = ports
     if grpc_port is None or http_port is None:
         return None
     if grpc_port == http_port:
-        said.refuse("http-port", http_port, "is the gRPC port too")
+        metadata.refuse("http-port", http_port, "is the gRPC port too")
         return None
     try:
         return WorkerSpec(name=name, address=address, grpc_port=grpc_port, http_port=http_port, **fields)
     except ValidationError as error:
         first = error.errors()[0]
-        said.refuse("pod", first["input"], f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+        metadata.refuse("pod", first["input"], f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
         return None
 
 

@@ -8,15 +8,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from balancer.core.bounds import MAX_FALLBACKS
-from balancer.core.kernel.reports import BATCH_COLUMNS, LINE_COLUMNS
-from balancer.native.record import Record
+from balancer.bounds import MAX_FALLBACKS
+from balancer.kernel.compiled.record import Record
+from balancer.kernel.reports import BATCH_COLUMNS, LINE_COLUMNS
 
 (
     MODEL, ROWS, KEY, KEYED, DEADLINE_S, PRIORITY, NUMBER, NOW_S, SEED, WHOLE,
-    PICKED, SERVED, LATENCY_S, OK, SHARE, LINES, BATCHES, BALANCERS,
+    PICKED, SERVED, LATENCY_S, OK, SHARE, LINES, BATCHES, BALANCERS, BEGINS,
     BID, REFUSED_AT, PROPENSITY, AMONG, NAMED, FALLBACKS,
-) = range(24)  # fmt: skip
+) = range(25)  # fmt: skip
 DECLARED = {
     "MODEL": ("q", "column of the request's model, below `models`"),
     "ROWS": ("d", "of its inputs; for a request that is counted, those that it was counted in with"),
@@ -39,6 +39,7 @@ DECLARED = {
     "LINES": ("q", "how many of the lines hold"),
     "BATCHES": ("q", "how many of the batches hold"),
     "BALANCERS": ("q", "that the worker's agent counts"),
+    "BEGINS": ("q", "1: the report begins an incarnation of the worker"),
     "BID": ("d", "written: what the worker `picked` bids for the key; the least one has the sequence"),
     "REFUSED_AT": ("d", "written: of FULL, how many pending are too many; of LATE, the seconds that it takes at best"),
     "PROPENSITY": ("d", "written: the probability with which the worker was picked"),
@@ -59,23 +60,23 @@ ASKED = struct.Struct("=qdQdddQdQq")
 """The slots from `MODEL` to `WHOLE`."""
 
 
-class Call(NamedTuple):
+class KernelCall(NamedTuple):
     """The slots, as numbers of each kind: three views of one block."""
 
     numbers: npt.NDArray[np.float64]
     wholes: npt.NDArray[np.int64]
     words: npt.NDArray[np.uint64]
     lines: npt.NDArray[np.float64]
-    """Of a report, see `balancer.core.kernel.reports`."""
+    """Of a report, see `balancer.kernel.reports`."""
     batches: npt.NDArray[np.float64]
 
 
-def new_call() -> tuple[bytearray, Call, Record]:
+def new_call() -> tuple[bytearray, KernelCall, Record]:
     """All slots at zero: as bytes, as numbers, and the record that the library takes."""
     slots = bytearray(8 * SLOTS)
     words = np.frombuffer(slots, np.uint64)
     report = np.zeros((MOST_LINES, LINE_COLUMNS)), np.zeros((MOST_BATCHES, BATCH_COLUMNS))
-    call = Call(words.view(np.float64), words.view(np.int64), words, *report)
+    call = KernelCall(words.view(np.float64), words.view(np.int64), words, *report)
     return slots, call, Record(call)
 
 

@@ -18,8 +18,8 @@ import numba
 import numpy as np
 import platformdirs
 
-from balancer.core.estimators.columns import exp
-from balancer.native.sources import SOURCES, digest_of
+from balancer.kernel.compiled.sources import SOURCES, digest_of
+from balancer.kernel.estimators.columns import exp
 
 
 def keep_in_cache(*folders: pathlib.Path) -> None:
@@ -35,11 +35,15 @@ def keep_in_cache(*folders: pathlib.Path) -> None:
 _njit: Any = numba.njit
 # Without numba's reference counts: nothing is allocated in here.
 OPTIONS: dict[str, Any] = {"_nrt": False, "error_model": "numpy"}
-inlined: Callable[..., Any] = _njit(forceinline=True, **OPTIONS)
-"""For what happens to every request."""
-outlined: Callable[..., Any] = _njit(**OPTIONS)
-"""For what is rarer."""
-compiled: Callable[..., Any] = _njit(cache=True, nogil=True, **OPTIONS)
+_NO_WRAPPERS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+"""For functions that only compiled functions call: numba would compile the whole function again in each wrapper."""
+inlined: Callable[..., Any] = _njit(forceinline=True, **_NO_WRAPPERS, **OPTIONS)
+"""For what happens to every request. Python cannot call it."""
+outlined: Callable[..., Any] = _njit(**_NO_WRAPPERS, **OPTIONS)
+"""For what is rarer. Python cannot call it."""
+uncached: Callable[..., Any] = _njit(no_cfunc_wrapper=True, **OPTIONS)
+"""For what Python calls, and is made of functions that the cache does not know."""
+compiled: Callable[..., Any] = _njit(cache=True, nogil=True, no_cfunc_wrapper=True, **OPTIONS)
 """For what Python calls."""
 
 
@@ -51,6 +55,10 @@ def _where(condition: bool, x: float, y: float) -> float:
 
 _numpy = types.ModuleType("numpy")
 _numpy.__dict__.update(vars(np), where=_where)
+
+
+_COMPILED = ("policies.", "balancer.kernel.", "balancer.scheduler.holding.")
+"""Where functions stand that compiled ones may call."""
 
 
 @functools.cache
@@ -65,7 +73,7 @@ def from_source(function: types.FunctionType, made: Callable[..., Any] = inlined
         value = namespace.get(name)
         if value is exp:
             namespace[name] = math.exp  # The C library's as well.
-        elif isinstance(value, types.FunctionType) and value.__module__.startswith(("policies.", "balancer.core.")):
+        elif isinstance(value, types.FunctionType) and value.__module__.startswith(_COMPILED):
             namespace[name] = from_source(value)
         elif isinstance(value, np.ndarray) and not value.ndim:
             # A number that NumPy prefers as an array of no axis.

@@ -1,4 +1,4 @@
-"""What the library offers: the kernel's functions for production's one fleet. A `Call` holds the arguments."""
+"""What the library offers: the kernel's functions for production's one fleet. A `KernelCall` holds the arguments."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from balancer.core.bounds import MAX_FALLBACKS
-from balancer.core.kernel import counting, eligibility, of_worker, picking, reports
-from balancer.core.kernel.answers import PROGRAM, Compiler, answering, by_program
-from balancer.core.kernel.state import Ask, Books, Options
-from balancer.native.call import (
+from balancer.bounds import MAX_FALLBACKS
+from balancer.kernel import counting, eligibility, of_worker, picking, reports
+from balancer.kernel.answers import PROGRAM, Compiler, answering, by_program
+from balancer.kernel.compiled.call import (
     AMONG,
     BALANCERS,
     BATCHES,
+    BEGINS,
     BID,
     DEADLINE_S,
     FALLBACKS,
@@ -45,15 +45,16 @@ from balancer.native.call import (
     WHOLE,
     WHOLE_REQUEST,
     WHOLE_SEQUENCE,
-    Call,
+    KernelCall,
     symbol_of,
 )
-from balancer.native.compiling import from_source, inlined
+from balancer.kernel.compiled.compiling import from_source, inlined
+from balancer.kernel.state import FleetState, Options, RequestFeatures
 from policies import BUILTIN
 from policies.base import Policy
-from policies.hashing import lot_of, mix_array, rendezvous_cost
+from policies.hashing import hash_draw, mix_array, rendezvous_cost
 
-Entry = Callable[[Books, Options, Call], int]
+Entry = Callable[[FleetState, Options, KernelCall], int]
 
 _take_report = from_source(reports.take_report)
 _mix = from_source(mix_array)
@@ -69,115 +70,118 @@ _draw, _uniform_of = from_source(picking.draw_by_sums), from_source(picking.unif
 _name_fallbacks = from_source(picking.name_fallbacks)
 _among, _best_s = from_source(picking.among), from_source(picking.best_s)
 _pending_limit = from_source(picking.pending_limit)
-_lot_of, _rendezvous_cost = from_source(lot_of), from_source(rendezvous_cost)
+_hash_draw, _rendezvous_cost = from_source(hash_draw), from_source(rendezvous_cost)
 
 
 @inlined
-def _ask(call: Call) -> Ask:
+def _request(call: KernelCall) -> RequestFeatures:
     f = call.numbers
     mixed_key = _mix(call.words[KEY] if f[KEYED] != 0 else call.words[NUMBER])
-    return Ask(call.wholes[MODEL], f[ROWS], mixed_key, f[KEYED], f[DEADLINE_S], f[PRIORITY], call.words[NUMBER])
+    return RequestFeatures(
+        call.wholes[MODEL], f[ROWS], mixed_key, f[KEYED], f[DEADLINE_S], f[PRIORITY], call.words[NUMBER]
+    )
 
 
 @inlined
-def _pick(x: Books, call: Call, sole: int) -> int:
+def _pick(x: FleetState, call: KernelCall, sole: int) -> int:
     """`sole`: who has it all; -1: the shares tell."""
-    shares, f, w = x.desk.shares[0], call.numbers, sole
+    shares, f, w = x.decision.shares[0], call.numbers, sole
     f[PROPENSITY] = 1.0
     if w < 0:
-        sums = x.desk.scratch[0, : len(shares)]
+        sums = x.decision.scratch[0, : len(shares)]
         w = _draw(shares, _uniform_of(call.words[SEED], call.words[NUMBER]), sums)
         if w >= 0:
             f[PROPENSITY] = shares[w] / sums[-1]
     if w >= 0:
         call.wholes[AMONG] = _among(x, 0)
         out = call.wholes[FALLBACKS : FALLBACKS + MAX_FALLBACKS]
-        call.wholes[NAMED] = _name_fallbacks(x, 0, 0, w, _ask(call), f[NOW_S], out)
+        call.wholes[NAMED] = _name_fallbacks(x, 0, 0, w, _request(call), f[NOW_S], out)
     return int(w)
 
 
-def pick(x: Books, options: Options, call: Call) -> int:
-    """Whom the lot falls on by `Desk.shares`, -1 where all are zero; writes its share and the fallbacks."""
+def pick(x: FleetState, options: Options, call: KernelCall) -> int:
+    """Whom the lot falls on by `decision.shares`, -1 where all are zero; writes its share and the fallbacks."""
     return _pick(x, call, -1)
 
 
-def count_in(x: Books, options: Options, call: Call) -> int:
+def count_in(x: FleetState, options: Options, call: KernelCall) -> int:
     """Count a pick in."""
     f, i = call.numbers, call.wholes
     _count_in(x, 0, i[PICKED], i[MODEL], f[ROWS], f[NOW_S])
     return 0
 
 
-def finish(x: Books, options: Options, call: Call) -> int:
+def finish(x: FleetState, options: Options, call: KernelCall) -> int:
     """Count a request out, and learn from its outcome. Its key is the one that it was picked with."""
     f, i = call.numbers, call.wholes
     _finish(x, 0, i[PICKED], i[MODEL], f[ROWS], i[SERVED], f[LATENCY_S], f[OK] != 0, f[NOW_S])
-    _remember_outcome(x, 0, 0, i[PICKED], i[SERVED], _ask(call), f[OK] != 0, f[NOW_S])
+    _remember_outcome(x, 0, 0, i[PICKED], i[SERVED], _request(call), f[OK] != 0, f[NOW_S])
     return 0
 
 
-def look_up(x: Books, options: Options, call: Call) -> int:
-    """Write `cached` and `behind_s` of all workers for the request to `Desk.cached` and `Desk.behind`."""
-    _fill_cached(x, 0, 0, _ask(call), call.numbers[NOW_S], x.desk.cached[0])
-    _fill_behind(x, 0, 0, _ask(call), call.numbers[NOW_S], x.desk.behind[0])
+def look_up(x: FleetState, options: Options, call: KernelCall) -> int:
+    """Write `cached` and `behind_s` of all workers for the request to `decision.cached` and `decision.behind`."""
+    _fill_cached(x, 0, 0, _request(call), call.numbers[NOW_S], x.decision.cached[0])
+    _fill_behind(x, 0, 0, _request(call), call.numbers[NOW_S], x.decision.behind[0])
     return 0
 
 
-def keep_fresh(x: Books, options: Options, call: Call) -> int:
-    """Leave in `Desk.mask` the eligible ones of those that may serve."""
-    return int(_keep_fresh(x, 0, 0, call.numbers[NOW_S], x.desk.mask[0]))
+def keep_fresh(x: FleetState, options: Options, call: KernelCall) -> int:
+    """Leave in `decision.mask` the eligible ones of those that may serve."""
+    return int(_keep_fresh(x, 0, 0, call.numbers[NOW_S], x.decision.mask[0]))
 
 
-def fresh_until_s(x: Books, options: Options, call: Call) -> int:
+def fresh_until_s(x: FleetState, options: Options, call: KernelCall) -> int:
     """Write over `NOW_S` when the first of the workers that are fresh then no longer is."""
     f = call.numbers
-    f[NOW_S] = _fresh_until_s(x, 0, 0, x.desk.mask.shape[1], f[NOW_S])
+    f[NOW_S] = _fresh_until_s(x, 0, 0, x.decision.mask.shape[1], f[NOW_S])
     return 0
 
 
-def keep_within_limits(x: Books, options: Options, call: Call) -> int:
-    """Leave in `Desk.mask` those that the limits permit; returns how many may serve."""
-    return int(_keep_within_limits(x, 0, 0, _ask(call), call.numbers[NOW_S]))
+def keep_within_limits(x: FleetState, options: Options, call: KernelCall) -> int:
+    """Leave in `decision.mask` those that the limits permit; returns how many may serve."""
+    return int(_keep_within_limits(x, 0, 0, _request(call), call.numbers[NOW_S]))
 
 
-def count_out(x: Books, options: Options, call: Call) -> int:
+def count_out(x: FleetState, options: Options, call: KernelCall) -> int:
     """Count a request out."""
     f, i = call.numbers, call.wholes
     _count_out(x, 0, i[PICKED], i[MODEL], f[ROWS], f[NOW_S])
     return 0
 
 
-def learn_of_pick(x: Books, options: Options, call: Call) -> int:
+def learn_of_pick(x: FleetState, options: Options, call: KernelCall) -> int:
     """Learn from an outcome."""
     f, i = call.numbers, call.wholes
     _learn_of_pick(x, 0, i[PICKED], i[SERVED], f[LATENCY_S], f[OK] != 0, f[NOW_S])
     return 0
 
 
-def fade(x: Books, options: Options, call: Call) -> int:
+def fade(x: FleetState, options: Options, call: KernelCall) -> int:
     """Let what was learned of service times fade."""
-    _fade(x, 0, 0, x.desk.mask.shape[1], call.numbers[SHARE])
+    _fade(x, 0, 0, x.decision.mask.shape[1], call.numbers[SHARE])
     return 0
 
 
-def take_report(x: Books, options: Options, call: Call) -> int:
-    """Take in a report: `LINES` of `Call.lines` and `BATCHES` of `Call.batches`."""
+def take_report(x: FleetState, options: Options, call: KernelCall) -> int:
+    """Take in a report: `LINES` of `KernelCall.lines` and `BATCHES` of `KernelCall.batches`.
+
+    Returns 1 where the worker was stale before.
+    """
     f, i = call.numbers, call.wholes
-    _take_report(x, 0, i[PICKED], call.lines, i[LINES], call.batches, i[BATCHES], i[BALANCERS], f[NOW_S])
-    return 0
+    r, count, executed = i[PICKED], i[LINES], i[BATCHES]
+    return int(_take_report(x, 0, r, i[BEGINS] != 0, call.lines, count, call.batches, executed, i[BALANCERS], f[NOW_S]))
 
 
-def bid(x: Books, options: Options, call: Call) -> int:
+def bid(x: FleetState, options: Options, call: KernelCall) -> int:
     """Write over `BID` what the worker `PICKED` bids for the key, as `consistent_hash` has it. Needs no lock: what it
     reads changes with the list of workers only, and nothing but the call is written."""
     w = call.wholes[PICKED]
-    lot = _lot_of(x.desk.name_hash[0, w], np.uint64(_ask(call).mixed_key))
-    call.numbers[BID] = _rendezvous_cost(lot, x.desk.weight[0, w])
+    draw = _hash_draw(x.decision.name_hash[0, w], np.uint64(_request(call).mixed_key))
+    call.numbers[BID] = _rendezvous_cost(draw, x.decision.weight[0, w])
     return 0
 
 
-PUBLISHED = symbol_of("published")
-"""By probabilities that another process computed, see `balancer.front.tables`."""
 FIXED: tuple[Entry, ...] = (
     *(keep_fresh, fresh_until_s, keep_within_limits, pick),
     *(count_in, count_out, finish, learn_of_pick, fade, take_report, bid, look_up),
@@ -185,10 +189,9 @@ FIXED: tuple[Entry, ...] = (
 
 
 def entries() -> Iterator[tuple[str, Any]]:
-    """All entries by name: `FIXED`, the published answer, those of shipped policies, and that of all programs."""
+    """All entries by name: `FIXED`, those of shipped policies, and that of all programs."""
     for function in FIXED:
         yield function.__name__, function
-    yield PUBLISHED, _entry(_given)
     compiler = Compiler(from_source, inlined)
     seen = {PROGRAM}
     yield symbol_of(PROGRAM), _entry(by_program(compiler))
@@ -214,51 +217,35 @@ def _variants(kind: type[Policy]) -> Iterator[Policy]:
 
 
 @inlined
-def _limits(x: Books, call: Call) -> int:
-    """0 where they leave somebody in `Desk.mask`, else why not."""
+def _limits(x: FleetState, call: KernelCall) -> int:
+    """0 where they leave somebody in `decision.mask`, else why not."""
     if _among(x, 0) == 0:
         return NOBODY
-    if _keep_within_limits(x, 0, 0, _ask(call), call.numbers[NOW_S]) > 0:
+    if _keep_within_limits(x, 0, 0, _request(call), call.numbers[NOW_S]) > 0:
         return 0
     if _among(x, 0) > 0:
-        call.numbers[REFUSED_AT] = _best_s(x, 0, 0, _ask(call), call.numbers[NOW_S])
+        call.numbers[REFUSED_AT] = _best_s(x, 0, 0, _request(call), call.numbers[NOW_S])
         return LATE
     call.numbers[REFUSED_AT] = _pending_limit(x, 0, call.numbers[PRIORITY])
     return FULL
 
 
 @inlined
-def _keep_answered(x: Books) -> None:
-    """Leave those in `Desk.mask` that have a share."""
-    for w in range(x.desk.mask.shape[1]):
-        x.desk.mask[0, w] = x.desk.shares[0, w] > 0
-
-
-@inlined
-def _given(x: Books, options: Options, e: int, first: int, ask: Ask, now_s: float) -> int:
-    """The shares that lie in `Desk.cost`, of those in `Desk.mask`, made to sum to 1; all zero where these have none.
-
-    Returns -1, as an answer does where nobody has it all.
-    """
-    shares, total = x.desk.shares[0], 0.0
-    for w in range(len(shares)):
-        shares[w] = x.desk.cost[0, w] if x.desk.mask[0, w] else 0.0
-        total += shares[w]
-    if total > 0:
-        for w in range(len(shares)):
-            shares[w] /= total
-    return -1
+def _keep_answered(x: FleetState) -> None:
+    """Leave those in `decision.mask` that have a share."""
+    for w in range(x.decision.mask.shape[1]):
+        x.decision.mask[0, w] = x.decision.shares[0, w] > 0
 
 
 def _entry(answer: Any) -> Any:
-    def entry(x: Books, options: Options, call: Call) -> int:
-        """The row that the policy picks among `Desk.mask`; writes its share and the fallbacks. Below 0: why nobody."""
+    def entry(x: FleetState, options: Options, call: KernelCall) -> int:
+        """The row that the policy picks of `decision.mask`; writes its share and the fallbacks. Below 0: why nobody."""
         f, i = call.numbers, call.wholes
         if i[WHOLE] == WHOLE_REQUEST:
             refused = _limits(x, call)
             if refused < 0:
                 return refused
-        sole = answer(x, options, 0, 0, _ask(call), f[NOW_S])
+        sole = answer(x, options, 0, 0, _request(call), f[NOW_S])
         if sole < -1:
             return INVALID
         if i[WHOLE] == WHOLE_SEQUENCE:
@@ -272,7 +259,7 @@ def _entry(answer: Any) -> Any:
             return SHED
         if i[WHOLE] != STEP:
             _count_in(x, 0, w, i[MODEL], f[ROWS], f[NOW_S])
-            _remember(x, 0, w, w, _ask(call), f[NOW_S])
+            _remember(x, 0, w, w, _request(call), f[NOW_S])
         return w
 
     return entry

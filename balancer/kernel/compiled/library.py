@@ -10,21 +10,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from balancer.core.bounds import MAX_FALLBACKS
-from balancer.core.kernel.answers import Compiler, answering, options_of
-from balancer.core.kernel.block import Memory, ordinary_memory
-from balancer.core.kernel.plain import Kernel, Lines, Picked, Sight, Within, new_tuple
-from balancer.core.kernel.state import Books, Desk, Options
-from balancer.native import call as slots
-from balancer.native.call import ASKED, MOST_BATCHES, MOST_LINES, new_call, symbol_of
-from balancer.native.record import BOOKS, Record
-from balancer.native.sources import SOURCES, digest_of
+from balancer.bounds import MAX_FALLBACKS
+from balancer.kernel.answers import Compiler, answering, options_of
+from balancer.kernel.block import Memory, ordinary_memory
+from balancer.kernel.compiled import call as slots
+from balancer.kernel.compiled.call import ASKED, MOST_BATCHES, MOST_LINES, new_call, symbol_of
+from balancer.kernel.compiled.record import FLEET_STATE, Record
+from balancer.kernel.compiled.sources import SOURCES, digest_of
+from balancer.kernel.plain import Kernel, LimitsLeft, Lines, Picked, RequestView, new_tuple
+from balancer.kernel.state import DecisionScratch, FleetState, Options
 from policies.base import BoolArray, FloatArray, Policy, Request
 
 PATH = Path(__file__).with_name("kernel.so")
 STAMP = "balancer_stamp"
 
-_BUILD = "build it: python -m balancer.native.build"
+_BUILD = "build it: python -m balancer.kernel.compiled.build"
 _MOST_ANSWERS = 16
 _Function = Callable[[Any, Any, Any], int]
 # Slots in the order of `call`, those between them skipped.
@@ -34,7 +34,7 @@ _LOOKED_UP = struct.Struct(f"=qdQd{8 * (slots.NOW_S - slots.KEYED - 1)}xd")
 _PICKED = tuple([struct.Struct(f"=dqq{named}q").unpack_from for named in range(MAX_FALLBACKS + 1)])
 """By how many fallbacks there are."""
 _PROPENSITY_AT = 8 * slots.PROPENSITY
-_REPORTED = struct.Struct("=qqq")
+_REPORTED = struct.Struct("=qqqq")
 _PLACED = struct.Struct(f"=d{8 * (slots.PICKED - slots.NOW_S - 1)}xq")
 _LEARNED = struct.Struct(f"={8 * slots.NOW_S}xd{8 * (slots.PICKED - slots.NOW_S - 1)}xqqdd")
 
@@ -81,7 +81,7 @@ class Library:
             raise LibraryError(f"{path.name} was built from other sources; {_BUILD}")
 
     def function(self, name: str) -> _Function | None:
-        """`int64 name(books*, options*, call*)`, which takes what `_pointer` makes; None: it has none of that name."""
+        """`int64 name(fleet_state*, options*, call*)`, of what `_pointer` makes; None: there is none of that name."""
         found = getattr(self._functions, f"balancer_{name}", None)
         if found is None:
             return None
@@ -115,11 +115,11 @@ class Compiled(Kernel):
         self._library, self._memory, self.stamp = library, memory, library.stamp
         self._slots, self._call, self._record = new_call()
         self._of_call = _pointer(self._record)
-        self._desk: Desk | None = None
+        self._decision: DecisionScratch | None = None
         self._bound: Record | None = None
-        self._of_books: Any = None
+        self._of_fleet_state: Any = None
         self._mask = np.zeros(0, bool)
-        """`Desk.mask` of the one fleet, `(n,)`."""
+        """`DecisionScratch.mask` of the one fleet, `(n,)`."""
         self._masked: BoolArray | None = None
         """What it is a copy of."""
         self._may = 0
@@ -144,18 +144,22 @@ class Compiled(Kernel):
         """See `Kernel`."""
         return self._memory(size_bytes)
 
+    def forget(self) -> None:
+        """See `Kernel`."""
+        self._masked = self._answered = None
+
     def _fixed(self, name: str) -> _Function:
         function = self._library.function(name)
         if function is None:
             raise LibraryError(f"the library lacks {name}; {_BUILD}")
         return function
 
-    def _bind(self, x: Books) -> None:
-        """Look up where the arrays are. All of them are replaced together with the desk."""
-        if x.desk is not self._desk:
-            self._bound = Record(x, BOOKS)
-            self._of_books, self._desk = _pointer(self._bound), x.desk
-            self._mask, self._masked = x.desk.mask[0], None
+    def _bind(self, x: FleetState) -> None:
+        """Look up where the arrays are. All of them are replaced together with the decision."""
+        if x.decision is not self._decision:
+            self._bound = Record(x, FLEET_STATE)
+            self._of_fleet_state, self._decision = _pointer(self._bound), x.decision
+            self._mask, self._masked = x.decision.mask[0], None
             self._answers.clear()  # Their options have room for as many workers as there were.
 
     def _lay_out(
@@ -173,48 +177,48 @@ class Compiled(Kernel):
             self._mask[:] = self._masked = mask
             self._may = int(np.count_nonzero(mask))
 
-    def _lay_out_view(self, request: Request, view: Sight) -> None:
+    def _lay_out_view(self, request: Request, view: RequestView) -> None:
         """A request that has its number."""
         assert isinstance(request.number, int)  # arrays are for the simulator's views
         self._lay_out(request, request.number, view.column, view.mask, view.at_s)
 
-    def keep_fresh(self, x: Books, servable: BoolArray, now_s: float) -> BoolArray:
+    def keep_fresh(self, x: FleetState, servable: BoolArray, now_s: float) -> BoolArray:
         """See `Kernel`."""
         self._bind(x)
         self._mask[:] = servable
         self._call.numbers[slots.NOW_S] = now_s
-        self._may = self._keep_fresh(self._of_books, self._of_none, self._of_call)
+        self._may = self._keep_fresh(self._of_fleet_state, self._of_none, self._of_call)
         mask = self._masked = self._mask.copy()
         return mask
 
-    def fresh_until_s(self, x: Books, now_s: float) -> float:
+    def fresh_until_s(self, x: FleetState, now_s: float) -> float:
         """See `Kernel`."""
         self._bind(x)
         self._call.numbers[slots.NOW_S] = now_s
-        self._fresh_until_s(self._of_books, self._of_none, self._of_call)
+        self._fresh_until_s(self._of_fleet_state, self._of_none, self._of_call)
         return float(self._call.numbers[slots.NOW_S])
 
-    def keep_within_limits(self, x: Books, request: Request, view: Sight) -> Within:
+    def keep_within_limits(self, x: FleetState, request: Request, view: RequestView) -> LimitsLeft:
         """See `Kernel`."""
         self._bind(x)
         self._lay_out_view(request, view)
-        count = self._keep(self._of_books, self._of_none, self._of_call)
+        count = self._keep(self._of_fleet_state, self._of_none, self._of_call)
         left = self._masked = self._mask.copy()
         self._may = int(np.count_nonzero(left))
-        return Within(left, not count)
+        return LimitsLeft(left, not count)
 
-    def answer(self, x: Books, policy: Policy, request: Request, view: Sight) -> FloatArray | None:
+    def answer(self, x: FleetState, policy: Policy, request: Request, view: RequestView) -> FloatArray | None:
         """See `Kernel`; None for a policy that is not compiled."""
         found = self._found(x, policy)
         if found.function is None:
             return None
         self._lay_out_view(request, view)
-        self._row = found.function(self._of_books, found.of_options, self._of_call)
-        self._answered = answer = x.desk.shares[0].copy()
+        self._row = found.function(self._of_fleet_state, found.of_options, self._of_call)
+        self._answered = answer = x.decision.shares[0].copy()
         return answer
 
     def decide(
-        self, x: Books, policy: Policy, request: Request, number: int, column: int, mask: BoolArray, now_s: float
+        self, x: FleetState, policy: Policy, request: Request, number: int, column: int, mask: BoolArray, now_s: float
     ) -> Picked | None:
         """See `Kernel`."""
         _, function, of_options, _ = self._found(x, policy)
@@ -222,7 +226,7 @@ class Compiled(Kernel):
             return None
         whole = slots.WHOLE_SEQUENCE if request.sequence else slots.WHOLE_REQUEST
         self._lay_out(request, number, column, mask, now_s, whole)
-        row = function(self._of_books, of_options, self._of_call)
+        row = function(self._of_fleet_state, of_options, self._of_call)
         self._answered = None
         picked = self._as_picked(row)
         if picked is None or picked.among != self._may:
@@ -230,11 +234,11 @@ class Compiled(Kernel):
             self._masked = None
         return picked
 
-    def _found(self, x: Books, policy: Policy) -> _Answer:
+    def _found(self, x: FleetState, policy: Policy) -> _Answer:
         """The compiled answer, if there is one."""
-        if x.desk is not self._desk:
+        if x.decision is not self._decision:
             self._bind(x)
-        return self._answers.get(id(policy)) or self._look_up(policy, x.desk.mask.shape[1])
+        return self._answers.get(id(policy)) or self._look_up(policy, x.decision.mask.shape[1])
 
     def _look_up(self, policy: Policy, workers: int) -> _Answer:
         found = answering(policy, Compiler())
@@ -245,14 +249,14 @@ class Compiled(Kernel):
         known = self._answers[id(policy)] = _Answer(policy, function, _pointer(options), options)
         return known
 
-    def pick(self, x: Books, shares: FloatArray, request: Request, view: Sight) -> Picked | None:
+    def pick(self, x: FleetState, shares: FloatArray, request: Request, view: RequestView) -> Picked | None:
         """See `Kernel`."""
         # The compiled answers have picked already, for themselves.
         if shares is not self._answered:
             self._bind(x)
             self._lay_out_view(request, view)
-            x.desk.shares[0] = shares
-            self._row = self._pick(self._of_books, self._of_none, self._of_call)
+            x.decision.shares[0] = shares
+            self._row = self._pick(self._of_fleet_state, self._of_none, self._of_call)
         self._answered = None
         return self._as_picked(self._row)
 
@@ -266,29 +270,29 @@ class Compiled(Kernel):
             found = _PICKED[self._named](self._slots, _PROPENSITY_AT)
         return new_tuple(Picked, (row, found[0], found[3:], found[1]))
 
-    def count_in(self, x: Books, row: int, column: int, rows: float, now_s: float) -> None:
+    def count_in(self, x: FleetState, row: int, column: int, rows: float, now_s: float) -> None:
         """See `Kernel`."""
         self._bind(x)
         _COUNTED.pack_into(self._slots, 0, column, rows, now_s, row)
-        self._count_in(self._of_books, self._of_none, self._of_call)
+        self._count_in(self._of_fleet_state, self._of_none, self._of_call)
 
-    def count_out(self, x: Books, row: int, column: int, rows: float, now_s: float) -> None:
+    def count_out(self, x: FleetState, row: int, column: int, rows: float, now_s: float) -> None:
         """See `Kernel`."""
         self._bind(x)
         _COUNTED.pack_into(self._slots, 0, column, rows, now_s, row)
-        self._count_out(self._of_books, self._of_none, self._of_call)
+        self._count_out(self._of_fleet_state, self._of_none, self._of_call)
 
-    def look_up(self, x: Books, column: int, rows: float, key: int, now_s: float) -> FloatArray:
+    def look_up(self, x: FleetState, column: int, rows: float, key: int, now_s: float) -> FloatArray:
         """See `Kernel`."""
         self._bind(x)
         _LOOKED_UP.pack_into(self._slots, 0, column, rows, key, 1.0, now_s)
-        self._look_up_key(self._of_books, self._of_none, self._of_call)
-        found: FloatArray = x.desk.cached[0].copy()
+        self._look_up_key(self._of_fleet_state, self._of_none, self._of_call)
+        found: FloatArray = x.decision.cached[0].copy()
         return found
 
     def finish(
         self,
-        x: Books,
+        x: FleetState,
         row: int,
         column: int,
         rows: float,
@@ -299,37 +303,38 @@ class Compiled(Kernel):
         now_s: float,
     ) -> None:
         """See `Kernel`."""
-        if x.desk is not self._desk:
+        if x.decision is not self._decision:
             self._bind(x)
         if key is None:
             _FINISHED.pack_into(self._slots, 0, column, rows, 0, 0.0, now_s, row, served, latency_s, ok)
         else:
             _FINISHED.pack_into(self._slots, 0, column, rows, key, 1.0, now_s, row, served, latency_s, ok)
-        self._finish(self._of_books, self._of_none, self._of_call)
+        self._finish(self._of_fleet_state, self._of_none, self._of_call)
 
-    def learn_of_pick(self, x: Books, picked: int, served: int, latency_s: float, ok: bool, now_s: float) -> None:
+    def learn_of_pick(self, x: FleetState, picked: int, served: int, latency_s: float, ok: bool, now_s: float) -> None:
         """See `Kernel`."""
         self._bind(x)
         _LEARNED.pack_into(self._slots, 0, now_s, picked, served, latency_s, ok)
-        self._learn(self._of_books, self._of_none, self._of_call)
+        self._learn(self._of_fleet_state, self._of_none, self._of_call)
 
-    def take_report(self, x: Books, row: int, lines: Lines, batches: Lines, balancers: int, now_s: float) -> None:
+    def take_report(
+        self, x: FleetState, row: int, begins: bool, lines: Lines, batches: Lines, balancers: int, now_s: float
+    ) -> bool:
         """See `Kernel`."""
         count, executed, call = len(lines), len(batches), self._call
         if count > MOST_LINES or executed > MOST_BATCHES:
-            super().take_report(x, row, lines, batches, balancers, now_s)
-            return
+            return super().take_report(x, row, begins, lines, batches, balancers, now_s)
         self._bind(x)
         if count:
             call.lines[:count] = lines
         if executed:
             call.batches[:executed] = batches
-        _REPORTED.pack_into(self._slots, 8 * slots.LINES, count, executed, balancers)
+        _REPORTED.pack_into(self._slots, 8 * slots.LINES, count, executed, balancers, begins)
         _PLACED.pack_into(self._slots, 8 * slots.NOW_S, now_s, row)
-        self._take_report(self._of_books, self._of_none, self._of_call)
+        return bool(self._take_report(self._of_fleet_state, self._of_none, self._of_call))
 
-    def fade(self, x: Books, share: float) -> None:
+    def fade(self, x: FleetState, share: float) -> None:
         """See `Kernel`."""
         self._bind(x)
         self._call.numbers[slots.SHARE] = share
-        self._fade(self._of_books, self._of_none, self._of_call)
+        self._fade(self._of_fleet_state, self._of_none, self._of_call)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from balancer.core.kernel.books import RECORDS
+from balancer.kernel.fleet_state import RECORDS
 
 
 class Record:
@@ -58,5 +58,5 @@ def fields_of(record: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-BOOKS = tuple(RECORDS)
-"""Fields of `balancer.core.kernel.state.Books`, in order."""
+FLEET_STATE = tuple(RECORDS)
+"""Fields of `balancer.kernel.state.FleetState`, in order."""

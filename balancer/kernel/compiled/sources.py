@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import pathlib
 
-import balancer.core
+import balancer.kernel
 import policies
 
-SOURCES = (*map(pathlib.Path, (*balancer.core.__path__, *policies.__path__)), pathlib.Path(__file__).parent)
+SOURCES = tuple(map(pathlib.Path, (*balancer.kernel.__path__, *policies.__path__)))
 """Folders of all that is compiled from its own source, and of what compiles it."""
 
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from balancer.core.estimators.columns import At, along, per_model, per_worker
-from balancer.core.estimators.service import Service
+from balancer.kernel.estimators.columns import At, along, per_model, per_worker
+from balancer.kernel.estimators.service import Service
 from policies.base import FloatArray, UintArray
 
 PLACES, WAYS = 4096, 4

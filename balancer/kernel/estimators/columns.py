@@ -1,7 +1,7 @@
 """Estimator state as named arrays: one row a worker, and where it matters one column a model.
 
 State is a dataclass whose fields are arrays of shape `(..., n)` or `(..., n, m)`. Production holds one fleet and lets
-rows come and go (`balancer.core.kernel.books`); the simulator allocates `(environments, n, m)` once and passes
+rows come and go (`balancer.kernel.fleet_state`); the simulator allocates `(environments, n, m)` once and passes
 `state[environment]` views to the same update functions, which touch one element at a time and so compile as they are.
 """
 

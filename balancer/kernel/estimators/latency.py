@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from balancer.core.estimators.columns import At, exp, per_worker
+from balancer.kernel.estimators.columns import At, exp, per_worker
 from policies.base import FloatArray
 
 

@@ -6,7 +6,7 @@ of `balancers` sees about one share of the traffic) and that the device works th
 second, divided among own and others' work as it lies there. Requests of several balancers share batches.
 
 Work is counted in seconds of the device: a batch costs its fixed time once, so the requests that will share a batch
-share that cost (see `balancer.core.estimators.service`).
+share that cost (see `balancer.kernel.estimators.service`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from balancer.core.estimators.columns import At, per_model, per_worker
-from balancer.core.estimators.service import Service, alone_s
+from balancer.kernel.estimators.columns import At, per_model, per_worker
+from balancer.kernel.estimators.service import Service, alone_s
 from policies.base import FloatArray
 
 # Arrays of no axis: NumPy takes twice as long to combine a column with a float of Python's.

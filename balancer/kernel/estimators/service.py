@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from balancer.core.estimators.columns import At, per_model
+from balancer.kernel.estimators.columns import At, per_model
 from policies.base import FloatArray
 
 # With one batch size seen the slope cannot be told from the offset. GPUs batch well, so most of a small batch's time

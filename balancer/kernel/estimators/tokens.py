@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from balancer.core.estimators.columns import At, per_worker
-from balancer.core.settings import TokenSettings
+from balancer.kernel.estimators.columns import At, per_worker
+from balancer.kernel.settings import TokenSettings
 from policies.base import FloatArray
 
 

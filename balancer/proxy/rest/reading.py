@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from balancer.core import bounds
-from balancer.core.bounds import OutOfBoundsError, shown
-from balancer.gateway import wire
+from balancer import bounds
+from balancer.bounds import OutOfBoundsError, shown
+from balancer.extproc import wire
 from balancer.proxy.rules.tensors import DTYPES, LENGTH_BYTES, MOST_RANK, ONLY_BINARY, TEXT, elements
 
 _BINARY_BYTES, _BINARY, _BINARY_DEFAULT = "binary_data_size", "binary_data", "binary_data_output"
@@ -31,7 +31,7 @@ _MISFIT = "Unable to parse 'data': Shape does not match true shape of 'data' fie
 Json = Any
 
 
-class As(enum.Enum):
+class OutputFormat(enum.Enum):
     """How a client wants an output."""
 
     JSON = "json"
@@ -41,18 +41,18 @@ class As(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedOutputs:
     """How a client wants the outputs."""
 
-    named: Mapping[str, As]
-    others: As = As.JSON
+    named: Mapping[str, OutputFormat]
+    unnamed: OutputFormat = OutputFormat.JSON
 
-    def of(self, output: str) -> As:
+    def of(self, output: str) -> OutputFormat:
         """How it wants one."""
-        return self.named.get(output, self.others)
+        return self.named.get(output, self.unnamed)
 
 
-class UnreadableError(OutOfBoundsError):
+class UnreadableRequestError(OutOfBoundsError):
     """A request that is refused in Triton's words, where Triton has some; `field` is the part of it that is wrong."""
 
     def __init__(self, field: str, words: str) -> None:
@@ -60,7 +60,7 @@ class UnreadableError(OutOfBoundsError):
         self.field = field
 
 
-def read_request(body: bytes, json_bytes: int | None, model: str, version: str) -> tuple[bytes, Wanted]:
+def read_request(body: bytes, json_bytes: int | None, model: str, version: str) -> tuple[bytes, WantedOutputs]:
     """The message as gRPC has it on the wire, and how its client wants the answer.
 
     Args:
@@ -74,16 +74,16 @@ def read_request(body: bytes, json_bytes: int | None, model: str, version: str) 
     content = _read_json(body, json_bytes)
     name = _member(content, "id", str, "id", "")
     request = service_pb2.ModelInferRequest(model_name=model, model_version=version, id=name)
-    others = _add_parameters(request, _member(content, "parameters", dict, "parameters", {}))
+    unnamed = _add_parameters(request, _member(content, "parameters", dict, "parameters", {}))
     at = len(body) if json_bytes is None else json_bytes
     inputs = _objects(_member(content, "inputs", list, "inputs"), "inputs")
     tensors: list[bytes | memoryview] = []
     for given in inputs:
         at = _add_input(request, given, memoryview(body), at, tensors)
     if at != len(body):
-        raise UnreadableError("inputs", f"unexpected additional input data for model {shown(model)}")
+        raise UnreadableRequestError("inputs", f"unexpected additional input data for model {shown(model)}")
     outputs = _objects(_member(content, "outputs", list, "outputs", []), "outputs")
-    wanted = Wanted(dict(_add_output(request, each) for each in outputs), others)
+    wanted = WantedOutputs(dict(_add_output(request, each) for each in outputs), unnamed)
     # Equal requests have equal bytes, whatever the order of their parameters. Large tensors are copied once.
     parts = [request.SerializeToString(deterministic=True)]
     for tensor in tensors:
@@ -95,16 +95,16 @@ def _read_json(body: bytes, json_bytes: int | None) -> dict[str, Json]:
     size = len(body) if json_bytes is None else json_bytes
     if size > len(body):
         words = f"unexpected size for request JSON, expecting {size - len(body)} more bytes"
-        raise UnreadableError("json", words)
+        raise UnreadableRequestError("json", words)
     if size > bounds.MAX_JSON_BYTES:
         rule = f"{bounds.MAX_JSON_BYTES} at most are read; send tensors as binary data"
-        raise UnreadableError("json", f"the request's JSON has {size} bytes, of which {rule}")
+        raise UnreadableRequestError("json", f"the request's JSON has {size} bytes, of which {rule}")
     try:
         content = json.loads(memoryview(body)[:size].tobytes())
     except (ValueError, RecursionError) as error:
-        raise UnreadableError("json", f"failed to parse the request JSON buffer: {error}") from error
+        raise UnreadableRequestError("json", f"failed to parse the request JSON buffer: {error}") from error
     if not isinstance(content, dict):
-        raise UnreadableError("json", "failed to parse the request JSON buffer: it is no object")
+        raise UnreadableRequestError("json", "failed to parse the request JSON buffer: it is no object")
     return content
 
 
@@ -113,12 +113,11 @@ _NEEDED: Any = object()
 
 
 def _member(of: Mapping[str, Json], name: str, kind: type, field: str, without: Any = _NEEDED) -> Any:
-    """A member of an object, of one type; `without`: what stands for one that is not there."""
     value = of.get(name, without)
     if value is _NEEDED:
-        raise UnreadableError(field, f"Unable to parse {shown(name)}: it is not there")
+        raise UnreadableRequestError(field, f"Unable to parse {shown(name)}: it is not there")
     if value is not without and type(value) is not kind:
-        raise UnreadableError(field, f"Unable to parse {shown(name)}: it is {_KINDS[kind]}")
+        raise UnreadableRequestError(field, f"Unable to parse {shown(name)}: it is {_KINDS[kind]}")
     if kind is str:
         _encoded(value, field)
     return value
@@ -128,31 +127,31 @@ def _encoded(value: str, field: str) -> bytes:
     try:
         return value.encode()
     except UnicodeEncodeError:
-        raise UnreadableError(field, f"{field}: {shown(value)} is no text") from None
+        raise UnreadableRequestError(field, f"{field}: {shown(value)} is no text") from None
 
 
 def _objects(values: list[Json], field: str) -> list[dict[str, Json]]:
     for each in values:
         if type(each) is not dict:
-            raise UnreadableError(field, f"Unable to parse {shown(field)}: each is an object")
+            raise UnreadableRequestError(field, f"Unable to parse {shown(field)}: each is an object")
     return values
 
 
-def _add_parameters(request: service_pb2.ModelInferRequest, parameters: Mapping[str, Json]) -> As:
+def _add_parameters(request: service_pb2.ModelInferRequest, parameters: Mapping[str, Json]) -> OutputFormat:
     """Set them, by the kind that routing and Triton know each by; how outputs are wanted that are not named."""
     if len(parameters) > bounds.MAX_PARAMETERS:
         raise OutOfBoundsError("parameters", len(parameters), f"counts {bounds.MAX_PARAMETERS} at most")
-    others = As.JSON
+    unnamed = OutputFormat.JSON
     for name, value in parameters.items():
         _encoded(name, "parameters")
         if name == _BINARY_DEFAULT:
-            others = As.BINARY if _member(parameters, name, bool, "parameters") else As.JSON
+            unnamed = OutputFormat.BINARY if _member(parameters, name, bool, "parameters") else OutputFormat.JSON
         elif name.startswith(_RESERVED):
             words = "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
-            raise UnreadableError("parameters", words)
+            raise UnreadableRequestError("parameters", words)
         else:
             _set(request.parameters[name], name, value)
-    return others
+    return unnamed
 
 
 _FLAGS, _COUNTS = ("sequence_start", "sequence_end"), ("priority", "timeout")
@@ -160,11 +159,11 @@ _FLAGS, _COUNTS = ("sequence_start", "sequence_end"), ("priority", "timeout")
 
 def _set(parameter: service_pb2.InferParameter, name: str, value: Json) -> None:
     if name in _FLAGS and type(value) is not bool:
-        raise UnreadableError("parameters", f"Unable to parse '{name}': it is true or false")
+        raise UnreadableRequestError("parameters", f"Unable to parse '{name}': it is true or false")
     if name in _COUNTS and (type(value) is not int or value < 0):
-        raise UnreadableError("parameters", f"Unable to parse '{name}': it is a whole number, and not negative")
+        raise UnreadableRequestError("parameters", f"Unable to parse '{name}': it is a whole number, and not negative")
     if name == "sequence_id" and type(value) not in (int, str):
-        raise UnreadableError("parameters", "Unable to parse 'sequence_id': it is a whole number or a text")
+        raise UnreadableRequestError("parameters", "Unable to parse 'sequence_id': it is a whole number or a text")
     try:
         if type(value) is bool:
             parameter.bool_param = value
@@ -178,11 +177,11 @@ def _set(parameter: service_pb2.InferParameter, name: str, value: Json) -> None:
             parameter.string_param = value
         else:
             rule = "has invalid type. It should be either 'int', 'bool', or 'string'."
-            raise UnreadableError("parameters", f"parameter {shown(name)} {rule}")
+            raise UnreadableRequestError("parameters", f"parameter {shown(name)} {rule}")
     except (ValueError, UnicodeEncodeError) as error:
         if isinstance(error, OutOfBoundsError):
             raise
-        raise UnreadableError("parameters", f"parameter {shown(name)}: {shown(value)} does not fit") from None
+        raise UnreadableRequestError("parameters", f"parameter {shown(name)}: {shown(value)} does not fit") from None
 
 
 def _add_input(
@@ -205,14 +204,14 @@ def _add_input(
         size: int = _member(own, _BINARY_BYTES, int, "inputs")
         if not 0 <= size <= len(body) - at:
             more = f"expecting {shown(size - (len(body) - at))} additional bytes for model {shown(request.model_name)}"
-            raise UnreadableError("inputs", f"unexpected size for input {shown(name)}, {more}")
+            raise UnreadableRequestError("inputs", f"unexpected size for input {shown(name)}, {more}")
         tensors.append(body[at : at + size])
         return at + size
     data = _member(given, "data", list, "inputs")
     count = elements(shape)
     if count is None:
         words = f"Unable to parse 'shape': it has {len(shape)} dimensions; in JSON {MOST_RANK} at most are read"
-        raise UnreadableError("inputs", words)
+        raise UnreadableRequestError("inputs", words)
     tensors.append(_tensor(name, datatype, count, data))
     return at
 
@@ -225,32 +224,31 @@ def _check_one_source(given: Mapping[str, Json], own: Mapping[str, Json]) -> Non
             "'shared_memory_region' in 'parameters'. But"
         )
         what = f" set {' '.join(map(repr, there))}" if there else " no field is set"
-        raise UnreadableError("inputs", words + what)
+        raise UnreadableRequestError("inputs", words + what)
 
 
 def _shape(dimensions: list[Json]) -> list[int]:
     for each in dimensions:
         if type(each) is not int or not 0 <= each < 2**63:
-            raise UnreadableError("inputs", f"Unable to parse 'shape': {shown(each)} is no size of a dimension")
+            raise UnreadableRequestError("inputs", f"Unable to parse 'shape': {shown(each)} is no size of a dimension")
     return dimensions
 
 
 def _tensor(name: str, datatype: str, count: int, data: list[Json]) -> bytes:
-    """The raw bytes of a tensor whose elements stand in JSON, nested by dimensions or not."""
     if datatype in ONLY_BINARY:
         words = f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input"
-        raise UnreadableError("data", f"{words} {_told(name)}")
+        raise UnreadableRequestError("data", f"{words} {_readable(name)}")
     dtype = DTYPES.get(datatype)
     if dtype is None and datatype != TEXT:
-        raise UnreadableError("data", f"invalid datatype for input {_told(name)}")
+        raise UnreadableRequestError("data", f"invalid datatype for input {_readable(name)}")
     if count == 0:
         return b""
     values = _flat(data)
     if len(values) != count:
-        raise UnreadableError("data", _MISFIT)
+        raise UnreadableRequestError("data", _MISFIT)
     if not {*map(type, values)} <= _of_json(dtype):
-        raise UnreadableError(
-            "data", f"Unable to parse 'data': an element of input {_told(name)} is not of type {datatype}"
+        raise UnreadableRequestError(
+            "data", f"Unable to parse 'data': an element of input {_readable(name)} is not of type {datatype}"
         )
     if dtype is None:
         texts = [_encoded(each, "data") for each in values]
@@ -259,11 +257,11 @@ def _tensor(name: str, datatype: str, count: int, data: list[Json]) -> bytes:
         with np.errstate(over="ignore"):  # to infinity, as Triton has it
             return np.array(values, dtype).tobytes()
     except OverflowError:
-        words = f"Unable to parse 'data': an element of input {_told(name)} does not fit {datatype}"
-        raise UnreadableError("data", words) from None
+        words = f"Unable to parse 'data': an element of input {_readable(name)} does not fit {datatype}"
+        raise UnreadableRequestError("data", words) from None
 
 
-def _told(name: str) -> str:
+def _readable(name: str) -> str:
     """A name as Triton's words have it, where it is a usual one."""
     return name if name.isprintable() and len(name) <= bounds.SHOWN_CHARACTERS else shown(name)
 
@@ -297,8 +295,7 @@ def _add_memory(parameters: Any, own: Mapping[str, Json]) -> None:
             _set(parameters[name], name, own[name])
 
 
-def _add_output(request: service_pb2.ModelInferRequest, wanted: Mapping[str, Json]) -> tuple[str, As]:
-    """Ask for an output; its name, and how it is wanted."""
+def _add_output(request: service_pb2.ModelInferRequest, wanted: Mapping[str, Json]) -> tuple[str, OutputFormat]:
     name = _member(wanted, "name", str, "outputs")
     own = _member(wanted, "parameters", dict, "outputs", {})
     output = request.outputs.add(name=name)
@@ -307,9 +304,9 @@ def _add_output(request: service_pb2.ModelInferRequest, wanted: Mapping[str, Jso
         _member(own, _CLASSES, int, "outputs")
         _set(output.parameters[_CLASSES], _CLASSES, own[_CLASSES])
     if _REGION not in own:
-        return name, As.BINARY if binary else As.JSON
+        return name, OutputFormat.BINARY if binary else OutputFormat.JSON
     if _CLASSES in own or binary:
         other = _CLASSES if _CLASSES in own else _BINARY
-        raise UnreadableError("outputs", f"Output can't set both '{_REGION}' and '{other}'")
+        raise UnreadableRequestError("outputs", f"Output can't set both '{_REGION}' and '{other}'")
     _add_memory(output.parameters, own)
-    return name, As.MEMORY
+    return name, OutputFormat.MEMORY

@@ -11,16 +11,18 @@ from aiohttp import web
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
-from balancer.core.bounds import OutOfBoundsError, shown
-from balancer.gateway.kserve import rest_call
-from balancer.gateway.names import PROXY_HEALTH_PATH
-from balancer.gateway.responses import HTTP_STATUSES
-from balancer.proxy.cascading import Step
-from balancer.proxy.messages import OK, PUSHBACK, SERVED_MODEL, Answer, Metadata
-from balancer.proxy.rest.reading import UnreadableError, Wanted, read_request
+from balancer.bounds import OutOfBoundsError
+from balancer.channels import restricted
+from balancer.channels.restricted import Headers
+from balancer.extproc.kserve import rest_call
+from balancer.extproc.names import PROXY_HEALTH_PATH
+from balancer.extproc.responses import HTTP_STATUSES, PUSHBACK, RETRY_AFTER
+from balancer.proxy.cascading import CascadeStep
+from balancer.proxy.inflating import NoRoomError, Room, encoding_of
+from balancer.proxy.messages import OK, SERVED_MODEL, Metadata, ProxyAnswer
+from balancer.proxy.rest.reading import UnreadableRequestError, WantedOutputs, read_request
 from balancer.proxy.rest.writing import UnwritableError, binary_parts, error_body, json_parts
 from balancer.proxy.service import Proxy, RefusedError
-from balancer.workers import restricted
 
 _JSON_BYTES = "Inference-Header-Content-Length"
 """Header of requests and answers: how many bytes of the body are JSON, where tensors follow as they are."""
@@ -46,12 +48,10 @@ _UNREADABLE = "a worker's answer is no message"
 class Rest:
     """Answers one request after the other on any number of connections, which are Envoy's."""
 
-    def __init__(
-        self, proxy: Proxy, most_bytes: int, failed: Callable[[Exception], None], *, serves: bool = True
-    ) -> None:
-        """`most_bytes`: of a request's body; `failed` is told of a mistake of ours, which cost one request its answer;
-        `serves`: whether there is anything to do here."""
-        self._proxy, self._most_bytes, self._failed, self._serves = proxy, most_bytes, failed, serves
+    def __init__(self, proxy: Proxy, failed: Callable[[Exception], None], *, serves: bool = True) -> None:
+        """`failed` is called with an error of ours that cost one request its answer; `serves`: whether there is
+        anything to do here."""
+        self._proxy, self._failed, self._serves = proxy, failed, serves
 
     def takes(self, path: str) -> bool:
         """Whether requests for this path are answered here."""
@@ -64,8 +64,8 @@ class Rest:
         if request.method != "POST":
             return _error(405, "Method Not Allowed")
         try:
-            return await self._inferred(request)
-        except RefusedError as error:
+            return await self._in_room(request)
+        except (RefusedError, NoRoomError) as error:
             return _refused(error.answer)
         except UnwritableError as error:
             return _error(error.status, str(error))
@@ -75,15 +75,29 @@ class Rest:
             self._failed(error)
             return _error(500, "the balancer failed at this request; its log says how")
 
-    async def _inferred(self, request: web.BaseRequest) -> web.Response:
+    async def _in_room(self, request: web.BaseRequest) -> web.Response:
+        try:
+            compressed = bool(encoding_of(request))
+        except OutOfBoundsError as error:
+            self._proxy.refuse(error)
+        if not compressed:
+            return await self._inferred(request)
+        async with self._proxy.inflating.room() as room:
+            return await self._inferred(request, room)
+
+    async def _inferred(self, request: web.BaseRequest, room: Room | None = None) -> web.Response:
         _, model, version = rest_call(request.rel_url.raw_path)
         try:
-            body = await self._read(request)
+            body = await self._proxy.inflating.body(request, room)
             data, wanted = read_request(body, _json_bytes(request), model, version)
         except OutOfBoundsError as error:
             self._proxy.refuse(error)
         del body
-        step = Step(self._proxy.understand(data, _metadata(request), None))
+        # As a pick reads them. One that gRPC cannot carry counts too: no tenant gets rid of its name by its length.
+        headers = tuple(
+            (name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in request.raw_headers
+        )
+        step = CascadeStep(self._proxy.understand(data, _metadata(headers), None, raw_headers=headers))
         answer = await self._proxy.answer(step)
         if answer.code != OK:
             return _refused(answer)
@@ -92,36 +106,18 @@ class Rest:
             response.headers[SERVED_MODEL] = step.arrived.call.request.model
         return response
 
-    async def _read(self, request: web.BaseRequest) -> bytes:
-        parts, size = [], 0
-        try:
-            async for part in request.content.iter_any():
-                size += len(part)
-                if size > self._most_bytes:
-                    words = f"the request has more than {self._most_bytes} bytes; send a smaller one"
-                    raise UnreadableError("size", words)
-                parts.append(part)
-        except web.RequestPayloadError as error:
-            encoding = request.headers.get("content-encoding", "none")
-            raise UnreadableError(
-                "encoding", f"the request's body is not of its encoding, {shown(encoding)}"
-            ) from error
-        return b"".join(parts)
-
 
 def _json_bytes(request: web.BaseRequest) -> int | None:
-    """How many bytes of the body are JSON; None: all."""
-    told = request.headers.get(_JSON_BYTES)
-    if told is None:
+    length = request.headers.get(_JSON_BYTES)
+    if length is None:
         return None
-    if not (told.isascii() and told.isdigit() and len(told) <= _DIGITS and int(told)):
-        raise UnreadableError("json", f"Unable to parse {_JSON_BYTES}, got: {told[:_DIGITS]!a}")
-    return int(told)
+    if not (length.isascii() and length.isdigit() and len(length) <= _DIGITS and int(length)):
+        raise UnreadableRequestError("json", f"Unable to parse {_JSON_BYTES}, got: {length[:_DIGITS]!a}")
+    return int(length)
 
 
-def _metadata(request: web.BaseRequest) -> Metadata:
-    """The headers that go on to a worker, and those by which it may restrict calls."""
-    headers = [(name.lower(), value) for name, value in request.headers.items()]
+def _metadata(headers: Headers) -> Metadata:
+    """Those that go on to a worker, and those by which it may restrict calls."""
     kept = tuple(
         (name, value)
         for name, value in headers
@@ -132,8 +128,7 @@ def _metadata(request: web.BaseRequest) -> Metadata:
     return (*kept, *copies) if copied_bytes <= _MOST_COPIED_BYTES else kept
 
 
-async def _written(data: bytes, wanted: Wanted) -> web.Response:
-    """An answer as its client wants it."""
+async def _written(data: bytes, wanted: WantedOutputs) -> web.Response:
     try:
         message = service_pb2.ModelInferResponse.FromString(data)
     except DecodeError as error:
@@ -150,13 +145,12 @@ async def _written(data: bytes, wanted: Wanted) -> web.Response:
     )
 
 
-def _refused(answer: Answer) -> web.Response:
-    """A failure as Triton writes it, with the time to come again where there is one."""
+def _refused(answer: ProxyAnswer) -> web.Response:
     status = restricted.status_of(answer.details) or HTTP_STATUSES.get(answer.code, HTTPStatus.INTERNAL_SERVER_ERROR)
     response = _error(status, answer.details)
     wait_ms = next((value for name, value in answer.trailing if name == PUSHBACK), None)
     if wait_ms is not None:
-        response.headers["retry-after"] = str(math.ceil(int(wait_ms) / 1000))
+        response.headers[RETRY_AFTER] = str(math.ceil(int(wait_ms) / 1000))
     return response
 
 

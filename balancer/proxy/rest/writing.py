@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from balancer.core.bounds import shown
-from balancer.proxy.rest.reading import As, Wanted
+from balancer.bounds import shown
+from balancer.proxy.rest.reading import OutputFormat, WantedOutputs
 from balancer.proxy.rules.tensors import DTYPES, LENGTH_BYTES, TEXT, elements
 
 _AT_ONCE = 4096
@@ -25,7 +25,7 @@ class UnwritableError(Exception):
         self.status = status
 
 
-def json_parts(response: service_pb2.ModelInferResponse, wanted: Wanted) -> Iterator[bytes]:
+def json_parts(response: service_pb2.ModelInferResponse, wanted: WantedOutputs) -> Iterator[bytes]:
     """The JSON of an answer, in pieces: a large one takes long, and others are to have their turn in between.
 
     Raises:
@@ -39,15 +39,15 @@ def json_parts(response: service_pb2.ModelInferResponse, wanted: Wanted) -> Iter
         head["parameters"] = {name: _value(each) for name, each in response.parameters.items()}
     yield _json(head)[:-1] + b',"outputs":['
     for number, (output, raw) in enumerate(zip(response.outputs, response.raw_output_contents, strict=True)):
-        told: dict[str, Any] = {"name": output.name, "datatype": output.datatype, "shape": list(output.shape)}
+        entry: dict[str, Any] = {"name": output.name, "datatype": output.datatype, "shape": list(output.shape)}
         how = wanted.of(output.name)
         own = {name: _value(each) for name, each in output.parameters.items()}
-        if how is As.BINARY:
+        if how is OutputFormat.BINARY:
             own["binary_data_size"] = len(raw)
         if own:
-            told["parameters"] = own
-        yield (b"," if number else b"") + _json(told)[:-1]
-        if how is As.JSON:
+            entry["parameters"] = own
+        yield (b"," if number else b"") + _json(entry)[:-1]
+        if how is OutputFormat.JSON:
             yield b',"data":['
             yield from _data(output, raw)
             yield b"]"
@@ -55,10 +55,10 @@ def json_parts(response: service_pb2.ModelInferResponse, wanted: Wanted) -> Iter
     yield b"]}"
 
 
-def binary_parts(response: service_pb2.ModelInferResponse, wanted: Wanted) -> list[bytes]:
+def binary_parts(response: service_pb2.ModelInferResponse, wanted: WantedOutputs) -> list[bytes]:
     """The tensors that follow the JSON."""
     pairs = zip(response.outputs, response.raw_output_contents, strict=True)
-    return [raw for output, raw in pairs if wanted.of(output.name) is As.BINARY]
+    return [raw for output, raw in pairs if wanted.of(output.name) is OutputFormat.BINARY]
 
 
 def error_body(words: str) -> bytes:

@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
-from balancer.core import bounds
+from balancer import bounds
 from balancer.proxy.rules.tensors import LENGTH_BYTES, SIZES, TEXT, elements
 
 _MOST_BYTES = 2**20
@@ -61,7 +61,6 @@ def joinable(data: bytes) -> Joinable | None:
 
 
 def _is_plain(tensor: service_pb2.ModelInferRequest.InferInputTensor, content: bytes, rows: int) -> bool:
-    """Whether a tensor is nothing but its bytes, which fit."""
     if tensor.parameters or tensor.HasField("contents"):
         return False
     if tensor.datatype == TEXT and (elements(tensor.shape) or 0) > _MOST_TEXTS:
@@ -113,7 +112,6 @@ def split(data: bytes, requests: Sequence[Joinable]) -> list[bytes]:
 
 
 def _fits(datatype: str, shape: Sequence[int], content: bytes, rows: int) -> bool:
-    """Whether the bytes are those of such a tensor with so many rows."""
     count = elements(shape)
     if count is None or not shape or shape[0] != rows:
         return False
@@ -138,7 +136,6 @@ def _ends_of_texts(content: bytes, count: int) -> list[int] | None:
 
 
 def _parts(output: service_pb2.ModelInferResponse.InferOutputTensor, content: bytes, counts: list[int]) -> list[bytes]:
-    """The bytes of each part, by rows."""
     bounds_of_rows = [0, *accumulate(counts)]
     per_row = elements(output.shape[1:])
     if per_row is None or not _fits(output.datatype, output.shape, content, bounds_of_rows[-1]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from balancer.proxy.rules.settings import BreakerSettings
+from balancer.proxy.settings import CONSTANTS
 
 _MOST_MODELS = 1024
 
@@ -21,8 +21,9 @@ class _Breaker:
 class Breakers:
     """One for each model and worker at which something failed; all others are closed."""
 
-    def __init__(self, settings: BreakerSettings) -> None:
-        self.settings = settings
+    def __init__(self, failures: int, open_s: float = CONSTANTS.breaker_open_s) -> None:
+        """`failures` in a row, by the worker's fault, open a breaker (0: there is none), for `open_s`."""
+        self._failures, self._open_s = failures, open_s
         self._of: dict[str, dict[str, _Breaker]] = {}
         self.opened = 0
         """Times that one opened."""
@@ -30,7 +31,7 @@ class Breakers:
     def shut(self, model: str, now_s: float) -> frozenset[str]:
         """Workers that are to get no request for the model now."""
         there = self._of.get(model)
-        if not there or not self.settings.failures:
+        if not there or not self._failures:
             return frozenset()
         return frozenset(name for name, each in there.items() if self._is_shut(each, now_s))
 
@@ -56,11 +57,11 @@ class Breakers:
             if good is False:
                 breaker.opened_s = now_s
             return
-        if good is None or not self.settings.failures or (model not in self._of and len(self._of) >= _MOST_MODELS):
+        if good is None or not self._failures or (model not in self._of and len(self._of) >= _MOST_MODELS):
             return
         breaker = self._of.setdefault(model, {}).setdefault(worker, _Breaker())
         breaker.failures += 1
-        if breaker.opened_s is None and breaker.failures >= self.settings.failures:
+        if breaker.opened_s is None and breaker.failures >= self._failures:
             breaker.opened_s = now_s
             self.opened += 1
 
@@ -85,4 +86,4 @@ class Breakers:
     def _is_shut(self, breaker: _Breaker, now_s: float) -> bool:
         if breaker.opened_s is None:
             return False
-        return breaker.probe is not None or now_s - breaker.opened_s < self.settings.open_s
+        return breaker.probe is not None or now_s - breaker.opened_s < self._open_s

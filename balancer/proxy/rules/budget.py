@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from balancer.proxy.rules.settings import RetrySettings, TenantSettings
+from balancer.proxy.settings import ProxyConstants, TenantLimitsSection
 
 _MOST_TENANTS = 10_000
 
@@ -16,7 +16,7 @@ class Share:
         self.share, self.burst = share, burst
         self.tokens = burst
 
-    def asked(self) -> None:
+    def earn(self) -> None:
         """A request came."""
         self.tokens = min(self.burst, self.tokens + self.share)
 
@@ -28,10 +28,10 @@ class Share:
         return True
 
 
-def wait_s(settings: RetrySettings, attempt: int, chance: float) -> float:
+def wait_s(constants: ProxyConstants, attempt: int, chance: float) -> float:
     """Before attempt number `attempt` (from 1 for the second); `chance`, from 0 to 1, spreads those that failed
     together."""
-    most = min(settings.max_s, settings.base_s * 2.0 ** min(attempt, 30))
+    most = min(constants.retry_max_s, constants.retry_base_s * 2.0 ** min(attempt, 30))
     return most * chance
 
 
@@ -48,12 +48,12 @@ class Tenants:
     def __init__(self) -> None:
         self._buckets: dict[str, _Bucket] = {}
 
-    def refused_for_s(self, tenant: str, rows: float, limits: TenantSettings, now_s: float) -> float:
+    def refused_for_s(self, tenant: str, rows: float, limits: TenantLimitsSection, now_s: float) -> float:
         """0, and the request is counted; else the time until there is enough again for one like it.
 
         A request of more rows than a burst goes when the bucket is full, and is paid for afterwards.
         """
-        if not (limits.requests_per_s or limits.rows_per_s):
+        if not limits.is_limited:
             return 0.0
         most_requests = max(1.0, limits.requests_per_s * limits.burst_s)
         most_rows = max(1.0, limits.rows_per_s * limits.burst_s)

@@ -9,9 +9,9 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
-from balancer.core.bounds import OutOfBoundsError
-from balancer.gateway import wire
-from balancer.gateway.wire import Part
+from balancer.bounds import OutOfBoundsError
+from balancer.extproc import wire
+from balancer.extproc.wire import WireField
 from balancer.proxy.rules.tensors import elements
 
 MOST_BYTES = 2**18
@@ -64,7 +64,7 @@ def _rows(data: bytes, output: str) -> npt.NDArray[np.float64] | None:
     return values.astype(np.float64).reshape(tensor.shape[0] if len(tensor.shape) > 1 else 1, -1)
 
 
-def _name(data: bytes, output: Part) -> bytes:
+def _name(data: bytes, output: WireField) -> bytes:
     """The last one counts, as protobuf has it."""
     name = b""
     for part in wire.parts(data, output.start, output.end, _MOST_OF_OUTPUT):
@@ -73,7 +73,7 @@ def _name(data: bytes, output: Part) -> bytes:
     return name
 
 
-def _raw(data: bytes, datatype: str, part: Part) -> npt.NDArray[np.floating] | None:
+def _raw(data: bytes, datatype: str, part: WireField) -> npt.NDArray[np.floating] | None:
     kind = _TYPES.get(datatype)
     length = part.end - part.start
     if kind is None or length > MOST_BYTES or length % np.dtype(kind).itemsize:

@@ -1,12 +1,10 @@
-"""Which requests were begun, so that none of an id is executed twice: bounded by number, and by bytes of answers kept.
-
-Where there is no room for another id, its request is refused: one that is forgotten could be executed again.
-"""
+"""Answers that are kept: for equal requests (`Cache`), and for ids that are executed once (`Once`)."""
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -15,6 +13,45 @@ Kept = TypeVar("Kept")
 Key = tuple[object, ...]
 
 _MOST_OF_TENANT = 0.5
+_OVERHEAD_BYTES = 512
+"""Of an entry of the cache, beside its answer."""
+
+
+class Cache(Generic[Kept]):
+    """Bounded by bytes; the least recently used go first, and none outlives its time."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self.kept_bytes = 0
+        self._entries: dict[Hashable, tuple[Kept, int, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: Hashable, now_s: float) -> Kept | None:
+        """The answer, which has then been used; None: there is none, or it is too old."""
+        found = self._entries.pop(key, None)
+        if found is None:
+            return None
+        kept, size_bytes, until_s = found
+        if now_s >= until_s:
+            self.kept_bytes -= size_bytes
+            return None
+        self._entries[key] = found
+        return kept
+
+    def put(self, key: Hashable, kept: Kept, size_bytes: int, until_s: float) -> None:
+        """Keep an answer until then, if it fits at all."""
+        size_bytes += _OVERHEAD_BYTES
+        before = self._entries.pop(key, None)
+        if before is not None:
+            self.kept_bytes -= before[1]
+        if size_bytes > self.most_bytes:
+            return
+        self._entries[key] = kept, size_bytes, until_s
+        self.kept_bytes += size_bytes
+        while self.kept_bytes > self.most_bytes:
+            self.kept_bytes -= self._entries.pop(next(iter(self._entries)))[1]
 
 
 @dataclass(slots=True)
@@ -30,7 +67,10 @@ class Entry(Generic[Running, Kept]):
 
 
 class Once(Generic[Running, Kept]):
-    """The ids of the last seconds."""
+    """The ids of the last seconds, so that none is executed twice: bounded by number, and by bytes of answers kept.
+
+    Where there is no room for another id, its request is refused: one that is forgotten could be executed again.
+    """
 
     def __init__(self, most_entries: int, most_bytes: int) -> None:
         self.most_entries, self.most_bytes = most_entries, most_bytes

@@ -10,7 +10,7 @@ _ENOUGH = 50
 _MOST_MODELS = 1024
 
 
-class Latencies:
+class AttemptLatencies:
     """The latest of each model."""
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """The guard: replaces a policy by a baseline while something is wrong with it or with what it sees.
 
 A state machine, pure: time is an argument, and so is all that it is told of. Who decides asks `arm`, tells what came of
-it, and has inputs looked at from `looks_from_s` on; `steering.py` does so. States and their reasons are drawn in the
-README of `balancer/core`.
+it, and has inputs looked at from `looks_from_s` on; `selector.py` does so. The README of `balancer/scheduler` has a
+table of the reasons.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from balancer.core.settings import GuardSettings
-from balancer.core.trials.switchback import Arm, Finding, Switchback, WindowTicket
+from balancer.kernel.settings import GuardSettings
+from balancer.scheduler.canary.switchback import Arm, Finding, Switchback, WindowTicket
 from policies.base import FleetView, Policy, Request
 
 CHECK_EVERY_S = 0.02
@@ -46,7 +46,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class PolicyChange:
     """The guard took the policy out of service, or put it back."""
 
     at_s: float
@@ -74,13 +74,13 @@ class Guard:
     """Watches one policy, from when it is put in force until it is replaced."""
 
     def __init__(
-        self, settings: GuardSettings, seed: int = 0, on_change: Callable[[Change], None] = lambda change: None
+        self, settings: GuardSettings, seed: int = 0, on_change: Callable[[PolicyChange], None] = lambda change: None
     ) -> None:
         """`seed`: of the windows; `on_change` is told of every fall and return, and must not raise."""
         self.settings = settings
         self.on_change = on_change
         self.switchback = Switchback(settings, seed)
-        self.breach: Change | None = None
+        self.breach: PolicyChange | None = None
         """The fall that is in force; None: the policy decides."""
         self.falls = 0
         self._level = 0
@@ -167,6 +167,12 @@ class Guard:
         if seconds > self.settings.decision_s:
             self._slow.append((self._decisions, min(seconds / self.settings.decision_s, _SLOWEST)))
 
+    def resume_fallen(self, cause: Finding, quiet_s: float, now_s: float) -> None:
+        """A guard of the same settings took the policy out of service before: begin there."""
+        self.breach = PolicyChange(now_s, True, cause, quiet_s)
+        self._last_cause, self._quiet_since_s = cause, now_s
+        self._begin(now_s)
+
     def state(self, now_s: float) -> dict[str, Any]:
         """For people: who decides, and why."""
         breach = self.breach
@@ -212,7 +218,7 @@ class Guard:
         self._level = self._level + 1 if again else 0
         quiet_s = min(settings.quiet_s * 2.0 ** min(self._level, 60), max(settings.max_quiet_s, settings.quiet_s))
         self.falls += 1
-        self.breach = Change(now_s, True, cause, quiet_s)
+        self.breach = PolicyChange(now_s, True, cause, quiet_s)
         self._last_cause = cause
         self._quiet_since_s, self._probes = now_s, 0
         self._begin(now_s)
@@ -220,7 +226,7 @@ class Guard:
 
     def _return(self, now_s: float) -> None:
         assert self.breach is not None  # the caller looked
-        change = Change(now_s, False, self.breach.finding, self.breach.quiet_s)
+        change = PolicyChange(now_s, False, self.breach.finding, self.breach.quiet_s)
         self.breach = None
         self._returned_s = now_s
         self._begin(now_s)

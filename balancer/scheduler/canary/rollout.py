@@ -1,24 +1,18 @@
 """Moves traffic from one policy to another in steps, and back where the new one does worse.
 
-A rollout is `running` while lots compare the two, `watched` once the new policy decides all but the windows that
+A rollout is `running` while draws compare the two, `watched` once the new policy decides all but the windows that
 compare it with the old one, and `finished` when it has proven itself; the first two may end in `returned`, for good.
 
-Which of the two decides request k is drawn by lot: a hash of the seed and k, so that both meet the same queues, models
-and clients at all times, and the lot is the only reason for any difference. (A hash of the tenant or of a key would
-compare tenants.) A request with a routing key goes to the key's worker under either.
-
-Each outcome with a cost c in [0, 1] is a bet on the lot:
-
-    x = (z - share) * (c - margin * z - usual c) / 2,   z: 1 where the new policy decided, else 0
-
-fair where both do the same, since then c does not depend on z. The outcomes of a second are one observation.
+Which of the two decides request k is drawn by a hash of the seed and k, so that both meet the same queues, models and
+clients at all times, and the draw is the only reason for any difference, see `evidence`. (A hash of the tenant or of a
+key would compare tenants.) A request with a routing key goes to the key's worker under either.
 
 Both arms send to the same workers, so each queues behind the other's requests: a new policy that makes the queues worse
 makes them worse for both. The comparison sees what a request gains by its own pick, and not the whole of what the
 fleet gains or loses: that is for the windows, which begin when all requests are the new policy's.
 
 A step is held while there is evidence against the new policy, far below what returns it, since after the last step
-there are no more lots, and the evidence so far goes on in the windows.
+there are no more draws, and the evidence so far goes on in the windows.
 """
 
 from __future__ import annotations
@@ -31,21 +25,16 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from balancer.core.settings import RolloutSettings
-from balancer.core.trials.evidence import Evidence
-from balancer.core.trials.switchback import METRICS, Arm, Finding, Switchback, WindowTicket
+from balancer.kernel.settings import RolloutSettings
+from balancer.scheduler.canary.evidence import BLOCK_S, SLOW_SHARE, DrawComparison
+from balancer.scheduler.canary.switchback import Arm, Finding, Switchback, WindowTicket
 from policies.hashing import mix, unit
 
 State = Literal["running", "watched", "finished", "returned"]
-_BLOCK_S = 1.0
-_FALSE_ALARM_BLOCKS = 100_000.0
-"""Mean number of seconds, at least, from one false alarm to the next: 28 hours."""
 _HOLDS = 10.0
 """Evidence from which on no step is taken, and nothing is proven: equal policies seldom have so much."""
 _OVERDUE_S = 10.0
 """A request without outcome for so long counts as slow, and as late where it had a deadline."""
-_GAIN = 0.02
-_SLOW_SHARE = 0.1
 _KEPT = 2000
 
 
@@ -116,7 +105,7 @@ class Rollout:
     ) -> None:
         """`on_change` is told of every step, of the end and of the return, and must not raise."""
         self._settings = settings
-        self.lots = mix(seed ^ 0x7011007)
+        self.draws = mix(seed ^ 0x7011007)
         """Their seed."""
         self.on_change = on_change
         self.state: State = "running"
@@ -129,17 +118,14 @@ class Rollout:
         self._windows: Switchback | None = None
         """Once the rollout is watched."""
         self._quiet_s, self._quiet_pair, self._seen_pair = math.inf, 0, 0
-        self._block_s = -math.inf
         margins = settings.guard.margins
-        self._margins = {"late": margins.late, "tail": margins.tail * _SLOW_SHARE, "errors": margins.errors}
-        self._evidence = {metric: Evidence(len(METRICS) * _FALSE_ALARM_BLOCKS) for metric in METRICS}
-        self._usual_cost = dict.fromkeys(METRICS, 0.0)
-        self._slow_s: dict[str, float] = {}
-        """By model, the latency that one request in ten exceeds."""
+        self.comparison = DrawComparison(
+            {"late": margins.late, "tail": margins.tail * SLOW_SHARE, "errors": margins.errors}
+        )
         self._open: dict[int, RolloutTicket] = {}
         self._compared_step = -1
         self._sums = {new: _Sums() for new in (False, True)}
-        """Of the last step that compared by lot."""
+        """Of the last step that compared by draws."""
 
     @property
     def over(self) -> bool:
@@ -162,12 +148,12 @@ class Rollout:
         if self.state == "watched":
             return self._watch(now_s)
         share = self.share
-        return share >= 1 or (share > 0 and unit(mix(self.lots ^ number)) < share)
+        return share >= 1 or (share > 0 and unit(mix(self.draws ^ number)) < share)
 
     @property
     def standing(self) -> tuple[float, float]:
         """The share of the numbers that the new policy decides as things stand, and when `takes` may change that."""
-        until_s = self._block_s + _BLOCK_S if self._open else math.inf
+        until_s = self.comparison.block_s + BLOCK_S if self._open else math.inf
         if self.state == "watched" and self._windows is not None:
             arm, over_s = self._windows.standing
             return float(arm is Arm.POLICY), min(until_s, over_s)
@@ -199,6 +185,14 @@ class Rollout:
         self._open.clear()
         self.on_change(RolloutChange(now_s, "returned", 0.0, finding))
 
+    def resume_finished(self) -> None:
+        """A rollout of the same settings has proven the policy before: begin there."""
+        self.state, self._step = "finished", len(self._settings.shares) - 1
+
+    def resume_returned(self, finding: Finding) -> None:
+        """A rollout of the same settings returned before: begin there."""
+        self.state, self.finding = "returned", finding
+
     def forget(self, ticket: RolloutTicket) -> None:
         """The request says nothing."""
         self._open.pop(id(ticket), None)
@@ -219,8 +213,8 @@ class Rollout:
             self._bet(ticket, "late", float(late))
         if ok and latency_s is not None:
             sums.latencies_s.append(latency_s)
-            self._bet(ticket, "tail", float(latency_s > self._slow_s.get(ticket.model, math.inf)))
-            self._learn(ticket.model, latency_s)
+            self._bet(ticket, "tail", float(self.comparison.is_slow(ticket.model, latency_s)))
+            self.comparison.learn(ticket.model, latency_s)
         self._close_block(now_s)
 
     def explain(self, now_s: float) -> dict[str, Any]:
@@ -236,25 +230,16 @@ class Rollout:
             "why": self.finding.words if self.finding else "",
             "old": self._sums[False].shown(),
             "new": self._sums[True].shown(),
-            "evidence_against_new": {metric: each.sum for metric, each in self._evidence.items()},
+            "evidence_against_new": {metric: each.sum for metric, each in self.comparison.evidence.items()},
             "watch": self._watch_shown(now_s),
         }
 
     def _bet(self, ticket: RolloutTicket, metric: str, cost: float) -> None:
-        z = float(ticket.new)
-        usual = self._usual_cost[metric]
-        self._evidence[metric].bet((z - ticket.share) * (cost - self._margins[metric] * z - usual) / 2)
-        self._usual_cost[metric] = usual + _GAIN * (cost - usual)
-
-    def _learn(self, model: str, latency_s: float) -> None:
-        """Move the model's slow latency up where it is exceeded too often, else down (stochastic approximation)."""
-        slow_s = self._slow_s.get(model, 2 * latency_s)
-        self._slow_s[model] = slow_s * math.exp(_GAIN * (float(latency_s > slow_s) - _SLOW_SHARE) / _SLOW_SHARE / 2)
+        self.comparison.bet(metric, cost, ticket.new, ticket.share)
 
     def _close_block(self, now_s: float) -> None:
-        if now_s - self._block_s < _BLOCK_S:
+        if not self.comparison.begins_block(now_s):
             return
-        self._block_s = now_s
         for ticket in list(self._open.values()):
             if now_s - ticket.at_s < _OVERDUE_S:
                 break
@@ -262,9 +247,9 @@ class Rollout:
             self._bet(ticket, "tail", 1.0)
             if math.isfinite(ticket.deadline_s):
                 self._bet(ticket, "late", 1.0)
-        worse = [metric for metric, evidence in self._evidence.items() if evidence.close()]
+        worse = self.comparison.close()
         if worse:
-            self.give_up(Finding(worse[0], self._words(worse[0])), now_s)
+            self.give_up(Finding(worse, self._words(worse)), now_s)
 
     def _words(self, metric: str) -> str:
         old, new = (self._sums[arm].shown() for arm in (False, True))
@@ -297,7 +282,7 @@ class Rollout:
 
     def _obstacle(self) -> str:
         """Why the next step is not to be taken now, as a code; empty: it may be."""
-        if max(each.now for each in self._evidence.values()) >= _HOLDS:
+        if max(each.now for each in self.comparison.evidence.values()) >= _HOLDS:
             return "evidence"
         return "outcomes" if min(sums.requests for sums in self._sums.values()) < self._settings.min_requests else ""
 
@@ -305,7 +290,8 @@ class Rollout:
         """Likewise, with words."""
         reason = self._obstacle()
         if reason == "evidence":
-            metric, most = max(((name, each.now) for name, each in self._evidence.items()), key=lambda found: found[1])
+            against = {name: each.now for name, each in self.comparison.evidence.items()}
+            metric, most = max(against.items(), key=lambda found: found[1])
             return Finding(reason, f"evidence {most:.0f} that {self._words(metric)}")
         old, new = (self._sums[arm].requests for arm in (False, True))
         least = self._settings.min_requests
@@ -313,11 +299,11 @@ class Rollout:
         return Finding(reason, words) if reason else None
 
     def _begin_watch(self, now_s: float) -> None:
-        """Windows take over from the lots; what was decided by lot and has not ended yet still counts."""
+        """Windows take over from the draws; what was decided by a draw and has not ended yet still counts."""
         self.state = "watched"
         self._quiet_s = now_s
         guard = self._settings.guard
-        self._windows = Switchback(guard, self.lots, "the old policy", self._evidence, stretches=True)
+        self._windows = Switchback(guard, self.draws, "the old policy", self.comparison.evidence, stretches=True)
 
     def _watch(self, now_s: float) -> bool:
         """Whether the new policy decides now, in or out of a window."""
@@ -330,7 +316,7 @@ class Rollout:
         if windows.finding is not None:
             self.give_up(windows.finding, now_s)
             return False
-        if max(each.now for each in self._evidence.values()) >= _HOLDS:
+        if max(each.now for each in self.comparison.evidence.values()) >= _HOLDS:
             self._quiet_s, self._quiet_pair = now_s, windows.pairs
         elif self._quiet_for(now_s) == (self._settings.watch_s, self._settings.watch_pairs):
             self.state = "finished"

@@ -13,24 +13,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
-from balancer.core.answering import answer
-from balancer.core.settings import GuardSettings, RolloutSettings
-from balancer.core.trials.guard import Change, Guard, look
-from balancer.core.trials.rollout import Rollout, RolloutChange, RolloutTicket
-from balancer.core.trials.shadow import Shadow
-from balancer.core.trials.switchback import Arm, Finding, WindowTicket
+from balancer.kernel.settings import GuardSettings, RolloutSettings
+from balancer.scheduler.answering import answer
+from balancer.scheduler.canary.guard import Guard, PolicyChange, look
+from balancer.scheduler.canary.rollout import Rollout, RolloutChange, RolloutTicket
+from balancer.scheduler.canary.shadow import Shadow
+from balancer.scheduler.canary.switchback import Arm, Finding, WindowTicket
 from policies.base import FleetView, FloatArray, Policy, Request
 
-Role = Literal["in_force", "hash", "baseline", "rollout", "published", "published_baseline", "published_rollout"]
+Role = Literal["in_force", "hash", "baseline", "rollout"]
 """What a policy that was asked is there for: `policy` of the config; the router's own hash of keys and sequences; the
-guard's baseline; the policy that is being rolled out; these again, asked some milliseconds before, by whose answers
-Envoy decides."""
-PUBLISHED: dict[Role, Role] = {
-    "in_force": "published",
-    "baseline": "published_baseline",
-    "rollout": "published_rollout",
-}
-"""Roles where Envoy decides by what a policy answered before."""
+guard's baseline; the policy that is being rolled out."""
 Ticket = WindowTicket | RolloutTicket
 """What the router keeps with a request, and tells how that ended."""
 _IN_FORCE: Role = "in_force"
@@ -40,7 +33,7 @@ _Part = tuple[Policy, GuardSettings | None, Policy | None, Guard | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CanaryPlan:
     """What is configured beside the policy in force. Equal plans keep their state."""
 
     guard: GuardSettings | None = None
@@ -60,25 +53,25 @@ class Plan:
         return self.guard is not None or self.shadow is not None or self.rollout is not None
 
 
-class Listener(Protocol):
+class CanaryListener(Protocol):
     """Is told what changes. Must not raise."""
 
-    def guard_changed(self, policy: str, change: Change) -> None:
+    def guard_changed(self, policy: str, change: PolicyChange) -> None:
         """A guard replaced the policy, or put it back."""
 
     def rollout_changed(self, policy: str, change: RolloutChange) -> None:
         """The rollout of the policy took a step or holds one, began to watch, ended or returned."""
 
 
-class _Nobody(Listener):
+class _Nobody(CanaryListener):
     """Does nothing with it."""
 
-    def guard_changed(self, policy: str, change: Change) -> None: ...
+    def guard_changed(self, policy: str, change: PolicyChange) -> None: ...
 
     def rollout_changed(self, policy: str, change: RolloutChange) -> None: ...
 
 
-class Choice(NamedTuple):
+class Selection(NamedTuple):
     """Who is to decide a request, before it is known what the fleet looks like."""
 
     policy: Policy
@@ -92,7 +85,7 @@ class Choice(NamedTuple):
 class Side(NamedTuple):
     """One of the two who may decide, as things stand."""
 
-    choice: Choice
+    choice: Selection
     looks_from_s: float
     """When its guard is to look at a decision."""
 
@@ -103,13 +96,13 @@ class Standing(NamedTuple):
     sides: tuple[Side, Side]
     share: float
     """The second one's: the numbers k with `unit(mix(lots ^ k)) < share`."""
-    lots: int
+    draws: int
     until_s: float
     """From when on a request may change it: by `choose`."""
     tickets_from_s: float
 
 
-class Answer(NamedTuple):
+class SelectedAnswer(NamedTuple):
     """Who decided, and how."""
 
     policy: Policy
@@ -121,17 +114,17 @@ class Answer(NamedTuple):
     ticket: Ticket | None
 
 
-class Steering:
+class PolicySelector:
     """Guard, shadow and rollout of one router, from when they are configured until that changes."""
 
     def __init__(
         self,
         policy: Policy,
-        plan: Plan,
+        plan: CanaryPlan,
         seed: int = 0,
         stopwatch: Callable[[], float] = lambda: 0.0,
-        listener: Listener | None = None,
-        before: Steering | None = None,
+        listener: CanaryListener | None = None,
+        before: PolicySelector | None = None,
         now_s: float = 0.0,
     ) -> None:
         """`stopwatch` gives seconds since any moment; without one, no decision is slow. `before` is what this replaces:
@@ -151,7 +144,7 @@ class Steering:
         """Of the new policy, until then: what it finds ends the rollout."""
         self.shadow = self._shadow(seed, before)
 
-    def choose(self, number: int, now_s: float) -> Choice:
+    def choose(self, number: int, now_s: float) -> Selection:
         """Who decides the request of that number."""
         rollout = self.rollout
         if rollout is None:
@@ -177,14 +170,16 @@ class Steering:
         tickets_from_s = rollout.tickets_from_s
         if rollout.over:
             tickets_from_s = watching.tickets_from_s if watching is not None else math.inf
-        return Standing((old, taken), share, rollout.lots, min(until_s, taken_s if finished else old_s), tickets_from_s)
+        return Standing(
+            (old, taken), share, rollout.draws, min(until_s, taken_s if finished else old_s), tickets_from_s
+        )
 
     @property
     def new_guard_now(self) -> Guard | None:
         """Of the policy that is rolled out, as far as that is."""
         return self.new_guard if self.rollout is not None and self.rollout.state == "finished" else self.trial_guard
 
-    def answer(self, choice: Choice, request: Request, view: FleetView, now_s: float) -> Answer:
+    def answer(self, choice: Selection, request: Request, view: FleetView, now_s: float) -> SelectedAnswer:
         """The answer of who was chosen, or of who stands in for it."""
         policy, role, guard, _ = choice
         begun_s = self.stopwatch()
@@ -200,9 +195,9 @@ class Steering:
             return self._stand_in(choice, failure, request, view, now_s)
         worker, deadline_s = bool(probabilities.any()), float(request.deadline_s)
         ticket = self._ticket(choice, request.model, deadline_s, now_s, worker)
-        return Answer(policy, role, probabilities, (), ticket)
+        return SelectedAnswer(policy, role, probabilities, (), ticket)
 
-    def look(self, choice: Choice, request: Request, view: FleetView, now_s: float) -> None:
+    def look(self, choice: Selection, request: Request, view: FleetView, now_s: float) -> None:
         """Let the guard look at a decision, if it is to: at the policy's inputs, or whether the policy may return."""
         guard = choice.guard
         if guard is None or now_s < guard.looks_from_s(_arm(choice)):
@@ -212,14 +207,14 @@ class Steering:
         elif choice.watched is not None:
             self._probe(guard, choice.watched, request, view, now_s)
 
-    def looks_on(self, choice: Choice, number: int, now_s: float) -> bool:
+    def observes(self, choice: Selection, number: int, now_s: float) -> bool:
         """Whether somebody is to see the decision of that number: a guard its inputs, a shadow the answer."""
         guard, shadow = choice.guard, self.shadow
         looks = guard is not None and now_s >= guard.looks_from_s(_arm(choice))
         return looks or (shadow is not None and shadow.wants(number))
 
     def answered(
-        self, choice: Choice, seconds: float, model: str, deadline_s: float, now_s: float, worker: bool = True
+        self, choice: Selection, seconds: float, model: str, deadline_s: float, now_s: float, worker: bool = True
     ) -> Ticket | None:
         """Who was chosen had a valid answer after so long, which gave the request to a worker, or shed it; nobody
         looked on.
@@ -272,26 +267,28 @@ class Steering:
             "rollout": rollout,
         }
 
-    def _seat(self, policy: Policy, role: Role, guard: Guard | None, windows: bool, now_s: float) -> Choice:
+    def _seat(self, policy: Policy, role: Role, guard: Guard | None, windows: bool, now_s: float) -> Selection:
         if guard is None:
-            return Choice(policy, role, None, None)
+            return Selection(policy, role, None, None)
         # Two comparisons at once would disturb each other, so there are no windows during a rollout.
         falls_back = guard.breach is not None if not windows else guard.arm(now_s) is Arm.BASELINE
         if falls_back and self.plan.baseline is not None:
-            return Choice(self.plan.baseline, "baseline", guard, policy)
-        return Choice(policy, role, guard, policy)
+            return Selection(self.plan.baseline, "baseline", guard, policy)
+        return Selection(policy, role, guard, policy)
 
     def _side(self, policy: Policy, role: Role, guard: Guard | None, windows: bool) -> tuple[Side, float]:
         """As `_seat`, as things stand, and until when."""
         if guard is None:
-            return Side(Choice(policy, role, None, None), math.inf), math.inf
+            return Side(Selection(policy, role, None, None), math.inf), math.inf
         arm, until_s = guard.standing(windows)
-        choice = Choice(policy, role, guard, policy)
+        choice = Selection(policy, role, guard, policy)
         if arm is Arm.BASELINE and self.plan.baseline is not None:
-            choice = Choice(self.plan.baseline, "baseline", guard, policy)
+            choice = Selection(self.plan.baseline, "baseline", guard, policy)
         return Side(choice, guard.looks_from_s(_arm(choice))), until_s
 
-    def _stand_in(self, choice: Choice, failure: str, request: Request, view: FleetView, now_s: float) -> Answer:
+    def _stand_in(
+        self, choice: Selection, failure: str, request: Request, view: FleetView, now_s: float
+    ) -> SelectedAnswer:
         """The old policy stands in for a new one without a valid answer, the baseline for a guarded one."""
         failed = ((choice.policy.name, failure),)
         if choice.role == "rollout" and self.rollout is not None and self.rollout.state != "finished":
@@ -300,10 +297,10 @@ class Steering:
         elif choice.guard is not None and choice.role != "baseline" and self.plan.baseline is not None:
             policy, role = self.plan.baseline, _BASELINE
         else:
-            return Answer(choice.policy, choice.role, None, failed, None)
+            return SelectedAnswer(choice.policy, choice.role, None, failed, None)
         probabilities, failure = answer(policy, request, view)
         also = ((policy.name, failure),) if failure else ()
-        return Answer(policy, role, probabilities, (*failed, *also), None)
+        return SelectedAnswer(policy, role, probabilities, (*failed, *also), None)
 
     def _probe(self, guard: Guard, policy: Policy, request: Request, view: FleetView, now_s: float) -> None:
         """Ask the policy that is out of service, to see whether it may return; its answer goes nowhere."""
@@ -313,7 +310,7 @@ class Steering:
         found = look(policy, request, view, guard.settings.report_age_s, failure)
         guard.looked(found, now_s, self.stopwatch() - begun_s)
 
-    def _ticket(self, choice: Choice, model: str, deadline_s: float, now_s: float, worker: bool) -> Ticket | None:
+    def _ticket(self, choice: Selection, model: str, deadline_s: float, now_s: float, worker: bool) -> Ticket | None:
         ticket: Ticket | None = None
         if self.rollout is not None and not self.rollout.over:
             ticket = self.rollout.ticket(choice.role == "rollout", model, deadline_s, now_s)
@@ -346,7 +343,7 @@ class Steering:
                 return old
         return Guard(settings, seed, tell)
 
-    def _trial_guard(self, before: Steering | None) -> Guard | None:
+    def _trial_guard(self, before: PolicySelector | None) -> Guard | None:
         """Trained or not: it is asked for valid answers in time, and a trained one for inputs as in training."""
         new, rollout = self.plan.new, self.plan.rollout
         if new is None or rollout is None:
@@ -360,7 +357,7 @@ class Steering:
         guard.on_change = self._trial_changed
         return guard
 
-    def _rollout(self, seed: int, before: Steering | None) -> Rollout | None:
+    def _rollout(self, seed: int, before: PolicySelector | None) -> Rollout | None:
         plan = self.plan
         if plan.rollout is None or plan.new is None:
             return None
@@ -371,7 +368,7 @@ class Steering:
             return before.rollout
         return Rollout(plan.rollout, seed, tell)
 
-    def _shadow(self, seed: int, before: Steering | None) -> Shadow | None:
+    def _shadow(self, seed: int, before: PolicySelector | None) -> Shadow | None:
         plan = self.plan
         if plan.shadow is None:
             return None
@@ -380,10 +377,10 @@ class Steering:
             return before.shadow
         return Shadow(plan.shadow, plan.shadow_share, seed)
 
-    def _trial_changed(self, change: Change) -> None:
+    def _trial_changed(self, change: PolicyChange) -> None:
         if self.rollout is not None and change.fell:
             self.rollout.give_up(change.finding, change.at_s)
 
 
-def _arm(choice: Choice) -> Arm:
+def _arm(choice: Selection) -> Arm:
     return Arm.BASELINE if choice.role == "baseline" else Arm.POLICY

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from balancer.core.answering import answer
+from balancer.scheduler.answering import answer
 from policies.base import FleetView, FloatArray, Policy, Request
 from policies.hashing import mix, unit
 
@@ -25,7 +25,7 @@ class Shadow:
         """`share`: of the decisions, drawn by a hash of their numbers, that it is asked about."""
         self.policy = policy
         self.share = share
-        self.lots = mix(seed ^ 0x54AD0)
+        self.draws = mix(seed ^ 0x54AD0)
         """Their seed."""
         self.decisions = 0
         """That it was asked about."""
@@ -44,7 +44,7 @@ class Shadow:
 
     def wants(self, number: int) -> bool:
         """Whether it is asked about the decision of that number."""
-        return self.share >= 1 or unit(mix(self.lots ^ number)) < self.share
+        return self.share >= 1 or unit(mix(self.draws ^ number)) < self.share
 
     def see(self, request: Request, view: FleetView, served: FloatArray) -> None:
         """Answer, and compare with what the serving policy answered, `(n,)`."""

@@ -1,13 +1,9 @@
 """Moves a share of a model's requests to another version, and back for good where that does worse.
 
-Which version a request gets is drawn by lot, so that the lot is the only reason for any difference: of its key where it
-has one, so that a key stays with a version, else of its place in the order of requests. Each outcome with a cost c in
-[0, 1] is then a bet on the lot, as in a rollout of a policy:
-
-    x = (z - share) * (c - margin * z - usual c) / 2,   z: 1 with the new version, else 0
-
-fair where both do the same (`balancer.core.trials.evidence`). A key's lot is drawn once, so of each key only the first
-outcome is a bet. The outcomes of a second are one observation.
+Which version a request gets is drawn by chance, so that the draw is the only reason for any difference, as in a
+rollout of a policy, see `evidence`: by a hash of its key where it has one, so that a key stays with a version, else
+by a hash of its place in the order of requests. A key's version is drawn once, so of each key only the first outcome
+is a bet.
 """
 
 from __future__ import annotations
@@ -17,25 +13,20 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from balancer.core.settings import Margins, SplitSettings
-from balancer.core.trials.evidence import Evidence
+from balancer.kernel.settings import Margins, SplitSettings
+from balancer.scheduler.canary.evidence import SLOW_SHARE, DrawComparison
 from policies.base import Request
 from policies.hashing import key_of, mix, unit
 
-_BLOCK_S = 1.0
-_FALSE_ALARM_BLOCKS = 100_000.0
-"""Mean number of seconds, at least, from one false alarm to the next: 28 hours."""
-_GAIN = 0.02
-_SLOW_SHARE = 0.1
 _MOST_KEYS = 100_000
 """Whose first outcome was a bet; requests of further keys count for nothing."""
 _MARGINS = Margins()
-METRICS = {"errors": _MARGINS.errors, "slow": _MARGINS.tail * _SLOW_SHARE}
+METRICS = {"errors": _MARGINS.errors, "slow": _MARGINS.tail * SLOW_SHARE}
 """What is compared, and by how much the new version may do worse."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lot:
+class VersionDraw:
     """Drawn for one request."""
 
     split: Split
@@ -51,7 +42,7 @@ class Lot:
 
 
 @dataclass(slots=True)
-class Arm:
+class VersionArm:
     """What became of a version's requests."""
 
     requests: int = 0
@@ -65,77 +56,58 @@ class Split:
 
     settings: SplitSettings
     seed: int = 0
-    """Of the lots."""
+    """Of the draws."""
     model: str = ""
     returned: str = ""
     """Why all goes to the old version, for good; empty: it does not."""
-    arms: dict[bool, Arm] = field(default_factory=lambda: {new: Arm() for new in (False, True)})
-    _evidence: dict[str, Evidence] = field(init=False)
-    _usual: dict[str, float] = field(default_factory=lambda: dict.fromkeys(METRICS, 0.0))
-    _slow_s: float = math.inf
-    """That one request in ten exceeds."""
-    _block_s: float = -math.inf
+    arms: dict[bool, VersionArm] = field(default_factory=lambda: {new: VersionArm() for new in (False, True)})
+    comparison: DrawComparison = field(default_factory=lambda: DrawComparison(METRICS))
     _number: int = 0
     _keys: set[int] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self._evidence = {metric: Evidence(len(METRICS) * _FALSE_ALARM_BLOCKS) for metric in METRICS}
 
     @property
     def share(self) -> float:
         """Of the requests that get the new version."""
         return 0.0 if self.returned else self.settings.share
 
-    def draw(self, key: int | None) -> Lot:
+    def draw(self, key: int | None) -> VersionDraw:
         """For a request; `key` keeps requests together."""
         self._number += 1
         new = unit(mix(self.seed ^ mix(self._number if key is None else key))) < self.share
         return self.drawn(key, new)
 
-    def drawn(self, key: int | None, new: bool) -> Lot:
-        """The same, where the lot was drawn elsewhere."""
+    def drawn(self, key: int | None, new: bool) -> VersionDraw:
+        """The same, where it was drawn elsewhere."""
         bets = 0 < self.share < 1 and (key is None or (key not in self._keys and len(self._keys) < _MOST_KEYS))
         if bets and key is not None:
             self._keys.add(key)
-        return Lot(self, new, bets)
+        return VersionDraw(self, new, bets)
 
-    def ended(self, lot: Lot, latency_s: float, good: bool, now_s: float) -> None:
+    def ended(self, draw: VersionDraw, latency_s: float, good: bool, now_s: float) -> None:
         """A worker answered, or failed; `latency_s`: NaN where it is no measure."""
-        slow = good and latency_s > self._slow_s
-        arm = self.arms[lot.new]
+        slow, share = good and self.comparison.is_slow(self.model, latency_s), self.settings.share
+        arm = self.arms[draw.new]
         arm.requests += 1
         arm.errors += not good
         arm.slow += slow
-        if lot.bets and not self.returned:
-            self._bet(lot, "errors", float(not good))
+        if draw.bets and not self.returned:
+            self.comparison.bet("errors", float(not good), draw.new, share)
             if good and not math.isnan(latency_s):
-                self._bet(lot, "slow", float(slow))
+                self.comparison.bet("slow", float(slow), draw.new, share)
         if good and not math.isnan(latency_s):
-            self._learn(latency_s)
-        if now_s - self._block_s >= _BLOCK_S:
-            self._block_s = now_s
-            self._close()
+            self.comparison.learn(self.model, latency_s)
+        if self.comparison.begins_block(now_s):
+            worse = self.comparison.close()
+            if worse and not self.returned:
+                self._return(worse)
 
-    def _bet(self, lot: Lot, metric: str, cost: float) -> None:
-        usual, share = self._usual[metric], self.settings.share
-        z = float(lot.new)
-        self._evidence[metric].bet((z - share) * (cost - METRICS[metric] * z - usual) / 2)
-        self._usual[metric] = usual + _GAIN * (cost - usual)
-
-    def _learn(self, latency_s: float) -> None:
-        """Move up where it is exceeded too often, else down (stochastic approximation)."""
-        slow_s = self._slow_s if math.isfinite(self._slow_s) else 2 * latency_s
-        self._slow_s = slow_s * math.exp(_GAIN * (float(latency_s > slow_s) - _SLOW_SHARE) / _SLOW_SHARE / 2)
-
-    def _close(self) -> None:
-        worse = [metric for metric, evidence in self._evidence.items() if evidence.close()]
-        if worse and not self.returned:
-            old, new = (getattr(self.arms[arm], worse[0]) / max(1, self.arms[arm].requests) for arm in (False, True))
-            what = "failed" if worse[0] == "errors" else "were slow"
-            self.returned = (
-                f"{new:.1%} of {self.arms[True].requests} requests of version {self.settings.new} {what}, "
-                f"{old:.1%} of version {self.settings.old}"
-            )
+    def _return(self, metric: str) -> None:
+        old, new = (getattr(self.arms[arm], metric) / max(1, self.arms[arm].requests) for arm in (False, True))
+        what = "failed" if metric == "errors" else "were slow"
+        self.returned = (
+            f"{new:.1%} of {self.arms[True].requests} requests of version {self.settings.new} {what}, "
+            f"{old:.1%} of version {self.settings.old}"
+        )
 
 
 class Splits:
@@ -157,7 +129,7 @@ class Splits:
             same = known is not None and known.settings == settings
             self.of[model] = known if known is not None and same else Split(settings, key_of(model), model)
 
-    def draw(self, request: Request, why_not: str = "", key: int | None = None) -> Lot | None:
+    def draw(self, request: Request, why_not: str = "", key: int | None = None) -> VersionDraw | None:
         """For a request; None: it names a version, or its model is not split.
 
         Args:
@@ -174,9 +146,9 @@ class Splits:
         key = key if request.key is None else int(request.key)
         return split.draw(key)
 
-    def ended(self, lot: Lot, latency_s: float, good: bool, now_s: float) -> None:
-        """As `Split.ended`, for the split that the lot is of."""
-        before = lot.split.returned
-        lot.split.ended(lot, latency_s, good, now_s)
-        if lot.split.returned and not before:
-            self.returned(lot.split)
+    def ended(self, draw: VersionDraw, latency_s: float, good: bool, now_s: float) -> None:
+        """As `Split.ended`, for the split that was drawn for."""
+        before = draw.split.returned
+        draw.split.ended(draw, latency_s, good, now_s)
+        if draw.split.returned and not before:
+            self.returned(draw.split)

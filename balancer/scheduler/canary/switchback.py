@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from balancer.core.settings import GuardSettings
-from balancer.core.trials.evidence import Evidence
+from balancer.kernel.settings import GuardSettings
+from balancer.scheduler.canary.evidence import Evidence
 from policies.hashing import mix, unit
 
 _TAIL = 0.2

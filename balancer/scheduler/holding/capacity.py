@@ -1,18 +1,18 @@
-"""Whether a worker has room for a request that is held. Rows: a worker as its balancer knows it, `r`."""
+"""Whether a worker has capacity for a request that is held. Rows: a worker as its balancer knows it, `r`."""
 
 from __future__ import annotations
 
 import math
 
-from balancer.core.estimators.queue import others_left
-from balancer.core.holding.state import WINDOW, Held
-from balancer.core.kernel.state import Books
+from balancer.kernel.estimators.queue import others_left
+from balancer.kernel.state import FleetState
+from balancer.scheduler.holding.state import WINDOW, Held
 
 _NOTHING = 1e-9
 """Batches that rounding may leave."""
 
 
-def batches_of(x: Books, r: int, model: int) -> float:
+def batches_of(x: FleetState, r: int, model: int) -> float:
     """Batches of ours that a worker has of a model: those that execute, no fewer than instances are busy, and those
     that wait."""
     rows, waiting = x.queue.own_rows[r, model], x.queue.waiting_rows[r, model]
@@ -23,7 +23,7 @@ def batches_of(x: Books, r: int, model: int) -> float:
     return float(max(math.ceil(executing / most), busy) + math.ceil(waiting / most))
 
 
-def batches_there(x: Books, r: int, model: int, now_s: float) -> float:
+def batches_there(x: FleetState, r: int, model: int, now_s: float) -> float:
     """Unfinished batches at a worker, over all models; others' requests as if they were to this one."""
     batches = 0.0
     for m in range(x.queue.own_rows.shape[1]):
@@ -33,7 +33,7 @@ def batches_there(x: Books, r: int, model: int, now_s: float) -> float:
     return batches
 
 
-def has_room(x: Books, held: Held, e: int, r: int, model: int, rows: float, now_s: float) -> bool:
+def has_capacity(x: FleetState, held: Held, e: int, r: int, model: int, rows: float, now_s: float) -> bool:
     """Whether so many rows of a model stay within its window, or the worker has nothing to do.
 
     Rows that can join a batch that waits count as their part of it.
@@ -46,10 +46,12 @@ def has_room(x: Books, held: Held, e: int, r: int, model: int, rows: float, now_
     return bool(after <= x.service.instances[r, model] + held.models[e, model, WINDOW] + _NOTHING)
 
 
-def keep_those_with_room(x: Books, held: Held, e: int, first: int, model: int, rows: float, now_s: float) -> int:
-    """Leave those in `Desk.mask` that have room; returns how many they are."""
-    mask, count = x.desk.mask[e], 0
+def keep_those_with_capacity(
+    x: FleetState, held: Held, e: int, first: int, model: int, rows: float, now_s: float
+) -> int:
+    """Leave those in `decision.mask` with capacity; returns how many they are."""
+    mask, count = x.decision.mask[e], 0
     for w in range(len(mask)):
-        mask[w] = mask[w] and has_room(x, held, e, first + w, model, rows, now_s)
+        mask[w] = mask[w] and has_capacity(x, held, e, first + w, model, rows, now_s)
         count += mask[w]
     return count

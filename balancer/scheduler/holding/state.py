@@ -1,7 +1,7 @@
 """What is known of the requests that are held, as arrays: one layout for production and simulator.
 
-A request has a *place* from the moment it is held until it leaves. A balancer's *line* is the places in order. Rows: a
-fleet `e`, its balancers `b`; production has one of each.
+A request has a *place* from the moment it is held until it leaves. A balancer's *wait queue* is the places in
+order. Rows: a fleet `e`, its balancers `b`; production has one of each.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from balancer.core.estimators.columns import array, declared
-from balancer.core.settings import HoldingSettings, Order
+from balancer.kernel.estimators.columns import array, declared
+from balancer.kernel.settings import HoldingSettings, Order
 from policies.base import FloatArray
 
 AnyArray = npt.NDArray[Any]
@@ -31,14 +31,14 @@ NEVER_HELD = -1.0
 """In place of a window."""
 
 MOST_LOOKS = 256
-"""Requests that are looked at in one turn."""
-MOST_NOTES = 1024
-"""Picks and plans of one turn."""
+"""Requests that are looked at in one dispatch."""
+MOST_UNDO = 1024
+"""Picks and plans of one dispatch."""
 MOST_TENANTS = 1024
 """Told apart by the order `fair`."""
 
-# Columns of `Held.notes`: the worker's row and the model, then what stood there; see `notes.py`.
-NOTE_COLUMNS = 19
+# Columns of `Held.undo`: the worker's row and the model, then what stood there; see `dispatch.count_for_now`.
+UNDO_COLUMNS = 19
 
 # Where a request goes that no worker gets, in `Held.goes_to`.
 SHEDS, NOBODY = -1, -2
@@ -55,20 +55,20 @@ class Held(NamedTuple):
     """`(e, m, HELD_MODEL_COLUMNS)`."""
     weight: FloatArray = array("e tenants", start=1)
     """Of tenants, `(e, tenants)`."""
-    line: AnyArray = array("e b held", np.int32)
+    wait_queue: AnyArray = array("e b held", np.int32)
     """Places in order, `(e, b, held)`, as many as `length` says."""
     length: AnyArray = array("e b", int)
-    """Of the line."""
+    """Of the wait queue."""
     entered: AnyArray = array("e b", int)
     """How many were ever held."""
     models_held: AnyArray = array("e b", int)
     """Models of which a request is held."""
     of_model: AnyArray = array("e b m", int)
     """Requests held by model, `(e, b, m)`."""
-    turn: AnyArray = array("e b", int)
-    """Number of the turn, from 1."""
+    dispatches: AnyArray = array("e b", int)
+    """How many there were."""
     shut: AnyArray = array("e b m", int)
-    """The last turn in which no worker had room for the model, `(e, b, m)`."""
+    """The last dispatch in which no worker had capacity for the model, `(e, b, m)`."""
     virtual_s: FloatArray = array("e b")
     """Virtual time of the order `fair`: the start of the service of who left last."""
     finish_s: FloatArray = array("e b tenants")
@@ -91,11 +91,11 @@ class Held(NamedTuple):
     key: AnyArray = array("e held", np.uint64)
     keyed: AnyArray = array("e held", np.bool_, False)
     leaves: AnyArray = array("e held", np.int32)
-    """Places that leave in this turn, in order."""
+    """Places that leave in this dispatch, in order."""
     goes_to: AnyArray = array("e held", np.int32)
     """Worker of each of those, or `SHEDS` or `NOBODY`."""
-    notes: FloatArray = array("e notes note")
-    """What stood in the books before the picks and plans of this turn, `(e, notes, NOTE_COLUMNS)`."""
+    undo: FloatArray = array("e undos undo")
+    """What stood in the fleet's state before the picks and plans of this dispatch, `(e, undos, UNDO_COLUMNS)`."""
 
 
 def lengths_of_held(places: int, holds: bool) -> dict[str, int]:
@@ -103,9 +103,9 @@ def lengths_of_held(places: int, holds: bool) -> dict[str, int]:
     return {
         "hold": HOLD_COLUMNS,
         "held_model": HELD_MODEL_COLUMNS,
-        "note": NOTE_COLUMNS,
+        "undo": UNDO_COLUMNS,
         "held": places if holds else 1,
-        "notes": MOST_NOTES if holds else 1,
+        "undos": MOST_UNDO if holds else 1,
         "tenants": MOST_TENANTS if holds else 1,
     }
 

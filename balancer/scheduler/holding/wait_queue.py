@@ -1,10 +1,10 @@
-"""The line: who goes first, who comes in, who leaves. Over one balancer's arrays."""
+"""The wait queue: who goes first, who comes in, who leaves. Over one balancer's arrays."""
 
 from __future__ import annotations
 
 import math
 
-from balancer.core.holding.state import (
+from balancer.scheduler.holding.state import (
     DEADLINE,
     DEFAULT_DEADLINE_S,
     FAIR,
@@ -38,30 +38,30 @@ def goes_before(held: Held, e: int, one: int, other: int) -> bool:
 
 
 def insert(held: Held, e: int, b: int, place: int) -> None:
-    """Put a place into the line by its rank."""
-    line = held.line[e, b]
+    """Put a place into the queue by its rank."""
+    queue = held.wait_queue[e, b]
     at = held.length[e, b]
-    while at > 0 and goes_before(held, e, place, line[at - 1]):
-        line[at] = line[at - 1]
+    while at > 0 and goes_before(held, e, place, queue[at - 1]):
+        queue[at] = queue[at - 1]
         at -= 1
-    line[at] = place
+    queue[at] = place
     held.length[e, b] += 1
 
 
 def take_out(held: Held, e: int, b: int, at: int) -> int:
-    """Take who stands at a position out of the line; returns the place."""
-    line = held.line[e, b]
-    place = line[at]
+    """Take who stands at a position out of the queue; returns the place."""
+    queue = held.wait_queue[e, b]
+    place = queue[at]
     for i in range(at, held.length[e, b] - 1):
-        line[i] = line[i + 1]
+        queue[i] = queue[i + 1]
     held.length[e, b] -= 1
     return int(place)
 
 
 def position_of(held: Held, e: int, b: int, place: int) -> int:
-    """Where a place stands in the line; -1: nowhere."""
+    """Where a place stands in the queue; -1: nowhere."""
     for at in range(held.length[e, b]):
-        if held.line[e, b, at] == place:
+        if held.wait_queue[e, b, at] == place:
             return at
     return -1
 
@@ -108,31 +108,39 @@ def _start(held: Held, e: int, b: int, place: int, service_s: float) -> float:
 
 def leave(held: Held, e: int, b: int, at: int) -> int:
     """Who stands at a position leaves for good; returns the place."""
-    place = take_out(held, e, b, at)
-    model = held.model[e, place]
-    held.is_held[e, place] = False
-    held.of_model[e, b, model] -= 1
-    held.models_held[e, b] -= held.of_model[e, b, model] == 0
+    place = _remove(held, e, b, at)
     if held.settings[e, ORDER] == FAIR:
         held.virtual_s[e, b] = max(held.virtual_s[e, b], held.rank[e, place])
     return place
 
 
-def sort(held: Held, e: int, b: int) -> None:
-    """Bring the line in order after ranks changed."""
-    count = held.length[e, b]
-    held.length[e, b] = 0
-    for at in range(count):
-        insert(held, e, b, held.line[e, b, at])
-
-
-def crowd_out(held: Held, e: int, b: int) -> int:
-    """Who stands last leaves without a worker; returns the place. By order `fair`, its tenant does not pay for it."""
-    place = take_out(held, e, b, held.length[e, b] - 1)
+def _remove(held: Held, e: int, b: int, at: int) -> int:
+    place = take_out(held, e, b, at)
     model = held.model[e, place]
     held.is_held[e, place] = False
     held.of_model[e, b, model] -= 1
     held.models_held[e, b] -= held.of_model[e, b, model] == 0
+    return place
+
+
+def rank_anew(held: Held, e: int, b: int, place: int, service_s: float) -> None:
+    """Give a place the rank that it has by the order in force, which was another; `sort` must follow. By order `fair`
+    tenants' requests follow each other as they are given."""
+    held.late[e, place] = False
+    held.rank[e, place] = _rank(held, e, b, place, service_s)
+
+
+def sort(held: Held, e: int, b: int) -> None:
+    """Bring the queue in order after ranks changed."""
+    count = held.length[e, b]
+    held.length[e, b] = 0
+    for at in range(count):
+        insert(held, e, b, held.wait_queue[e, b, at])
+
+
+def crowd_out(held: Held, e: int, b: int) -> int:
+    """Who stands last leaves without a worker; returns the place. By order `fair`, its tenant does not pay for it."""
+    place = _remove(held, e, b, held.length[e, b] - 1)
     if held.settings[e, ORDER] == FAIR:
         # The last of all is its tenant's last as well.
         held.finish_s[e, b, held.tenant[e, place]] = held.rank[e, place]
@@ -152,7 +160,7 @@ def put_first_who_waited_long(held: Held, e: int, b: int, now_s: float) -> None:
     if order != PRIORITY and order != SHORTEST:  # noqa: PLR1714 - `in` is no operation on these in compiled code
         return
     for at in range(held.length[e, b]):
-        place = held.line[e, b, at]
+        place = held.wait_queue[e, b, at]
         waited_s = now_s - held.since_s[e, place]
         if waited_s >= held.settings[e, LONGEST_WAIT_S] and held.rank[e, place] > -math.inf:
             take_out(held, e, b, at)

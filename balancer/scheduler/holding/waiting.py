@@ -1,22 +1,27 @@
 """Requests that are held, in production: who waits, who leaves with which decision, and who is turned away.
 
-The owner of the clock calls `turn` after everything that the router observed, and `expire` at `due_s`.
+The owner of the clock calls `dispatch` after everything that the router observed, and `expire` at `due_s`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Collection
+from collections.abc import Collection, Container
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from balancer.core.errors import RoutingError
-from balancer.core.estimators.service import alone_s
-from balancer.core.holding import line
-from balancer.core.holding.state import (
+from balancer.kernel import picking
+from balancer.kernel.answers import Compiler
+from balancer.kernel.estimators.service import alone_s
+from balancer.kernel.settings import HoldingSettings
+from balancer.kernel.state import RequestFeatures
+from balancer.scheduler.errors import RoutingError
+from balancer.scheduler.holding import wait_queue
+from balancer.scheduler.holding.dispatch import dispatching
+from balancer.scheduler.holding.state import (
     MOST_TENANTS,
     NOBODY,
     SHEDS,
@@ -27,22 +32,18 @@ from balancer.core.holding.state import (
     lengths_of_held,
     model_rows,
 )
-from balancer.core.holding.turn import turning
-from balancer.core.kernel import picking
-from balancer.core.kernel.answers import Compiler
-from balancer.core.kernel.state import Ask
-from balancer.core.refusals import HELD_FULL, HELD_LONG, nobody, shed
-from balancer.core.router import Decision, Router
-from balancer.core.settings import HoldingSettings
-from balancer.core.view import LiveView
+from balancer.scheduler.refusals import HELD_FULL, HELD_LONG, nobody, shed
+from balancer.scheduler.router import Decision, Router
+from balancer.scheduler.view import LiveView
 from policies.base import HeldRequests, Policy, Request
 from policies.hashing import mix, unit
 
-_OTHERS = MOST_TENANTS - 1
-"""Tenant of all who come when every place is taken."""
+_LAST_TENANT = MOST_TENANTS - 1
+"""The number of all tenants who come when every number is taken."""
+_IN_ORDER = "those who wait keep their order"
 
 
-class Left(NamedTuple):
+class Departure(NamedTuple):
     """A request that is no longer held."""
 
     place: int
@@ -60,9 +61,9 @@ class Waiter:
     size_bytes: int
     since_s: float
 
-    def left(self, place: int, outcome: Decision | RoutingError) -> Left:
+    def left(self, place: int, outcome: Decision | RoutingError) -> Departure:
         """It waits no longer."""
-        return Left(place, outcome, self.request, self.since_s)
+        return Departure(place, outcome, self.request, self.since_s)
 
 
 class Waiting:
@@ -74,11 +75,11 @@ class Waiting:
         """By place."""
         self.size_bytes = 0
         self._settings = HoldingSettings()
-        self._desk: object = None
+        self._decision: object = None
         self._free: list[int] = []
         self._due: list[tuple[float, int, int, Waiter]] = []
         """When, entry, place and who; also of those who have left."""
-        self._gone: list[Left] = []
+        self._gone: list[Departure] = []
         """Who left beyond a bound, and has not been told of yet."""
         self._tenants: dict[str, int] = {}
         self._held: Held = held_arrays({**lengths_of_held(1, False), "e": 1, "b": 1, "m": 0})
@@ -99,7 +100,7 @@ class Waiting:
         return request.key is None or not self.router.settings.sticky_keys
 
     def hold(self, request: Request, now_s: float, subset: Collection[str] | None = None, size_bytes: int = 0) -> int:
-        """Hold a request; returns its place. A `turn` must follow; if there are too many, who stands last leaves in it.
+        """Hold a request; returns its place. A `dispatch` must follow, in which the last leave if there are too many.
 
         Raises:
             RoutingError: no worker may serve it.
@@ -112,15 +113,15 @@ class Waiting:
         self.size_bytes += size_bytes
         heapq.heappush(self._due, (now_s + settings.max_s, int(self._held.entered[0, 0]), place, waiter))
         self._write(place, request)
-        line.enter(self._held, 0, 0, place, self._service_s(request, now_s), now_s)
-        while line.is_crowded(self._held, 0, 0) or self.size_bytes > settings.max_bytes:
-            last = line.crowd_out(self._held, 0, 0)
+        wait_queue.enter(self._held, 0, 0, place, self._service_s(request, now_s), now_s)
+        while wait_queue.is_crowded(self._held, 0, 0) or self.size_bytes > settings.max_bytes:
+            last = wait_queue.crowd_out(self._held, 0, 0)
             count, size_bytes = len(self.waiters) - 1, self.size_bytes - self.waiters[last].size_bytes
             error = HELD_FULL.of(model=self.waiters[last].request.model, count=count, bytes=size_bytes)
             self._overflow(last, error, now_s)
         return place
 
-    def turn(self, now_s: float) -> list[Left]:
+    def dispatch(self, now_s: float) -> list[Departure]:
         """Ask again for all that are held, in their order; returns who leaves."""
         gone = self._tell()
         if not self.waiters:
@@ -129,7 +130,7 @@ class Waiting:
         held = self._held
         self._ask_for_urgency(now_s)
         with np.errstate(over="ignore"):  # products of 64 bits, of which the upper ones go
-            count = _TURN(self.router.fleet, held, self, 0, 0, 0, self.router.next_number, now_s)
+            count = _DISPATCH(self.router.fleet, held, self, 0, 0, 0, self.router.next_number, now_s)
         leaving = zip(held.leaves[0, :count].tolist(), held.goes_to[0, :count].tolist(), strict=True)
         return gone + [self._let_go(place, worker, now_s) for place, worker in leaving]
 
@@ -140,7 +141,7 @@ class Waiting:
             heapq.heappop(self._due)
         return self._due[0][0] if self._due else np.inf
 
-    def expire(self, now_s: float) -> list[Left]:
+    def expire(self, now_s: float) -> list[Departure]:
         """Turn away, or place, who is held for as long as may be."""
         while self.due_s <= now_s:
             place, waiter = heapq.heappop(self._due)[2:]
@@ -149,7 +150,7 @@ class Waiting:
         return self._tell()
 
     def _overflow(self, place: int, error: RoutingError, now_s: float) -> None:
-        """Who is out of the line, but has no worker, is placed all the same, or turned away by this error."""
+        """Who is out of the queue, but has no worker, is placed all the same, or turned away by this error."""
         waiter = self.waiters[place]
         outcome: Decision | RoutingError = error
         if self.settings.overflow == "place":
@@ -159,7 +160,7 @@ class Waiting:
         self._gone.append(waiter.left(place, outcome))
         self.size_bytes -= self.waiters.pop(place).size_bytes
 
-    def _tell(self) -> list[Left]:
+    def _tell(self) -> list[Departure]:
         """Who left beyond a bound; from now on their places are free."""
         gone, self._gone = self._gone, []
         self._free.extend(left.place for left in gone)
@@ -167,7 +168,7 @@ class Waiting:
 
     def places(self) -> list[int]:
         """Of all that are held, in the order in which they are asked for."""
-        found: list[int] = self._held.line[0, 0, : int(self._held.length[0, 0])].tolist()
+        found: list[int] = self._held.wait_queue[0, 0, : int(self._held.length[0, 0])].tolist()
         return found
 
     def withdraw(self, place: int) -> None:
@@ -176,35 +177,37 @@ class Waiting:
             self._take_out(place)
             self._forget(place)
 
-    def place_all(self, now_s: float) -> list[Left]:
-        """Place all that are held, in their order, whether there is room or not."""
+    def place_all(self, now_s: float, but: Container[str] = ()) -> list[Departure]:
+        """Place all that are held, in their order, whether there is room or not; `but` those to these models."""
         gone = []
         for place in self.places():
             waiter = self.waiters[place]
+            if waiter.request.model in but:
+                continue
             self._take_out(place)
             gone.append(waiter.left(place, self._route(waiter, now_s)))
             self._forget(place)
         return gone
 
-    # What a turn asks of its host; see `balancer.core.holding.turn`.
+    # What a dispatch asks of its host; see `balancer.scheduler.holding.dispatch`.
 
-    def see(self, place: int, ask: Ask, now_s: float) -> int:
-        """Set the desk's mask to who may be picked."""
+    def see(self, place: int, ask: RequestFeatures, now_s: float) -> int:
+        """Set the scratch's mask to who may be picked."""
         waiter, fleet = self.waiters[place], self.router.fleet
-        mask = self._eligible(waiter.request, waiter.subset, now_s)
+        mask = self.router.who_may(waiter.request, now_s, waiter.subset)[1]
         if not np.count_nonzero(mask):
             return NOBODY
-        fleet.desk.mask[0] = mask
+        fleet.decision.mask[0] = mask
         count = picking.keep_within_limits(fleet, 0, 0, ask, now_s)
         if count:
             return count
         return SHEDS if picking.among(fleet, 0) else 0
 
-    def choose(self, place: int, ask: Ask, now_s: float) -> int:
-        """Whom the policy in force picks of those in the desk's mask."""
+    def choose(self, place: int, ask: RequestFeatures, now_s: float) -> int:
+        """Whom the policy in force picks of those in the scratch's mask."""
         router, policy = self.router, self._policy
         request = self._request_now(self.waiters[place], now_s, ask.number)
-        view = LiveView(router.fleet, router.fleet.desk.mask[0].copy(), ask.model, ask.rows, now_s, request.key)
+        view = LiveView(router.fleet, router.fleet.decision.mask[0].copy(), ask.model, ask.rows, now_s, request.key)
         if self._rather_waits(policy, request, view):
             return WAITS
         shares = router.answer_of(policy, request, view)[0].tolist()
@@ -215,18 +218,18 @@ class Waiting:
     @property
     def _policy(self) -> Policy:
         """That is asked for those who are held."""
-        steering = self.router.steering
-        return self.router.policy if steering is None else steering.main()[0]
+        selector = self.router.selector
+        return self.router.policy if selector is None else selector.main()[0]
 
     def _rather_waits(self, policy: Policy, request: Request, view: LiveView) -> bool:
         try:
             return bool(policy.holds(request, view))
         except Exception as error:  # a third party's policy may raise anything
-            self.router.count_failure(policy.name, repr(error))
+            self.router.count_failure(policy.name, repr(error), "no request waits by it")
             return False
 
     def _ask_for_urgency(self, now_s: float) -> None:
-        """Order the line as the policy says, if it says anything."""
+        """Order the queue as the policy says, if it says anything."""
         policy, fleet, held = self._policy, self.router.fleet, self._held
         if type(policy).urgency is Policy.urgency:
             return
@@ -239,21 +242,21 @@ class Waiting:
             urgency = policy.urgency(asked, view)
             ranks = None if urgency is None else -np.asarray(urgency, float)
         except Exception as error:  # a third party's policy may raise anything
-            self.router.count_failure(policy.name, repr(error))
+            self.router.count_failure(policy.name, repr(error), _IN_ORDER)
             return
         if ranks is None:
             return
         if ranks.shape != (len(places),) or np.isnan(ranks).any():
             failure = f"urgency of {len(places)} requests has shape {ranks.shape}, or is not a number"
-            self.router.count_failure(policy.name, failure)
+            self.router.count_failure(policy.name, failure, _IN_ORDER)
             return
         held.rank[0, places] = ranks
-        line.sort(held, 0, 0)
+        wait_queue.sort(held, 0, 0)
 
     def _lay_out(self) -> None:
         """Bring the arrays up to date with settings, workers and models."""
         router, settings = self.router, self.settings
-        if router.fleet.desk is self._desk and settings is self._settings:
+        if router.fleet.decision is self._decision and settings is self._settings:
             return
         # Places that are lent stay what they are: whoever waits knows them.
         places = 1 + max(settings.max_requests, max(self.waiters, default=-1) + 1)
@@ -268,8 +271,11 @@ class Waiting:
         held.finish_s[0, 0, :tenants] = before.finish_s[0, 0]
         for name, number in self._tenants.items():
             held.weight[0, number] = settings.weights.get(name, 1.0)
-        self._desk, self._settings = router.fleet.desk, settings
+        reordered = settings.order != self._settings.order
+        self._decision, self._settings = router.fleet.decision, settings
         self._move(before, places)
+        if reordered:
+            self._rank_anew()
 
     def _move(self, before: Held, places: int) -> None:
         """Everybody to a place in the new arrays, in the same order."""
@@ -282,9 +288,18 @@ class Waiting:
             held.models_held[0, 0] += held.of_model[0, 0, model] == 0
             held.of_model[0, 0, model] += 1
         count = int(before.length[0, 0])
-        held.line[0, 0, :count], held.length[0, 0] = before.line[0, 0, :count], count
+        held.wait_queue[0, 0, :count], held.length[0, 0] = before.wait_queue[0, 0, :count], count
         taken = waiters.keys() | {left.place for left in self._gone}
         self._free = [place for place in reversed(range(places)) if place not in taken]
+
+    def _rank_anew(self) -> None:
+        """Bring who waits in the order that is in force now, in which nobody is owed anything yet."""
+        held = self._held
+        held.virtual_s[0, 0] = held.finish_s[0, 0] = 0.0
+        for place in sorted(self.waiters, key=lambda place: int(held.entry[0, place])):
+            waiter = self.waiters[place]
+            wait_queue.rank_anew(held, 0, 0, place, self._service_s(waiter.request, waiter.since_s))
+        wait_queue.sort(held, 0, 0)
 
     def _write(self, place: int, request: Request) -> None:
         held = self._held
@@ -306,9 +321,9 @@ class Waiting:
         number = self._tenants.get(name)
         if number is None:
             number = len(self._tenants)
-            if number >= _OTHERS:
+            if number >= _LAST_TENANT:
                 number = self._tenant_of_nobody()
-            if number < _OTHERS:
+            if number < _LAST_TENANT:
                 self._tenants[name] = number
             self._held.weight[0, number] = self.settings.weights.get(name, 1.0)
         return number
@@ -319,32 +334,25 @@ class Waiting:
             if finish_s[number] <= virtual_s:
                 del self._tenants[name]
                 return number
-        return _OTHERS
-
-    def _eligible(self, request: Request, subset: Collection[str] | None, now_s: float) -> Any:
-        fleet = self.router.fleet
-        mask = fleet.eligible(request.model, request.version, now_s)
-        if subset is not None:
-            mask = mask & np.array([worker.name in subset for worker in fleet.workers], bool)
-        return mask
+        return _LAST_TENANT
 
     def _check_somebody(self, request: Request, now_s: float, subset: Collection[str] | None) -> None:
-        if not np.count_nonzero(self._eligible(request, subset, now_s)):
+        if not np.count_nonzero(self.router.who_may(request, now_s, subset)[1]):
             raise self.router.refuse(request, nobody(self.router.fleet, request), now_s)
 
     def _service_s(self, request: Request, now_s: float) -> float:
-        """Expected on the fastest worker that may serve it."""
+        """Expected on the fastest worker that may serve it; 0: none may."""
         fleet = self.router.fleet
-        mask = self._eligible(request, None, now_s)
-        service_s = alone_s(fleet.service, (slice(None), self.router.column(request.model)), float(request.rows))
-        return float(service_s[mask].min())
+        column, mask = self.router.who_may(request, now_s, None)
+        service_s = alone_s(fleet.service, (slice(None), column), float(request.rows))
+        return float(service_s[mask].min()) if np.count_nonzero(mask) else 0.0
 
     def _request_now(self, waiter: Waiter, now_s: float, number: int) -> Request:
         left_s = waiter.request.deadline_s - (now_s - waiter.since_s)
         return dataclasses.replace(waiter.request, number=number, deadline_s=left_s)
 
-    def _let_go(self, place: int, worker: int, now_s: float) -> Left:
-        """Who has left the line: with the decision, or with what kept it from one."""
+    def _let_go(self, place: int, worker: int, now_s: float) -> Departure:
+        """Who has left the queue: with the decision, or with what kept it from one."""
         waiter, router = self.waiters[place], self.router
         outcome: Decision | RoutingError
         if worker >= 0:
@@ -363,14 +371,14 @@ class Waiting:
             return error
 
     def _take_out(self, place: int) -> None:
-        line.leave(self._held, 0, 0, line.position_of(self._held, 0, 0, place))
+        wait_queue.leave(self._held, 0, 0, wait_queue.position_of(self._held, 0, 0, place))
 
     def _forget(self, place: int) -> None:
         self.size_bytes -= self.waiters.pop(place).size_bytes
         self._free.append(place)
 
 
-_TURN = turning(
+_DISPATCH = dispatching(
     Compiler(),
     lambda _, waiting, e, b, place, ask, now_s: waiting.see(place, ask, now_s),
     lambda _, waiting, e, b, place, ask, now_s: waiting.choose(place, ask, now_s),

@@ -1,5 +1,6 @@
 """The admin HTTP interface: what an SRE looks at and drains workers by, bounded in what strangers could ask of it."""
 
-from balancer.operate.admin.pages import Admin
+from balancer.server.admin.pages import Admin
+from balancer.server.page.maker import AdminSources
 
-__all__ = ["Admin"]
+__all__ = ["Admin", "AdminSources"]

@@ -1,39 +1,35 @@
-"""The pages, and who may read them."""
+"""The pages, and who may read them or drain workers."""
 
 from __future__ import annotations
 
-import dataclasses
+import asyncio
 import json
 import math
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import LooseHeaders
 
+from balancer import bounds
+from balancer.bounds import OutOfBoundsError, shown
 from balancer.config.sections import AdminSection
-from balancer.config.watch import ConfigState
-from balancer.core.bounds import OutOfBoundsError, shown
-from balancer.core.router import Router
-from balancer.core.shown import snapshot
-from balancer.core.trials.split import Splits
-from balancer.operate.admin.changes import CHANGE, METHODS, READ, change, refusal
-from balancer.operate.admin.server import AdminServer
-from balancer.operate.admin.token import Token
-from balancer.operate.drains import Drains
-from balancer.operate.explain import explain, read_question, steering
-from balancer.operate.exposition import OPEN_TYPE, PLAIN_TYPE, wants_open_metrics
-from balancer.operate.journal import Journal
-from balancer.operate.loop_lag import LoopLag
-from balancer.operate.metrics import Metrics
-from balancer.operate.mistakes import Mistakes
-from balancer.operate.page.files import page
-from balancer.operate.page.maker import Maker, Sources
-from balancer.operate.page.watchers import Watchers
-from balancer.operate.recent import Recent
-from balancer.operate.splits import so_far
+from balancer.scheduler.canary.split import Splits
+from balancer.scheduler.shown import snapshot
+from balancer.server.admin.server import AdminServer
+from balancer.server.admin.token import Token
+from balancer.server.drains import Drains, UnlistedWorkerError
+from balancer.server.internal_errors import InternalErrors
+from balancer.server.metrics.exposition import OPEN_TYPE, PLAIN_TYPE, wants_open_metrics
+from balancer.server.metrics.scraped import counted
+from balancer.server.page.browser import PageStreams, page
+from balancer.server.page.explain import canary, explain, read_question
+from balancer.server.page.maker import AdminSources, Maker
+from balancer.server.recent import picked, summary
+from balancer.server.security.gatekeeper import names_of
 from policies.base import Request
 
 _PAGES = {
@@ -51,8 +47,18 @@ _PAGES = {
     "/page.json": "all that this page shows, as JSON (model=NAME: of that model)",
 }
 """Beside the page at / and its updates at /page/events."""
+MOST_CONNECTIONS = 64
+"""At once: some people and two Prometheis. For one more, the one that has kept its place longest is cut off."""
+REQUEST_TIMEOUT_S = 5.0
+"""For a connection, from its start until the last byte of the answer is taken; then it is cut off."""
+MOST_STREAMS = 8
+"""Pages that are open and updated at once, each one of the connections; each update costs a millisecond or two."""
 _OPEN = ("/live", "/ready")
 """Without the token: a kubelet's probes carry none, and these say nothing of models and workers but why not ready."""
+_READ, _CHANGE = ("GET", "HEAD"), "POST"
+_CHANGES: Mapping[str, tuple[str, ...]] = {"/drain": (*_READ, _CHANGE), "/undrain": (_CHANGE,)}
+"""Methods of the paths at which something may be changed."""
+_LAG_PERIOD_S = 0.1
 
 
 class Admin:
@@ -60,64 +66,43 @@ class Admin:
 
     def __init__(
         self,
-        router: Router,
-        metrics: Metrics,
-        clock: Callable[[], float],
-        readiness: Callable[[], str],
-        recent: Callable[[], Recent],
-        config: ConfigState,
-        journal: Journal | None = None,
-        process: int = 0,
+        sources: AdminSources,
         section: AdminSection | None = None,
         client_san: str | None = None,
-        drains: Drains | None = None,
-        held: Callable[[str, float], dict[str, Any]] = lambda model, now_s: {},
         local: bool = True,
-        splits: Splits | None = None,
     ) -> None:
-        """`readiness` returns why picks cannot be made, empty if they can; `recent` the traffic until now; `process` is
-        the number of this one, from 0.
-
-        `section`: the limits and the token; None: defaults. `client_san`: a name (DNS or URI) that the certificate of
-        whoever asks must have; None: none must. `held`: who waits for a worker with a model. `drains`: who is drained
-        by hand; None: nobody can be. `local`: whether only this machine reaches the pages. `splits`: by which versions
-        share a model's requests; None: none do.
+        """`section`: the token; None: defaults. `client_san`: a name (DNS or URI) that a client's certificate must
+        have; None: none must. `local`: whether only this machine reaches the pages.
         """
-        self._router = router
-        self._metrics_of_process = metrics
-        self._clock = clock
-        self._readiness = readiness
-        self._recent_of_process = recent
-        self._config_state = config
+        self._from = sources
         self._client_san = client_san
         section = section or AdminSection()
         self._token = None if section.token_file is None else Token(Path(section.token_file))
-        self._section = section
+        self._local = local
         self._server: AdminServer | None = None
-        pages = (self._ready, self._live, self._metrics, self._workers, self._explain)
-        named = (*pages, self._guard, self._recent, self._config)
         self._page = page(_PAGES)
-        sources = Sources(
-            router, metrics, clock, readiness, recent, config, journal or Journal(), process, drains or (), splits
-        )
         self._maker = Maker(sources)
-        self._watchers = Watchers(section.max_watchers)
+        self._streams = PageStreams(MOST_STREAMS)
         self._pages: dict[str, Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]] = {
             "/": self._index,
             "/page.json": self._document,
             "/page/events": self._events,
-            **{f"/{page.__name__.strip('_')}": page for page in named},
+            "/ready": self._ready,
+            "/live": self._live,
+            "/metrics": self._metrics,
+            "/workers": self._workers,
+            "/explain": self._explain,
+            "/guard": self._guard,
+            "/recent": self._recent,
+            "/config": self._config,
         }
-        self._drains, self._held = drains, held
-        self._local = local
-        self._splits = splits or Splits()
-        if drains is not None:
-            self._pages |= dict.fromkeys(METHODS, self._drain)
-        self._lag = LoopLag(metrics.loop_lag.observe)
-        self._mistakes = Mistakes(metrics.handler_errors, clock)
+        if sources.drains is not None:
+            self._pages |= dict.fromkeys(_CHANGES, self._drain)
+        self._lag: asyncio.Task[None] | None = None
+        self._internal_errors = InternalErrors(sources.metrics.handler_errors, sources.clock)
 
     async def start(self, address: str, tls: ssl.SSLContext | None = None) -> int:
-        """Listen at `host:port` or `unix:PATH`; returns the port, which matters where 0 was asked for.
+        """Listen at `host:port` or `unix:PATH`; returns the port, which matters where it was 0.
 
         Raises:
             OSError: it cannot listen there.
@@ -125,40 +110,50 @@ class Admin:
         """
         if self._token is not None:
             await self._token.start()
+        closed = self._from.metrics.admin_closed
         self._server = AdminServer(
-            self._answer,
-            self._section.max_connections,
-            self._section.request_timeout_s,
-            closed=lambda cause: self._metrics_of_process.admin_closed.labels(cause).inc(),
+            self._answer, MOST_CONNECTIONS, REQUEST_TIMEOUT_S, closed=lambda cause: closed.labels(cause).inc()
         )
         port = await self._server.start(address, tls)
-        self._lag.start()
+        self._lag = asyncio.create_task(self._measure_lag())
         return port
 
     async def stop(self) -> None:
         """Stop listening."""
-        self._lag.stop()
-        self._watchers.stop()
+        if self._lag is not None:
+            self._lag.cancel()
+        self._streams.stop()
         if self._server is not None:
             await self._server.stop()
         if self._token is not None:
             await self._token.stop()
 
+    async def _measure_lag(self) -> None:
+        """How late the event loop is: what all that this process does waits for, whatever kept the loop busy."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due_s = loop.time() + _LAG_PERIOD_S
+            await asyncio.sleep(_LAG_PERIOD_S)
+            self._from.metrics.loop_lag.observe(max(loop.time() - due_s, 0.0))
+
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """A page, or why there is none; every request passes here."""
         try:
             return self._refusal(request) or await self._pages[request.path](request)
+        except OutOfBoundsError as error:
+            kind = "drain" if request.path in _CHANGES else "explain"
+            self._from.metrics.refused_inputs.labels(kind, error.field).inc()
+            return _json({"error": str(error)}, status=400)
         except Exception as error:  # a third party's policy may raise anything; other pages go on
-            self._mistakes.caught("admin", error)
+            self._internal_errors.caught("admin", error)
             return _json({"error": "this page failed by a mistake of the balancer's; its log says how"}, status=500)
 
     def _refusal(self, request: web.BaseRequest) -> web.Response | None:
-        """Why the request gets no page."""
         if refusal := self._stranger(request):
             return refusal
-        allowed = METHODS.get(request.path, READ)
+        allowed = _CHANGES.get(request.path, _READ)
         if request.method not in allowed:
-            only = "these pages are only read" if allowed == READ else "here it is"
+            only = "these pages are only read" if allowed == _READ else "here it is"
             error = f"{shown(request.method)} is refused; {only}: {' or '.join(allowed)}"
             return _json({"error": error}, 405, {"Allow": ", ".join(allowed)})
         if request.body_exists:
@@ -169,15 +164,15 @@ class Admin:
                 "send the header Authorization: Bearer TOKEN with the token of admin.token_file; in a browser, "
                 "any name, and the token as password"
             )
-            # A browser asks the person for the second, since it cannot be told the first.
+            # A browser prompts for the second; a person cannot give it the first.
             schemes = [("WWW-Authenticate", f'{scheme} realm="balancer admin"') for scheme in ("Bearer", "Basic")]
             return _json({"error": error}, 401, schemes)
         if request.path not in self._pages:
-            return _json({"error": f"{shown(request.path)} is no page; / lists them"}, status=404)
+            return _json({"error": f"{shown(request.path)} is no page"}, status=404)
         return None
 
     def _stranger(self, request: web.BaseRequest) -> web.Response | None:
-        """Why whoever asks gets none, whatever is asked: no certificate with the name, or the page of another site."""
+        """Why this client gets no page at all: no certificate with the name, or the page of another site."""
         if self._client_san is not None and self._client_san not in _names(request):
             return _json({"error": f"your certificate must have the name {self._client_san}"}, status=403)
         headers = request.headers
@@ -189,38 +184,22 @@ class Admin:
         return web.Response(text=self._page.text, headers=self._page.headers, content_type="text/html")
 
     async def _document(self, request: web.BaseRequest) -> web.StreamResponse:
-        asked = self._asked(request)
-        if isinstance(asked, web.Response):
-            return asked
-        return web.Response(body=self._maker.latest(asked), content_type="application/json")
+        return web.Response(body=self._maker.latest(_question(request)), content_type="application/json")
 
     async def _events(self, request: web.BaseRequest) -> web.StreamResponse:
-        asked = self._asked(request)
-        if isinstance(asked, web.Response):
-            return asked
-        if refusal := self._watchers.refusal:
+        question = _question(request)
+        if refusal := self._streams.refusal:
             return _json({"error": refusal}, 503, {"Retry-After": "5"})
         if request.method == "HEAD":
             return web.Response(content_type="text/event-stream")
         server = self._server
         assert server is not None  # it serves this request
-        return await self._watchers.stream(
-            request, document=lambda: self._maker.latest(asked), grant=lambda: server.grant(request)
+        return await self._streams.stream(
+            request, document=lambda: self._maker.latest(question), grant=lambda: server.grant(request)
         )
 
-    def _asked(self, request: web.BaseRequest) -> Request | web.Response | None:
-        """The request for a model that the document is to explain; None: any; or why that cannot be."""
-        try:
-            return read_question(request.query) if request.query else None
-        except OutOfBoundsError as error:
-            return self._out_of_bounds(error)
-
-    def _out_of_bounds(self, error: OutOfBoundsError) -> web.Response:
-        self._metrics_of_process.refused_inputs.labels("explain", error.field).inc()
-        return _json({"error": str(error)}, status=400)
-
     async def _ready(self, _: web.BaseRequest) -> web.Response:
-        why = self._readiness()
+        why = self._from.readiness()
         return _json({"ready": not why, "reason": why}, status=503 if why else 200)
 
     async def _live(self, _: web.BaseRequest) -> web.Response:
@@ -228,59 +207,112 @@ class Admin:
 
     async def _metrics(self, request: web.BaseRequest) -> web.Response:
         open_metrics = wants_open_metrics(request.headers.get("Accept", ""))
-        text = await self._metrics_of_process.latest(open_metrics)
+        text = await self._from.metrics.latest(open_metrics)
         headers = {"Content-Type": OPEN_TYPE if open_metrics else PLAIN_TYPE, "Vary": "Accept, Accept-Encoding"}
         if "gzip" in request.headers.get("Accept-Encoding", ""):
             return web.Response(body=text.gzipped, headers={**headers, "Content-Encoding": "gzip"})
         return web.Response(body=text.plain, headers=headers)
 
     async def _workers(self, _: web.BaseRequest) -> web.Response:
-        workers = snapshot(self._router, self._clock())
-        drains = self._drains or ()
-        page = [each | {"drained_by_hand": each["worker"] in drains} for each in workers]
-        return _json({"policy": self._router.policy.name, "workers": page})
+        drains = self._from.drains or ()
+        workers = [
+            each | {"drained_by_hand": each["worker"] in drains}
+            for each in snapshot(self._from.router, self._from.clock())
+        ]
+        return self._of_policy({"workers": workers})
 
     async def _guard(self, _: web.BaseRequest) -> web.Response:
-        return _json({"policy": self._router.policy.name, **steering(self._router, self._clock())})
+        return self._of_policy(canary(self._from.router, self._from.clock()))
 
     async def _config(self, _: web.BaseRequest) -> web.Response:
-        return _json(self._config_state.as_json())
+        return _json(self._from.config.as_json())
 
     async def _recent(self, _: web.BaseRequest) -> web.Response:
-        error = self._config_state.last_error
-        summary = self._recent_of_process().summary(self._clock())
-        page = {"policy": self._router.policy.name, **dataclasses.asdict(summary)}
-        made = (sample for family in self._metrics_of_process.decisions.collect() for sample in family.samples)
-        decisions = {sample.labels["policy"]: sample.value for sample in made}
-        refused = error and [str(problem) for problem in error.problems]
-        return _json({**page, "decisions": decisions, "splits": so_far(self._splits), "config_refused": refused})
+        sources = self._from
+        window_s, parts = sources.recent().parts(sources.clock())
+        error = sources.config.last_error
+        return self._of_policy(
+            {
+                "window_s": window_s,
+                **asdict(summary(window_s, parts)),
+                **picked(parts),
+                "decisions": counted(sources.metrics.decisions),
+                "splits": _splits(sources.splits),
+                "config_refused": error and [str(problem) for problem in error.problems],
+            }
+        )
 
     async def _drain(self, request: web.BaseRequest) -> web.Response:
-        assert self._drains is not None  # else it is no page
-        known = self._client_san is not None or self._token is not None
-        if request.method == CHANGE and (why := refusal(request, known=known, local=self._local)):
-            return _json({"error": why}, status=403)
+        drains = self._from.drains
+        assert drains is not None  # else it is no page
         by = ", ".join(sorted(_names(request))) or request.remote or "unknown"
-        try:
-            status, answer = change(self._drains, request, by)
-        except OutOfBoundsError as error:
-            self._metrics_of_process.refused_inputs.labels("drain", error.field).inc()
-            return _json({"error": str(error)}, status=400)
-        return _json(answer, status)
+        if request.method == _CHANGE and (why := self._may_not_change(request)):
+            return _json({"error": why}, status=403)
+        return _drained(drains, request, by)
+
+    def _may_not_change(self, request: web.BaseRequest) -> str:
+        """Why a request may change nothing; empty: it may.
+
+        Whoever gets so far has shown the token or an admin's certificate, where there is one. Without either, whoever
+        is on this machine may, as they may report in any worker's name there; a web page that a browser on it has open
+        may not, and pages always send `Origin`.
+        """
+        if "Origin" in request.headers:
+            return "changes are not taken from web pages; use `balancer drain`"
+        if self._client_san is None and self._token is None and not self._local:
+            return (
+                "listen.admin is open to other machines, and nobody has to show who they are: set admin.token_file, or "
+                "tls.admin with a client_ca_file, or listen on 127.0.0.1"
+            )
+        return ""
 
     async def _explain(self, request: web.BaseRequest) -> web.Response:
-        try:
-            asked = read_question(request.query)
-        except OutOfBoundsError as error:
-            return self._out_of_bounds(error)
-        now_s = self._clock()
-        return _json(explain(self._router, asked, now_s, self._splits) | self._held(asked.model, now_s))
+        question, now_s = read_question(request.query), self._from.clock()
+        held = self._from.held(question.model, now_s)
+        return _json(explain(self._from.router, question, now_s, self._from.splits) | held)
+
+    def _of_policy(self, content: dict[str, Any]) -> web.Response:
+        return _json({"policy": self._from.router.policy.name, **content})
 
 
-def _names(request: web.BaseRequest) -> set[str]:
+def _question(request: web.BaseRequest) -> Request | None:
+    """The request for a model that the document is to explain; None: any. OutOfBoundsError where it is none."""
+    return read_question(request.query) if request.query else None
+
+
+def _drained(drains: Drains, request: web.BaseRequest, by: str) -> web.Response:
+    """Drain, undrain or look, for `by`. OutOfBoundsError where the query names no worker."""
+    if unknown := sorted(set(request.query) - {"worker"}):
+        raise OutOfBoundsError("parameter", unknown[0], "must be worker")
+    worker = bounds.text("worker", request.query.get("worker", ""))
+    if not worker:
+        raise OutOfBoundsError("worker", worker, f"must be given: {request.path}?worker=NAME, as in /workers")
+    try:
+        if request.method != _CHANGE:
+            return _json(drains.state(worker))
+        return _json((drains.drain if request.path == "/drain" else drains.undrain)(worker, by))
+    except UnlistedWorkerError as error:
+        return _json({"error": str(error)}, status=404)
+
+
+def _splits(splits: Splits) -> list[dict[str, Any]]:
+    """What became of each split model's versions since the split began, the old one first."""
+    return [
+        {
+            "model": model,
+            "versions": [
+                {"version": version, "requests": split.arms[new].requests, "errors": split.arms[new].errors}
+                for new, version in ((False, split.settings.old), (True, split.settings.new))
+            ],
+            "returned": split.returned,
+        }
+        for model, split in splits.of.items()
+    ]
+
+
+def _names(request: web.BaseRequest) -> frozenset[str]:
     """The names in the certificate that the client showed, if it showed one that is trusted."""
-    certificate = request.get_extra_info("peercert") or {}
-    return {name for kind, name in certificate.get("subjectAltName", ()) if kind in ("DNS", "URI")}
+    return names_of(request.get_extra_info("peercert"))
 
 
 def _json(value: Any, status: int = 200, headers: LooseHeaders | None = None) -> web.Response:

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Awaitable, Callable
-from typing import Literal
+from typing import Any, Literal
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
@@ -27,10 +27,9 @@ MAX_FIELD_BYTES = 4096
 MAX_HEADERS = 64
 _READ_BYTES = 2**14
 _BACKLOG = 128
-_NO_TRACEBACK = logging.getLogger("balancer.operate.admin.http")
+_NO_TRACEBACK = logging.getLogger("balancer.server.admin.http")
 # aiohttp writes a traceback for each request that is not HTTP, which any port scan sends.
 _NO_TRACEBACK.disabled = True
-"""Before the path of a Unix socket, where others have host:port."""
 
 Page = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 Closed = Literal["timeout", "full"]
@@ -68,16 +67,13 @@ class AdminServer(web.Server):
         """Listen at `host:port` or `unix:PATH`; returns the port, 0 for a Unix socket. OSError where it cannot."""
         loop = asyncio.get_running_loop()
         handshake_s = None if tls is None else self._request_timeout_s
+        how: dict[str, Any] = {"ssl": tls, "ssl_handshake_timeout": handshake_s, "backlog": _BACKLOG}
         if address.startswith(UNIX):
             path = address.removeprefix(UNIX)
-            self._listening = await loop.create_unix_server(
-                self, path, ssl=tls, ssl_handshake_timeout=handshake_s, backlog=_BACKLOG
-            )
+            self._listening = await loop.create_unix_server(self, path, **how)
             return 0
         host, port = split_address(address)
-        self._listening = await loop.create_server(
-            self, host, port, ssl=tls, ssl_handshake_timeout=handshake_s, backlog=_BACKLOG
-        )
+        self._listening = await loop.create_server(self, host, port, **how)
         bound: int = self._listening.sockets[0].getsockname()[1]
         return bound
 
@@ -94,8 +90,7 @@ class AdminServer(web.Server):
         if len(self._deadlines) >= self._max_connections:
             waiting = (other for other in self._deadlines if other not in self._answering)
             self._cut(next(waiting, next(iter(self._deadlines))), "full")
-        loop = asyncio.get_running_loop()
-        self._deadlines[handler] = loop.call_later(self._request_timeout_s, self._cut, handler, "timeout")
+        self._set_deadline(handler)
 
     def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
         """Count it out."""
@@ -112,13 +107,13 @@ class AdminServer(web.Server):
 
     def grant(self, request: web.BaseRequest) -> None:
         """Give the connection of a request its time anew: for the next part of an answer that goes on."""
-        deadline = self._deadlines.get(request.protocol)
-        if deadline is not None:
+        if (deadline := self._deadlines.get(request.protocol)) is not None:
             deadline.cancel()
-            loop = asyncio.get_running_loop()
-            self._deadlines[request.protocol] = loop.call_later(
-                self._request_timeout_s, self._cut, request.protocol, "timeout"
-            )
+            self._set_deadline(request.protocol)
+
+    def _set_deadline(self, handler: RequestHandler) -> None:
+        loop = asyncio.get_running_loop()
+        self._deadlines[handler] = loop.call_later(self._request_timeout_s, self._cut, handler, "timeout")
 
     def _forget(self, handler: RequestHandler) -> None:
         deadline = self._deadlines.pop(handler, None)

@@ -6,11 +6,10 @@ import asyncio
 import base64
 import hmac
 import logging
-import os
-import stat
 from pathlib import Path
 
 from balancer.errors import OperatorError
+from balancer.files.regular import UnreadableError, read_regular
 
 logger = logging.getLogger(__name__)
 
@@ -31,18 +30,11 @@ def read_token(path: Path) -> bytes:
         TokenError: naming field, file and remedy.
     """
     try:
-        # Not to wait for the writer of a pipe.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise TokenError(f"admin.token_file: {path} is no regular file; name one that holds the token")
-            content = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise TokenError(
-            f"admin.token_file: {path} cannot be read: {error.strerror}; write the token there, or remove the field"
-        ) from error
+        content = read_regular(path, MOST_BYTES)
+    except UnreadableError as error:
+        raise TokenError(f"admin.token_file: {path} {error}; or remove the field") from error
     token = content.strip()
-    if not (len(token) >= LEAST_CHARACTERS and len(content) <= MOST_BYTES and token.isascii() and b"\n" not in token):
+    if len(token) < LEAST_CHARACTERS or not token.isascii() or b"\n" in token:
         raise TokenError(
             f"admin.token_file: {path} must hold one line of {LEAST_CHARACTERS} to {MOST_BYTES} ASCII characters; "
             "make a token with: openssl rand -hex 32"

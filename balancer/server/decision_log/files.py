@@ -38,7 +38,7 @@ class DecisionFiles:
         max_files: int,
         count: Callable[[str, int], None] = lambda result, lines: None,
     ) -> None:
-        """`count` is told of lines by what became of them, `written` or `dropped`, from either thread."""
+        """`count` is called with what became of lines, `written` or `dropped`, and how many, from either thread."""
         self._folder = folder
         self._stem = f"decisions-{process}-"
         self._max_file_bytes = max_file_bytes
@@ -50,7 +50,7 @@ class DecisionFiles:
         self._standing: dict[str, bytes] = {}
         self._file: BinaryIO | None = None
         self._size_bytes = 0
-        self._trouble = ""
+        self._failure = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="decision log", daemon=True)
         self._thread.start()
@@ -103,12 +103,12 @@ class DecisionFiles:
             self._file.flush()
             self._size_bytes += len(member)
             self._count("written", len(taken))
-            self._trouble = ""
+            self._failure = ""
             if self._size_bytes >= self._max_file_bytes:
                 self._leave_file()
         except OSError as error:
             self._count("dropped", len(taken))
-            self._complain(error)
+            self._log_failure(error)
             self._leave_file()
         finally:
             self._standing |= {name: line for line, name in taken if name}
@@ -128,9 +128,9 @@ class DecisionFiles:
                 self._file.close()
             self._file = None
 
-    def _complain(self, error: OSError) -> None:
-        if str(error) != self._trouble:
-            self._trouble = str(error)
+    def _log_failure(self, error: OSError) -> None:
+        if str(error) != self._failure:
+            self._failure = str(error)
             logger.error(
                 "decisions are not recorded: %s; decision_log.folder must name a folder with room that this user may "
                 "write to",

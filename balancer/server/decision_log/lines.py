@@ -15,11 +15,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.lib.introspect import opt_func_info
 
-from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
-from balancer.core.events import Finished, Withdrawn
-from balancer.core.fleet import Fleet
-from balancer.core.router import Answered, Decision
-from balancer.core.trials.steering import PUBLISHED, Role
+from balancer.scheduler.canary.selector import Role
+from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
+from balancer.scheduler.events import Finished, Withdrawn
+from balancer.scheduler.fleet import Fleet
+from balancer.scheduler.router import Answered, Decision
 from policies.base import FloatArray, Policy, Request, UintArray
 from policies.columns import columns_of
 
@@ -69,7 +69,7 @@ def header(process: str, seed: int, share: float, now_s: float, unix_s: float, c
     )
 
 
-class Named(Protocol):
+class NamedWorker(Protocol):
     """A worker."""
 
     @property
@@ -81,7 +81,7 @@ class Named(Protocol):
         """Its kind; empty where unknown."""
 
 
-class Workers(Protocol):
+class NamedWorkers(Protocol):
     """Who there is, in the order of the columns: a fleet, or what it was."""
 
     @property
@@ -89,7 +89,7 @@ class Workers(Protocol):
         """As `Fleet.changes`."""
 
     @property
-    def workers(self) -> Sequence[Named]:
+    def workers(self) -> Sequence[NamedWorker]:
         """Each of them."""
 
     @property
@@ -101,7 +101,7 @@ class Workers(Protocol):
         """Of each, `(n,)`."""
 
 
-def workers(fleet: Workers) -> bytes:
+def workers(fleet: NamedWorkers) -> bytes:
     """Who there is, in the order of the columns."""
     rows = [
         {"name": worker.name, "device": worker.device, "weight": float(weight), "name_hash": f"{int(name_hash):016x}"}
@@ -142,7 +142,7 @@ def policy(identity: int, recorded: Policy, role: Role) -> bytes:
         "id": identity,
         "name": recorded.name,
         "options": recorded.options(),
-        "in_force": role in {"in_force", PUBLISHED["in_force"]},
+        "in_force": role == "in_force",
         "role": role,
         "sha256": policy_hash(recorded),
     }

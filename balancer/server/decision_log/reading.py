@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from balancer.operate.decision_log.files import SUFFIX, number_of
-from balancer.operate.decision_log.lines import COLUMNS, COLUMNS_SINCE, FORMAT, VERSION
-from balancer.operate.decision_log.recorded import (
+from balancer.server.decision_log.files import SUFFIX, number_of
+from balancer.server.decision_log.lines import COLUMNS, COLUMNS_SINCE, FORMAT, VERSION
+from balancer.server.decision_log.recorded import (
     DecisionLog,
     DecisionLogError,
     ModelService,
-    Outcome,
     RecordedDecision,
+    RecordedOutcome,
     RecordedPolicy,
     RecordedService,
     Refusal,
@@ -61,8 +61,6 @@ def _order(file: Path) -> tuple[str, int]:
 
 
 class _FileReader:
-    """Reads one file into a log; a file is complete in itself."""
-
     def __init__(self, log: DecisionLog, file: Path) -> None:
         self._log = log
         self._file = file
@@ -82,7 +80,6 @@ class _FileReader:
         }
 
     def read(self) -> None:
-        """All lines, up to where the file was cut."""
         number = 0
         try:
             with gzip.open(self._file, "rb") as lines:
@@ -183,7 +180,7 @@ class _FileReader:
 
     def _outcome(self, content: Mapping[str, Any]) -> None:
         latency_s = content.get("latency_s")
-        self._log.outcomes[self._run, content["number"]] = Outcome(
+        self._log.outcomes[self._run, content["number"]] = RecordedOutcome(
             content["at_s"],
             content.get("worker"),
             math.nan if latency_s is None else latency_s,

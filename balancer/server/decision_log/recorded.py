@@ -11,7 +11,7 @@ import numpy as np
 
 from balancer.config.policy_options import policy_class, read_policy_file
 from balancer.errors import OperatorError
-from balancer.operate.decision_log.lines import policy_hash
+from balancer.server.decision_log.lines import policy_hash
 from policies.base import BoolArray, FloatArray, IntArray, Policy, Request, UintArray
 
 
@@ -148,7 +148,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RecordedOutcome:
     """How the request of a decision ended."""
 
     at_s: float
@@ -160,7 +160,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Joined:
+class DecisionsWithOutcomes:
     """Decisions and their outcomes, `(k,)` each, in the order of `DecisionLog.decisions`.
 
     What off-policy evaluation takes: the context is in the decisions, the propensity and the outcome here.
@@ -190,7 +190,7 @@ class DecisionLog:
     runs: list[Run] = field(default_factory=list)
     decisions: list[RecordedDecision] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
-    outcomes: dict[tuple[int, int], Outcome] = field(default_factory=dict)
+    outcomes: dict[tuple[int, int], RecordedOutcome] = field(default_factory=dict)
     """By run and number."""
     questions: set[tuple[int, int]] = field(default_factory=set)
     """Run and number of decisions for questions about a model or a server, which are no load."""
@@ -207,9 +207,9 @@ class DecisionLog:
         """Return the number of decisions."""
         return len(self.decisions)
 
-    def joined(self) -> Joined:
+    def joined(self) -> DecisionsWithOutcomes:
         """Decisions with their outcomes, as arrays."""
-        nothing = Outcome(math.nan, None, math.nan, False)
+        nothing = RecordedOutcome(math.nan, None, math.nan, False)
         ends = [self.outcomes.get((d.run, int(d.request.number)), nothing) for d in self.decisions]
         places: dict[int, dict[str, int]] = {}
         served = []
@@ -217,7 +217,7 @@ class DecisionLog:
             names = decision.workers.names
             place = places.setdefault(id(decision.workers), {name: row for row, name in enumerate(names)})
             served.append(place.get(end.worker or "", -1))
-        return Joined(
+        return DecisionsWithOutcomes(
             run=np.array([d.run for d in self.decisions], np.int64),
             number=np.array([d.request.number for d in self.decisions], np.int64),
             at_s=np.array([d.at_s for d in self.decisions]),

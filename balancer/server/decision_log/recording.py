@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from balancer.core.errors import RoutingError
-from balancer.core.events import Finished, Withdrawn
-from balancer.core.fleet import Fleet
-from balancer.core.router import Answered, Decision, Router
-from balancer.core.trials.steering import Role
-from balancer.operate.decision_log import lines
+from balancer.scheduler.canary.selector import Role
+from balancer.scheduler.errors import RoutingError
+from balancer.scheduler.events import Finished, Withdrawn
+from balancer.scheduler.fleet import Fleet
+from balancer.scheduler.router import Answered, Decision, Router
+from balancer.server.decision_log import lines
 from policies.base import Policy, Request
 from policies.hashing import mix, unit
 
@@ -28,7 +28,7 @@ class Sink(Protocol):
 
 
 class Recording:
-    """A witness of one router; in use from the moment when it is the router's `witness`."""
+    """A witness of one router; in use from the moment when it is the router's `observer`."""
 
     def __init__(
         self, router: Router, sink: Sink, *, process: str, seed: int, share: float, now_s: float, unix_s: float
@@ -51,7 +51,7 @@ class Recording:
         if self._wants(answered.request.number):
             self._record(answered, decision, self._router.fleet)
 
-    def _record(self, answered: Answered, decision: Decision | None, among: lines.Workers) -> None:
+    def _record(self, answered: Answered, decision: Decision | None, among: lines.NamedWorkers) -> None:
         """`among`: who there was."""
         self._record_workers(among)
         answered_as = id(answered.policy), answered.role
@@ -84,7 +84,7 @@ class Recording:
     def close(self) -> None:
         """It is no longer the router's witness."""
 
-    def _record_workers(self, among: lines.Workers) -> None:
+    def _record_workers(self, among: lines.NamedWorkers) -> None:
         if among.changes != self._workers_changes:
             self._workers_changes = among.changes
             self._sink.put(lines.workers(among), "workers")

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from prometheus_client import generate_latest
-from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from balancer.operate.metric_series import Family
+from balancer.server.metrics.scraped import Scraped
+from balancer.server.metrics.series import Family
 
 PERIOD_S = 1.0
-"""A text is served for so long before another is made, however many ask."""
+"""A text is served for so long before another is made, however many clients ask."""
 _GZIP_LEVEL = 1
 _HEAD_LINES = 2
 """HELP and TYPE, which stand before the first slice of a family alone."""
@@ -27,7 +27,7 @@ OPEN_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 def wants_open_metrics(accept: str) -> bool:
-    """Whether who sends this header `Accept` prefers OpenMetrics, which has exemplars, over plain text."""
+    """Whether a client that sends this header `Accept` prefers OpenMetrics, which has exemplars, over plain text."""
     try:
         return choose_encoder(accept)[1].startswith("application/openmetrics-text")
     except TypeError:  # the library compares a version that is no number
@@ -40,22 +40,6 @@ class Text(NamedTuple):
     plain: bytes
     gzipped: bytes
     """The same, a twentieth of the size: a large fleet's is megabytes, and sending them takes the loop's time."""
-
-
-class _One(Collector):
-    """A registry of one family."""
-
-    def __init__(self, metric: Metric) -> None:
-        self._metric = metric
-
-    def collect(self) -> Iterable[Metric]:
-        """Yield it."""
-        yield self._metric
-
-
-def _openly(registry: Collector) -> bytes:
-    text: bytes = openmetrics.generate_latest(registry)  # type: ignore[no-untyped-call]  # the library leaves it untyped
-    return text
 
 
 class Exposition:
@@ -82,12 +66,12 @@ class Exposition:
         self._making: asyncio.Task[None] | None = None
 
     def slices(self) -> Iterator[bytes]:
-        """The text in parts, each made when it is asked for."""
+        """The text in parts, each made when the iterator is advanced."""
+        encode: Callable[[Collector], bytes] = openmetrics.generate_latest if self._open else generate_latest
         before = ""
         self._prepare()
         for metric in self._registry.collect():
-            text = _openly(_One(metric)) if self._open else generate_latest(_One(metric))
-            text = text.removesuffix(_END)
+            text = encode(Scraped(lambda metric=metric: [metric])).removesuffix(_END)  # type: ignore[misc]  # mypy infers no lambda with a default
             yield text if metric.name != before else text.split(b"\n", _HEAD_LINES)[_HEAD_LINES]
             before = metric.name
         for family in self._families:
@@ -97,12 +81,12 @@ class Exposition:
             yield _END
 
     async def latest(self) -> Text:
-        """The text, no older than a second and what it takes to make one; those who ask meanwhile share it."""
+        """The text, no older than a second and what it takes to make one; clients that ask meanwhile share it."""
         if self._clock() - self._made_s >= PERIOD_S:
             if self._making is None:
                 self._making = asyncio.create_task(self._make())
                 self._making.add_done_callback(self._made)
-            # Who asked first may leave; the others still want it.
+            # The first client may leave; the others still want it.
             await asyncio.shield(self._making)
         return self._text
 
@@ -111,7 +95,7 @@ class Exposition:
         parts = []
         for part in self.slices():
             parts.append(part)
-            # Whatever came meanwhile goes first.
+            # Requests that came meanwhile go first.
             await asyncio.sleep(0)
         plain = b"".join(parts)
         # Compressing holds no lock of the interpreter's, so a thread does it beside the loop.
@@ -121,5 +105,5 @@ class Exposition:
     def _made(self, task: asyncio.Task[None]) -> None:
         self._making = None
         if not task.cancelled():
-            # Who asked is told of an error; where all have left, there is nobody to tell.
+            # Whoever awaits it gets the error; where all clients have left, this keeps asyncio from logging it.
             task.exception()

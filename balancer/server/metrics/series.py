@@ -7,7 +7,6 @@ that is gone can be dropped, and it writes its own lines, in parts between which
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -15,7 +14,6 @@ from math import isnan
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
-from prometheus_client.core import Metric
 
 SLICE_SAMPLES = 100
 """Samples written at once: at most some milliseconds of work."""
@@ -28,8 +26,6 @@ OTHER = "other"
 """Label of what a label of its own would be too much for."""
 
 Child = TypeVar("Child")
-MetricT = TypeVar("MetricT", bound=Metric)
-Item = TypeVar("Item")
 
 
 class Count:
@@ -54,13 +50,8 @@ class Exemplar(NamedTuple):
     at_s: float
     """Unix time."""
 
-    @property
-    def text(self) -> str:
-        """As it stands behind a bucket in OpenMetrics."""
-        return f' # {{trace_id="{self.trace}"}} {self.value} {self.at_s:.3f}'
 
-
-class Distribution:
+class SeriesDistribution:
     """One series of a histogram."""
 
     __slots__ = ("_bounds", "counts", "exemplars", "sum")
@@ -100,24 +91,15 @@ class Distribution:
 class Family(ABC, Generic[Child]):
     """All series of one name."""
 
-    def __init__(
-        self,
-        name: str,
-        kind: str,
-        documentation: str,
-        labels: Sequence[str],
-        new: Callable[[], Child],
-        samples: int,
-        most: int,
-    ) -> None:
-        """`kind`: Prometheus' word for it; `samples`: how many a series has; `most`: series kept apart."""
-        self._family, self._kind, self._documentation = name, kind, documentation
-        self._labels = tuple(labels)
+    kind: str
+    """Prometheus' word for it."""
+
+    def __init__(self, name: str, says: str, labels: Sequence[str], new: Callable[[], Child], samples: int) -> None:
+        """`samples`: how many a series has."""
+        self.name, self._says, self.label_names = name, says, tuple(labels)
         self._new = new
         self._series_a_slice = max(SLICE_SAMPLES // samples, 1)
-        self._most = most
         self._children: dict[tuple[str, ...], Child] = {}
-        self._rest = (OTHER,) * len(self._labels)
 
     def __len__(self) -> int:
         return len(self._children)
@@ -126,42 +108,34 @@ class Family(ABC, Generic[Child]):
         """The series with these label values, made on first sight."""
         child = self._children.get(values)
         if child is None:
-            if len(self._children) >= self._most:
-                values = self._rest
+            if len(self._children) >= MOST_SERIES:
+                values = (OTHER,) * len(self.label_names)
             child = self._children.setdefault(values, self._new())
         return child
-
-    def forget(self, label: str, gone: Collection[str]) -> None:
-        """Drop the series whose label has one of these values; no such label, nothing dropped."""
-        if gone and label in self._labels:
-            place = self._labels.index(label)
-            self._children = {values: child for values, child in self._children.items() if values[place] not in gone}
 
     def series(self) -> list[tuple[tuple[str, ...], Child]]:
         """All of them, by the values of their labels."""
         return list(self._children.items())
 
-    def values(self, label: str) -> set[str]:
-        """All values of a label, as far as the family has it."""
-        if label not in self._labels:
-            return set()
-        place = self._labels.index(label)
-        return {values[place] for values in self._children}
+    def keep(self, label: str, there: Collection[str]) -> None:
+        """Drop the series whose value of this label, if the family has it, is neither there nor empty nor `other`."""
+        if label in self.label_names:
+            place, kept = self.label_names.index(label), {"", OTHER, *there}
+            self._children = {values: child for values, child in self._children.items() if values[place] in kept}
 
     def text(self, open_metrics: bool = False) -> Iterator[str]:
         """Yield the family as Prometheus reads it, in slices; `open_metrics`: in that format, with exemplars."""
         # There, a counter's samples have a suffix that the family has not.
-        name = self._family.removesuffix("_total") if open_metrics and self._kind == "counter" else self._family
-        yield f"# HELP {name} {self._documentation}\n# TYPE {name} {self._kind}\n"
-        children = list(self._children.items())
+        name = self.name.removesuffix("_total") if open_metrics and self.kind == "counter" else self.name
+        yield f"# HELP {name} {self._says}\n# TYPE {name} {self.kind}\n"
+        children = self.series()
         for start in range(0, len(children), self._series_a_slice):
             part = children[start : start + self._series_a_slice]
             yield "".join(self._lines(self._labels_text(values), child, open_metrics) for values, child in part)
 
     def _labels_text(self, values: tuple[str, ...]) -> str:
-        return ",".join(
-            f'{label}="{value.translate(_ESCAPED)}"' for label, value in zip(self._labels, values, strict=True)
-        )
+        named = zip(self.label_names, values, strict=True)
+        return ",".join(f'{label}="{value.translate(_ESCAPED)}"' for label, value in named)
 
     @abstractmethod
     def _lines(self, labels: str, child: Child, exemplars: bool) -> str:
@@ -171,40 +145,31 @@ class Family(ABC, Generic[Child]):
 class Counters(Family[Count]):
     """A counter with labels."""
 
-    def __init__(self, name: str, documentation: str, labels: Sequence[str], most: int = MOST_SERIES) -> None:
-        super().__init__(f"{name}_total", "counter", documentation, labels, Count, 1, most)
+    kind = "counter"
+
+    def __init__(self, name: str, says: str, *labels: str) -> None:
+        super().__init__(f"{name}_total", says, labels, Count, samples=1)
 
     def _lines(self, labels: str, child: Count, exemplars: bool) -> str:
-        return f"{self._family}{{{labels}}} {child.value}\n"
+        return f"{self.name}{{{labels}}} {child.value}\n"
 
 
-class Histograms(Family[Distribution]):
+class Histograms(Family[SeriesDistribution]):
     """A histogram with labels; each series has a sample for each bound, and three more."""
 
-    def __init__(
-        self, name: str, documentation: str, labels: Sequence[str], bounds: Sequence[float], most: int = MOST_SERIES
-    ) -> None:
-        samples = len(bounds) + 3
-        super().__init__(name, "histogram", documentation, labels, lambda: Distribution(bounds), samples, most)
+    kind = "histogram"
+
+    def __init__(self, name: str, says: str, bounds: Sequence[float], *labels: str) -> None:
+        super().__init__(name, says, labels, lambda: SeriesDistribution(bounds), samples=len(bounds) + 3)
         self._bounds = [*map(str, bounds), "+Inf"]
 
-    def _lines(self, labels: str, child: Distribution, exemplars: bool) -> str:
-        name, before = self._family, labels and f"{labels},"
-        counts = list(itertools.accumulate(child.counts))
-        shown = {bucket: one.text for bucket, one in child.exemplars.items()} if exemplars else {}
-        buckets = [
-            f'{name}_bucket{{{before}le="{bound}"}} {count}{shown.get(bucket, "")}\n'
-            for bucket, (bound, count) in enumerate(zip(self._bounds, counts, strict=True))
-        ]
-        return f"{''.join(buckets)}{name}_count{{{labels}}} {counts[-1]}\n{name}_sum{{{labels}}} {child.sum}\n"
-
-
-def sliced(
-    make: Callable[[], MetricT], items: Sequence[Item], add: Callable[[MetricT, Item], None]
-) -> Iterator[Metric]:
-    """A family of which each item is a sample, in slices; `make` makes it without samples, `add` adds one."""
-    for start in range(0, max(len(items), 1), SLICE_SAMPLES):
-        family = make()
-        for item in items[start : start + SLICE_SAMPLES]:
-            add(family, item)
-        yield family
+    def _lines(self, labels: str, child: SeriesDistribution, exemplars: bool) -> str:
+        lines, count = [], 0
+        before = labels and f"{labels},"
+        for bucket, (bound, observed) in enumerate(zip(self._bounds, child.counts, strict=True)):
+            count += observed
+            shown = ""
+            if exemplars and (one := child.exemplars.get(bucket)):
+                shown = f' # {{trace_id="{one.trace}"}} {one.value} {one.at_s:.3f}'
+            lines.append(f'{self.name}_bucket{{{before}le="{bound}"}} {count}{shown}\n')
+        return f"{''.join(lines)}{self.name}_count{{{labels}}} {count}\n{self.name}_sum{{{labels}}} {child.sum}\n"

@@ -10,7 +10,9 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, with_config
 
-from balancer.operate.journal import Event
+from balancer.config.watch import Applied
+from balancer.server.event_log import Event
+from balancer.server.recent import TrafficSummary
 
 MOST_WORKERS = 512
 MOST_MODELS = 256
@@ -22,7 +24,7 @@ Number = float | None
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Who tells."""
+    """The process whose page this is."""
 
     number: int
     processes: int
@@ -35,11 +37,13 @@ class Process:
     not_ready: str
     """Why picks cannot be made; empty: they can."""
     policy: str
-    """In force."""
+    """Of the config."""
+    decides: str
+    """Who decides now, in words: the policy, or who stands in for it, and who has a part of the requests."""
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class PageWorker:
     """One worker, for the model that is asked about where a number depends on the model."""
 
     name: str
@@ -55,7 +59,7 @@ class Worker:
     backlog_s: Number
     """Until all that is there is done."""
     answers_per_s: float
-    """Heard by this process within the window."""
+    """That this process saw within the window."""
     errors: int
     p50_s: Number
     p99_s: Number
@@ -67,40 +71,23 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class TrafficRow(TrafficSummary):
     """Inferences of one model that one policy placed, within the window."""
 
     model: str
     policy: str
     """Empty: Envoy placed them by itself, or nobody did."""
-    rate_per_s: float
-    errors: int
-    p50_s: Number
-    p99_s: Number
 
 
 @dataclass(frozen=True, slots=True)
-class Recently:
-    """All traffic within the window."""
+class AllTraffic(TrafficSummary):
+    """All inferences within the window."""
 
     window_s: float
-    rate_per_s: float
-    p50_s: Number
-    p99_s: Number
-    errors: int
     picked: int
     without_pick: int
-    parts: list[Traffic]
+    parts: list[TrafficRow]
     parts_left_out: int
-
-
-@dataclass(frozen=True, slots=True)
-class InForce:
-    """A config that came into force."""
-
-    at_s: float
-    hash: str
-    changes: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +102,7 @@ class ConfigShown:
     refused_at_s: float
     waiting: list[str]
     """What the newest file changes that a restart takes over."""
-    history: list[InForce]
+    history: list[Applied]
     """The newest first."""
 
 
@@ -124,23 +111,25 @@ class Column:
     """A column of the view that the policy reads."""
 
     name: str
+    title: str
+    """In plain words."""
     unit: str
     says: str
 
 
 @with_config(ConfigDict(ser_json_inf_nan="null"))
 @dataclass(frozen=True, slots=True)
-class Document:
+class PageDocument:
     """All of it."""
 
     at_s: float
     """Unix time."""
     process: Process
-    recent: Recently
+    recent: AllTraffic
     states: dict[str, int]
     """Workers by state."""
-    workers: list[Worker]
-    """Those in trouble first where not all are told."""
+    workers: list[PageWorker]
+    """Those that are not well first where not all are shown."""
     workers_left_out: int
     models: list[str]
     models_left_out: int
@@ -157,8 +146,8 @@ class Document:
     """Messages out of bounds since the start, by message and field."""
     events: list[Event]
     """The newest first."""
-    steering: dict[str, Any]
+    canary: dict[str, Any]
     """As `/guard`."""
 
 
-DOCUMENT: TypeAdapter[Document] = TypeAdapter(Document)
+DOCUMENT: TypeAdapter[PageDocument] = TypeAdapter(PageDocument)

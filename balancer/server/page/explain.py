@@ -6,20 +6,21 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from balancer.core import bounds
-from balancer.core.answering import answer
-from balancer.core.bounds import OutOfBoundsError
-from balancer.core.errors import RoutingError
-from balancer.core.fleet import ANY_MODEL, Fleet
-from balancer.core.router import Answered, Router
-from balancer.core.shown import reasons as why_not
-from balancer.core.trials.split import Splits
-from balancer.core.view import LiveView
-from balancer.operate.splits import version_given
+from balancer import bounds
+from balancer.bounds import OutOfBoundsError
+from balancer.extproc.versions import pinned_version
+from balancer.scheduler.answering import answer
+from balancer.scheduler.canary.split import Split, Splits
+from balancer.scheduler.errors import RoutingError
+from balancer.scheduler.fleet import ANY_MODEL, Fleet
+from balancer.scheduler.router import Answered, Router
+from balancer.scheduler.shown import reasons as why_not
+from balancer.scheduler.view import LiveView
 from policies.base import FloatArray, Request
 from policies.columns import QUANTITIES
 from policies.hashing import key_of
@@ -55,7 +56,6 @@ def read_question(query: Mapping[str, str]) -> Request:
 
 
 def _number(query: Mapping[str, str], name: str, default: float, least: float, most: float) -> float:
-    """A number of the query, between bounds."""
     if name not in query:
         return default
     # A number that is longer is out of bounds anyway; reading it takes long.
@@ -70,7 +70,6 @@ def _number(query: Mapping[str, str], name: str, default: float, least: float, m
 
 
 def _whole(query: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
-    """A whole number of the query, between bounds."""
     value = _number(query, name, default, least, most)
     if value != int(value):
         raise OutOfBoundsError(name, value, f"is a whole number from {least} to {most}")
@@ -82,49 +81,78 @@ def explain(router: Router, request: Request, now_s: float, splits: Splits | Non
 
     Where two versions share the model's requests (`splits`), of the version that this one gets.
     """
-    request, split = _of_a_version(request, splits)
-    answer: dict[str, Any] = {"model": request.model, "version": request.version, "policy": router.policy.name} | split
-    answer |= steering(router, now_s)
-    if _nobody_has(router.fleet, request):
+    fleet = router.fleet
+    request, split = _of_a_version(fleet, request, splits)
+    page: dict[str, Any] = {"model": request.model, "version": request.version, "policy": router.policy.name} | split
+    page |= canary(router, now_s)
+    if _nobody_has(fleet, request):
         # The router keeps what it finds for each name that it is asked about; names that nobody has it need not keep.
-        fleet = router.fleet
-        named = {w.name: list(fleet.objections(w, request.model, request.version)) for w in fleet.workers}
+        reasons = {w.name: list(fleet.objections(w, request.model, request.version)) for w in fleet.workers}
         version = f" version {request.version!r}" if request.version else ""
-        return answer | _refused(router, request, f"no worker has model {request.model!r}{version}", named, now_s)
+        why = f"no worker has model {request.model!r}{version}"
+        return page | {"refused": why, "workers": _without_policy(router, request, reasons, now_s)}
     reasons = why_not(router, request, now_s)
     try:
         answered = router.answer_now(request, now_s)
     except RoutingError as error:
-        return answer | _refused(router, request, str(error), reasons, now_s)
+        return page | {"refused": str(error), "workers": _without_policy(router, request, reasons, now_s)}
     view, probabilities = answered.view, answered.probabilities
-    columns = _columns(view)
     moved, shadow = _moved(answered), _shadow(router, answered)
-    return answer | {
+    for row, name in enumerate(fleet.names):
+        reasons[name] = reasons[name] or _why_spared(fleet, row, eligible=bool(view.eligible[row]))
+    return page | {
         "asked": answered.policy.name,
         "asked_as": answered.role,
         "reads": columns_read(answered),
         **({"moved_by_is_in": answered.policy.score_unit} if moved else {}),
-        "workers": [
-            {
-                "worker": name,
-                "probability": float(probabilities[row]),
-                **({} if shadow is None else {"shadow_probability": float(shadow[row])}),
-                "eligible": bool(view.eligible[row]),
-                "why_not": reasons[name] or _why_spared(router.fleet, row, eligible=bool(view.eligible[row])),
-                **({"moved_by": moved[row]} if row in moved else {}),
-                "sees": {column: values[row] for column, values in columns.items()},
-            }
-            for row, name in enumerate(router.fleet.names)
-        ],
+        "workers": _workers(fleet, view, probabilities, reasons, shadow, moved),
     }
 
 
-def _of_a_version(request: Request, splits: Splits | None) -> tuple[Request, dict[str, Any]]:
-    """The same with the version that it gets, where that is certain, and what is to be told of the split."""
-    split = None if splits is None or request.version else splits.of.get(request.model)
-    if split is None:
+def _workers(
+    fleet: Fleet,
+    view: LiveView,
+    probabilities: FloatArray,
+    reasons: Mapping[str, list[str]],
+    shadow: FloatArray | None = None,
+    moved: Mapping[int, dict[str, float]] = MappingProxyType({}),
+) -> list[dict[str, Any]]:
+    columns = {name: getattr(view, name).tolist() for name in QUANTITIES}
+    return [
+        {
+            "worker": name,
+            "probability": float(probabilities[row]),
+            **({} if shadow is None else {"shadow_probability": float(shadow[row])}),
+            "eligible": bool(view.eligible[row]),
+            "why_not": reasons[name],
+            **({"moved_by": moved[row]} if row in moved else {}),
+            "sees": {column: values[row] for column, values in columns.items()},
+        }
+        for row, name in enumerate(fleet.names)
+    ]
+
+
+def _without_policy(
+    router: Router, request: Request, reasons: Mapping[str, list[str]], now_s: float
+) -> list[dict[str, Any]]:
+    fleet, none = router.fleet, np.zeros(len(router.fleet.workers), bool)
+    column = fleet.models.get(request.model, fleet.models[ANY_MODEL])
+    view = LiveView(fleet, none, column, float(request.rows), now_s, request.key)
+    return _workers(fleet, view, none.astype(float), reasons)
+
+
+def _of_a_version(fleet: Fleet, request: Request, splits: Splits | None) -> tuple[Request, dict[str, Any]]:
+    """The same with the version that it gets, where that is certain, and what to say of the split."""
+    if request.version:
         return request, {}
-    settings, version = split.settings, version_given(split, None if request.key is None else int(request.key))
+    split = None if splits is None else splits.of.get(request.model)
+    if split is None:
+        return replace(request, version=pinned_version(fleet, request.model)), {}
+    settings, version = split.settings, ""
+    if request.key is not None or split.share in (0, 1):
+        # Drawn by a copy: a question takes no part in the split.
+        copy = Split(settings, split.seed, returned=split.returned)
+        version = copy.draw(None if request.key is None else int(request.key)).version
     shares = {"old": settings.old, "new": settings.new, "share": split.share, "returned": split.returned}
     gets = version or "drawn for each request: ask with its key, or with a version"
     return replace(request, version=version), {"split": shares | {"gets": gets}}
@@ -134,7 +162,7 @@ def _why_spared(fleet: Fleet, row: int, *, eligible: bool) -> list[str]:
     """Why a worker that may serve is left out of this request; empty: it is not."""
     if eligible:
         return []
-    if fleet.desk.tier[row]:
+    if fleet.decision.tier[row]:
         return [f"in zone {fleet.workers[row].zone}, and a nearer worker is expected to be done soon enough"]
     return ["new here: it gets part of the requests until its service times are known (discovery.slow_start_s)"]
 
@@ -169,44 +197,36 @@ def _nobody_has(fleet: Fleet, request: Request) -> bool:
     return not any(request.version in versions if request.version else versions for versions in loaded)
 
 
-def _refused(
-    router: Router, request: Request, why: str, reasons: Mapping[str, list[str]], now_s: float
-) -> dict[str, Any]:
-    """The part of the page where nobody may serve the request."""
-    fleet = router.fleet
-    column = fleet.models.get(request.model, fleet.models[ANY_MODEL])
-    columns = _columns(
-        LiveView(fleet, np.zeros(len(fleet.workers), bool), column, float(request.rows), now_s, request.key)
-    )
-    workers = [
-        {
-            "worker": name,
-            "probability": 0.0,
-            "eligible": False,
-            "why_not": reasons[name],
-            "sees": {column: values[row] for column, values in columns.items()},
-        }
-        for row, name in enumerate(fleet.names)
-    ]
-    return {"refused": why, "workers": workers}
-
-
-def _columns(view: LiveView) -> dict[str, list[float]]:
-    return {name: getattr(view, name).tolist() for name in QUANTITIES}
-
-
-def steering(router: Router, now_s: float) -> dict[str, Any]:
+def canary(router: Router, now_s: float) -> dict[str, Any]:
     """Who decides, and what guards, shadow and rollout say to that."""
-    if router.steering is not None:
-        return router.steering.explain(now_s)
+    if router.selector is not None:
+        return router.selector.explain(now_s)
     return {"decides": router.policy.name, "guards": {}, "shadow": None, "rollout": None}
+
+
+def who_decides(router: Router, now_s: float) -> str:
+    """In a line: which policy decides now, why that is not the one of the config, and who has a part in it."""
+    found, configured = canary(router, now_s), router.policy.name
+    decides, rollout = found["decides"], found["rollout"]
+    role = "in_force" if router.selector is None else router.selector.main()[1]
+    words = [decides]
+    if role == "baseline":
+        watched = rollout["to"] if rollout and rollout["state"] in ("watched", "finished") else configured
+        words = [f"{decides} (the guard's baseline, while {watched} is out of service)"]
+    elif role == "rollout":
+        words = [f"{decides} (rolled out, in place of {configured})"]
+    if rollout and rollout["state"] == "running":
+        words.append(f"{rollout['to']} for {rollout['share']:.0%} of the requests (rollout)")
+    if found["shadow"]:
+        words.append(f"{found['shadow']['policy']} only looks on (shadow)")
+    return ", ".join(words)
 
 
 def _shadow(router: Router, answered: Answered) -> FloatArray | None:
     """What the shadow would do; None where there is none, or it has no valid answer."""
-    if router.steering is None or router.steering.shadow is None:
+    if router.selector is None or router.selector.shadow is None:
         return None
-    return answer(router.steering.shadow.policy, answered.request, answered.view)[0]
+    return answer(router.selector.shadow.policy, answered.request, answered.view)[0]
 
 
 def _moved(answered: Answered) -> dict[int, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""Makes the document: only when asked, and at most about once a second, however many ask."""
+"""Makes the document: only on demand, and at most about once a second, however many ask."""
 
 from __future__ import annotations
 
@@ -6,39 +6,39 @@ import importlib.metadata
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from balancer.config.watch import ConfigState
-from balancer.core.fleet import ANY_MODEL, Fleet
-from balancer.core.router import Router
-from balancer.core.shown import reasons
-from balancer.core.trials.split import Splits
-from balancer.core.view import LiveView
-from balancer.core.worker import Worker as Known
-from balancer.front.router import SharedRouter
-from balancer.operate.explain import explain, steering
-from balancer.operate.journal import Journal
-from balancer.operate.lookout import refusals
-from balancer.operate.metrics import Metrics
-from balancer.operate.page.document import (
+from balancer.native.router import SharedRouter
+from balancer.scheduler.canary.split import Splits
+from balancer.scheduler.fleet import ANY_MODEL, Fleet
+from balancer.scheduler.router import Router
+from balancer.scheduler.shown import reasons
+from balancer.scheduler.view import LiveView
+from balancer.scheduler.worker import Worker as Known
+from balancer.server.drains import Drains
+from balancer.server.event_log import EventLog
+from balancer.server.metrics import Metrics
+from balancer.server.metrics.scraped import counted
+from balancer.server.page.document import (
     DOCUMENT,
     MOST_MODELS,
     MOST_PARTS,
     MOST_WORKERS,
+    AllTraffic,
     Column,
     ConfigShown,
-    Document,
-    InForce,
+    PageDocument,
+    PageWorker,
     Process,
-    Recently,
-    Traffic,
-    Worker,
+    TrafficRow,
 )
-from balancer.operate.recent import Part, Recent, quantiles
+from balancer.server.page.explain import canary, explain, who_decides
+from balancer.server.recent import Recent, RecentOutcomes, picked, summary
 from policies.base import Request
 from policies.columns import DECLARED
 
@@ -49,13 +49,32 @@ _MOST_KEPT = 16
 _MOST_INPUTS = 20
 _MOST_PROBLEMS = 20
 _BY_HAND = "drained by hand"
-_TROUBLE = ("silent", "no report", "not ready", _BY_HAND, "draining")
-"""States in the order in which workers are told where not all are."""
+_NOT_WELL = ("silent", "no report", "not ready", _BY_HAND, "draining")
+"""States in the order in which workers are shown where not all are."""
+
+TITLES = {
+    "weight": "relative capacity",
+    "in_flight": "in flight",
+    "reported_pending": "queue as reported",
+    "pending": "queue",
+    "backlog_s": "wait",
+    "completion_s": "expected answer",
+    "service_s": "service alone",
+    "latency_s": "recent latency",
+    "error_rate": "errors",
+    "tokens": "tokens",
+    "report_age_s": "report age",
+    "cached": "cache is warm",
+    "saving_s": "warm cache saves",
+    "pending_other_models": "queue of other models",
+    "behind_s": "wait for other models",
+}
+"""Of the columns that policies read, for people."""
 
 
 @dataclass(frozen=True)
-class Sources:
-    """Where what is shown comes from."""
+class AdminSources:
+    """What the admin interface shows, and may change."""
 
     router: Router
     metrics: Metrics
@@ -65,18 +84,21 @@ class Sources:
     recent: Callable[[], Recent]
     """The traffic until now."""
     config: ConfigState
-    journal: Journal
-    process: int
-    drained: Container[str] = ()
-    """Workers that are drained by hand."""
-    splits: Splits | None = None
+    events: EventLog = field(default_factory=EventLog)
+    process: int = 0
+    """The number of this one, from 0."""
+    drains: Drains | None = None
+    """Who is drained by hand; None: nobody can be."""
+    splits: Splits = field(default_factory=Splits)
     """By which versions share a model's requests."""
+    held: Callable[[str, float], dict[str, Any]] = lambda model, now_s: {}
+    """Who waits for a worker with a model."""
 
 
 class Maker:
     """Makes documents, and keeps the newest for whoever asks the same."""
 
-    def __init__(self, sources: Sources) -> None:
+    def __init__(self, sources: AdminSources) -> None:
         self._from = sources
         self._begun_s = sources.clock()
         self._version = importlib.metadata.version("balancer")
@@ -84,47 +106,49 @@ class Maker:
         self.made = 0
         """Documents so far."""
 
-    def latest(self, asked: Request | None) -> bytes:
+    def latest(self, question: Request | None) -> bytes:
         """The document as JSON, about a request for a model; None: for the one with the most traffic."""
         now_s = self._from.clock()
-        kept = self._kept.pop(asked, None)
+        kept = self._kept.pop(question, None)
         if kept is None or now_s - kept[0] >= FRESH_S:
-            kept = now_s, DOCUMENT.dump_json(self.document(asked))
-        self._kept[asked] = kept
+            kept = now_s, DOCUMENT.dump_json(self.document(question))
+        self._kept[question] = kept
         if len(self._kept) > _MOST_KEPT:
             del self._kept[next(iter(self._kept))]
         return kept[1]
 
-    def document(self, asked: Request | None) -> Document:
+    def document(self, question: Request | None) -> PageDocument:
         """As `latest`, made anew."""
         self.made += 1
         sources, now_s = self._from, self._from.clock()
         router = sources.router
         span_s, parts = sources.recent().parts(now_s)
         models = _models(router.fleet, parts)
-        if asked is None and (models or not router.settings.reports_required):
-            asked = Request(models[0] if models else ANY_MODEL)
-        why = {} if asked is None else explain(router, asked, now_s, sources.splits)
-        told = _workers(router, asked or Request(""), why, (span_s, parts), now_s)
-        workers = [replace(each, state=_BY_HAND) if each.name in sources.drained else each for each in told]
-        shown = sorted(workers, key=_trouble)[:MOST_WORKERS] if len(workers) > MOST_WORKERS else workers
-        return Document(
+        if question is None and (models or not router.settings.reports_required):
+            question = Request(models[0] if models else ANY_MODEL)
+        why = {} if question is None else explain(router, question, now_s, sources.splits)
+        listed = _workers(router, question or Request(""), why, (span_s, parts), now_s)
+        workers = [replace(each, state=_BY_HAND) if each.name in (sources.drains or ()) else each for each in listed]
+        shown = sorted(workers, key=_urgency)[:MOST_WORKERS] if len(workers) > MOST_WORKERS else workers
+        return PageDocument(
             at_s=time.time(),
             process=self._process(now_s),
-            recent=_recently(span_s, parts),
+            recent=_all_traffic(span_s, parts),
             states=dict(Counter(worker.state for worker in workers)),
             workers=shown,
             workers_left_out=len(workers) - len(shown),
             models=models[:MOST_MODELS],
             models_left_out=max(len(models) - MOST_MODELS, 0),
             why=_bounded(why),
-            reads=[Column(name, DECLARED[name].unit, DECLARED[name].says) for name in why.get("reads", ())],
+            reads=[
+                Column(name, TITLES[name], DECLARED[name].unit, DECLARED[name].says) for name in why.get("reads", ())
+            ],
             config=_config(sources.config),
-            refusals=refusals(sources.metrics),
-            fallbacks=_counts(sources.metrics.fallbacks),
-            refused_inputs=dict(Counter(_counts(sources.metrics.refused_inputs)).most_common(_MOST_INPUTS)),
-            events=sources.journal.newest_first(),
-            steering=steering(router, now_s),
+            refusals=counted(sources.metrics.refusals),
+            fallbacks=counted(sources.metrics.fallbacks),
+            refused_inputs=dict(Counter(counted(sources.metrics.refused_inputs)).most_common(_MOST_INPUTS)),
+            events=sources.events.newest_first(),
+            canary=canary(router, now_s),
         )
 
     def _process(self, now_s: float) -> Process:
@@ -139,10 +163,11 @@ class Maker:
             asked_because=router.asked_because if isinstance(router, SharedRouter) else "",
             not_ready=sources.readiness(),
             policy=router.policy.name,
+            decides=who_decides(router, now_s),
         )
 
 
-def _models(fleet: Fleet, parts: Sequence[Part]) -> list[str]:
+def _models(fleet: Fleet, parts: Sequence[RecentOutcomes]) -> list[str]:
     """Their names: those with traffic first, most first."""
     counts: Counter[str] = Counter()
     for part in parts:
@@ -152,32 +177,38 @@ def _models(fleet: Fleet, parts: Sequence[Part]) -> list[str]:
 
 
 def _workers(
-    router: Router, asked: Request, why: Mapping[str, Any], traffic: tuple[float, Sequence[Part]], now_s: float
-) -> list[Worker]:
+    router: Router,
+    question: Request,
+    why: Mapping[str, Any],
+    traffic: tuple[float, Sequence[RecentOutcomes]],
+    now_s: float,
+) -> list[PageWorker]:
     fleet = router.fleet
-    view = LiveView(fleet, np.ones(len(fleet.workers), bool), router.column(asked.model), 1.0, now_s)
+    view = LiveView(fleet, np.ones(len(fleet.workers), bool), router.column(question.model), 1.0, now_s)
     names = ("pending", "in_flight", "backlog_s", "error_rate", "report_age_s")
     columns = {name: getattr(view, name).tolist() for name in names}
-    objections = {each["worker"]: each["why_not"] for each in why["workers"]} if why else reasons(router, asked, now_s)
-    rows_per_s = _rows_per_s(fleet, asked.model)
+    objections = (
+        {each["worker"]: each["why_not"] for each in why["workers"]} if why else reasons(router, question, now_s)
+    )
+    rows_per_s = _rows_per_s(fleet, question.model)
     span_s, parts = traffic
-    heard: dict[str, list[Part]] = {}
+    by_worker: dict[str, list[RecentOutcomes]] = {}
     for part in parts:
-        heard.setdefault(part.of.worker, []).append(part)
+        by_worker.setdefault(part.of.worker, []).append(part)
     found = []
     for row, worker in enumerate(fleet.workers):
-        count, errors, p50_s, p99_s = _sums(heard.get(worker.name, ()))
+        served = summary(span_s, by_worker.get(worker.name, ()))
         age_s = columns["report_age_s"][row]
         found.append(
-            Worker(
+            PageWorker(
                 name=worker.name,
                 state=_state(worker, age_s, router),
                 why_not=objections[worker.name],
                 device=worker.device,
-                answers_per_s=count / span_s,
-                errors=errors,
-                p50_s=p50_s,
-                p99_s=p99_s,
+                answers_per_s=served.rate_per_s,
+                errors=served.errors,
+                p50_s=served.p50_s,
+                p99_s=served.p99_s,
                 rows_per_s=rows_per_s[row],
                 utilisation=worker.utilisation,
                 **{name: values[row] for name, values in columns.items()},
@@ -196,8 +227,8 @@ def _state(worker: Known, report_age_s: float, router: Router) -> str:
     return "silent" if report_age_s > router.settings.stale_after_s else "ready"
 
 
-def _trouble(worker: Worker) -> int:
-    return _TROUBLE.index(worker.state) if worker.state in _TROUBLE else len(_TROUBLE)
+def _urgency(worker: PageWorker) -> int:
+    return _NOT_WELL.index(worker.state) if worker.state in _NOT_WELL else len(_NOT_WELL)
 
 
 def _rows_per_s(fleet: Fleet, model: str) -> list[float]:
@@ -212,41 +243,26 @@ def _rows_per_s(fleet: Fleet, model: str) -> list[float]:
     return [float(each) for each in np.where(service.weight[:, column] > 0, rate, np.nan)]
 
 
-def _sums(parts: Sequence[Part]) -> tuple[int, int, float, float]:
-    """Count, errors, p50 and p99 of them all."""
-    count = sum(len(part.latency_s) for part in parts)
-    errors = sum(len(part.latency_s) for part in parts if not part.ok)
-    latencies = [part.latency_s for part in parts if part.ok]
-    return count, errors, *quantiles(np.concatenate(latencies) if latencies else np.zeros(0))
-
-
-def _recently(span_s: float, parts: Sequence[Part]) -> Recently:
-    groups: dict[tuple[str, str], list[Part]] = {}
+def _all_traffic(span_s: float, parts: Sequence[RecentOutcomes]) -> AllTraffic:
+    groups: dict[tuple[str, str], list[RecentOutcomes]] = {}
     for part in parts:
         groups.setdefault((part.of.model, part.of.policy), []).append(part)
     rows = [
-        Traffic(model, policy, count / span_s, errors, p50_s, p99_s)
+        TrafficRow(**asdict(summary(span_s, group)), model=model, policy=policy)
         for (model, policy), group in groups.items()
-        for count, errors, p50_s, p99_s in [_sums(group)]
     ]
     rows.sort(key=lambda row: (-row.rate_per_s, row.model, row.policy))
-    count, errors, p50_s, p99_s = _sums(parts)
-    picked = sum(len(part.latency_s) for part in parts if part.picked)
-    return Recently(
+    return AllTraffic(
+        **asdict(summary(span_s, parts)),
+        **picked(parts),
         window_s=span_s,
-        rate_per_s=count / span_s,
-        p50_s=p50_s,
-        p99_s=p99_s,
-        errors=errors,
-        picked=picked,
-        without_pick=count - picked,
         parts=rows[:MOST_PARTS],
         parts_left_out=max(len(rows) - MOST_PARTS, 0),
     )
 
 
 def _bounded(why: dict[str, Any]) -> dict[str, Any]:
-    """With as many workers as are told: the most likely where there are more."""
+    """With as many workers as are shown: the most likely where there are more."""
     if not why:
         return why
     likely, left_out = why["workers"], max(len(why["workers"]) - MOST_WORKERS, 0)
@@ -264,11 +280,5 @@ def _config(state: ConfigState) -> ConfigShown:
         problems=[] if error is None else [str(problem) for problem in error.problems[:_MOST_PROBLEMS]],
         refused_at_s=state.last_error_at_s,
         waiting=state.waiting_changes,
-        history=[InForce(each.at_s, each.hash, list(each.changes)) for each in reversed(state.history)],
+        history=list(reversed(state.history)),
     )
-
-
-def _counts(counter: Any) -> dict[str, float]:
-    """A counter's values by its labels, joined by a dot."""
-    samples = (sample for family in counter.collect() for sample in family.samples)
-    return {".".join(each.labels.values()): each.value for each in samples if each.name.endswith("_total")}

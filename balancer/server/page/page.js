@@ -24,14 +24,21 @@ function time(s) {
   if (s < 1) return `${(1000 * s).toLocaleString("en", { maximumFractionDigits: s < 0.01 ? 1 : 0 })} ms`;
   return s < 120 ? `${decimal(s)} s` : s < 7200 ? `${Math.round(s / 60)} min` : s < 172800 ? `${Math.round(s / 3600)} h` : `${Math.round(s / 86400)} d`;
 }
+const plain = (name) => name.replaceAll("_", " ").replaceAll(".", ", ");
+const times = (x) => (x === 1 ? "once" : x ? `${x} times` : "never");
 const ago = (s) => `${time(Math.max(Math.round(s), 1))} ago`;
 // For what a policy compares, to the last digit that may matter.
 const precise = (s) => (s !== null && s < 1 ? `${decimal(1000 * s)} ms` : time(s));
 const UNITS = { s: precise, share, requests: decimal, tokens: decimal, 1: decimal };
 
+// Said outright: on a phone rows are stacked, and what is drawn as a block is no table to who hears the page.
+const role = (element, name) => (element.setAttribute("role", name), element);
+
 // A table is drawn by its columns: title, cell (a text, or text with kind and bar), what it sorts by, and whether it is text.
 function table(element, caption) {
   element.append(make("caption", caption), make("thead"), make("tbody"));
+  role(element, "table");
+  for (const part of [element.tHead, element.tBodies[0]]) role(part, "rowgroup");
   return { element, key: null, down: false, titles: "" };
 }
 
@@ -39,9 +46,9 @@ function head(shown, columns, redraw) {
   const titles = JSON.stringify([columns.map((each) => each.title), shown.key, shown.down]);
   if (titles === shown.titles) return;
   shown.titles = titles;
-  const row = make("tr");
+  const row = role(make("tr"), "row");
   for (const column of columns) {
-    const cell = make("th", undefined, column.text ? "text" : "");
+    const cell = role(make("th", undefined, column.text ? "text" : ""), "columnheader");
     cell.scope = "col";
     if (column.says) cell.title = column.says;
     const button = make("button", column.title);
@@ -75,10 +82,10 @@ function draw(shown, columns, items) {
   const body = shown.element.tBodies[0];
   while (body.rows.length > items.length) body.deleteRow(-1);
   items.forEach((item, at) => {
-    const row = body.rows[at] ?? body.insertRow();
+    const row = body.rows[at] ?? role(body.insertRow(), "row");
     while (row.cells.length > columns.length) row.deleteCell(-1);
     columns.forEach((column, place) => {
-      const cell = row.cells[place] ?? row.appendChild(make(place ? "td" : "th"));
+      const cell = row.cells[place] ?? row.appendChild(place ? role(make("td"), "cell") : role(make("th"), "rowheader"));
       const { text, kind = "", bar } = column.cell(item);
       if (!place) cell.scope = "row";
       if (cell.textContent !== text) cell.textContent = text;
@@ -86,8 +93,24 @@ function draw(shown, columns, items) {
       if (cell.className !== name) cell.className = name;
       if (bar !== undefined) cell.style.setProperty("--share", bar);
       cell.title = place ? "" : text;
+      cell.dataset.title = column.title;
     });
   });
+  overflow(shown.element.parentElement);
+}
+
+// What does not fit is said: scrollbars of phones hide themselves.
+function overflow(part) {
+  const right = part.scrollWidth - part.clientWidth - part.scrollLeft > 2, below = part.scrollHeight - part.clientHeight - part.scrollTop > 2;
+  part.classList.toggle("right", right);
+  part.nextElementSibling.textContent = [right && "more columns to the right →", below && "more below ↓"].filter(Boolean).join(", ");
+}
+for (const part of document.querySelectorAll(".scroll, .events")) {
+  const place = make("p", "", "hint");
+  place.setAttribute("aria-hidden", "true");
+  part.after(place);
+  part.addEventListener("scroll", () => overflow(part), { passive: true });
+  new ResizeObserver(() => overflow(part)).observe(part);
 }
 
 const number = (title, field, written, says) => ({ title, says, value: (x) => x[field], cell: (x) => ({ text: written(x[field]) }) });
@@ -102,20 +125,20 @@ const WORKERS = [
   text("worker", "name"),
   { title: "state", text: true, value: (x) => x.state, cell: (x) => ({ text: x.state, kind: STATES[x.state] }) },
   number("queue", "pending", decimal, "Requests queued or executing there, all balancers'"),
-  number("in flight", "in_flight", decimal, "Of these, from this process"),
+  number("in flight", "in_flight", decimal, "Of these, by this process"),
   number("wait", "backlog_s", time, "Until all that is there is done"),
   number("answers/s", "answers_per_s", rate, "Heard by this process"),
-  { ...number("rows/s can", "rows_per_s", rate, "What one instance serves of the chosen model at full batches, as learned"), seldom: true },
+  { ...number("capacity, rows/s", "rows_per_s", rate, "What one instance serves of the chosen model at full batches, as learned"), seldom: true },
   number("p50", "p50_s", time),
   number("p99", "p99_s", time),
   { title: "errors", value: (x) => x.errors, cell: errors },
   number("report age", "report_age_s", time, "Since its agent last reported"),
   { title: "device", text: true, seldom: true, value: (x) => x.device, cell: device },
-  { title: "why it gets none", text: true, seldom: true, value: (x) => x.why_not.join(), cell: (x) => ({ text: x.why_not.join("; "), kind: "long" }) },
+  { title: "why it gets no requests", text: true, seldom: true, value: (x) => x.why_not.join(), cell: (x) => ({ text: x.why_not.join("; "), kind: "long" }) },
 ];
 const TRAFFIC = [
   { title: "model", text: true, value: (x) => x.model, cell: (x) => ({ text: x.model || "(none)" }) },
-  { title: "policy", text: true, value: (x) => x.policy, cell: (x) => ({ text: x.policy || "no pick", kind: x.policy ? "" : "warn" }) },
+  { title: "policy", text: true, value: (x) => x.policy, cell: (x) => ({ text: x.policy || "none", kind: x.policy ? "" : "warn" }) },
   number("requests/s", "rate_per_s", rate),
   number("p50", "p50_s", time),
   number("p99", "p99_s", time),
@@ -146,7 +169,10 @@ function line(values) {
   return drawing;
 }
 
+const quiet = (recent) => (recent.picked + recent.without_pick ? "" : `No requests in the last ${time(recent.window_s)}.`);
+
 function now(shown) {
+  byId("now-words").textContent = quiet(shown.recent);
   const recent = shown.recent, ready = (shown.states.ready ?? 0) + (shown.states.listed ?? 0);
   const workers = Object.values(shown.states).reduce((sum, each) => sum + each, 0);
   const inFlight = shown.workers.reduce((sum, worker) => sum + (worker.in_flight ?? 0), 0);
@@ -158,7 +184,7 @@ function now(shown) {
     ["errors", `${count(recent.errors)} in ${time(recent.window_s)}`],
     ["in flight", count(inFlight)],
     ["workers ready", `${ready} of ${workers}`],
-    ["without a pick", count(recent.without_pick)],
+    ["without a policy", count(recent.without_pick)],
   ];
   byId("now").replaceChildren(...tiles.map(([title, value, drawing]) => {
     const tile = make("div"), words = make("dd", value);
@@ -173,15 +199,20 @@ function notices(shown) {
   const tell = (words, kind) => found.push(make("p", words, `notice ${kind ?? ""}`));
   if (process.not_ready) tell(`Not ready: ${process.not_ready}`, "error");
   if (shown.config.problems.length) tell(`The newest config file is refused, the last good one stays in force:\n${shown.config.problems.join("\n")}`, "error");
-  for (const [policy, guard] of Object.entries(shown.steering.guards)) {
+  for (const [policy, guard] of Object.entries(shown.canary.guards)) {
     if (guard.fallen_back) tell(`The guard has taken ${policy} out of service ${ago(guard.for_s)}, a baseline decides: ${guard.why}`, "error");
   }
-  if (shown.steering.rollout?.state === "returned") tell(`The rollout of ${shown.steering.rollout.to} has returned to ${shown.steering.rollout.from}: ${shown.steering.rollout.why}`, "error");
+  if (shown.canary.rollout?.state === "returned") tell(`The rollout of ${shown.canary.rollout.to} has returned to ${shown.canary.rollout.from}: ${shown.canary.rollout.why}`, "error");
   if (process.asked_because) tell(`Envoy asks the balancer for each request: ${process.asked_because}`);
   const place = byId("notices"), words = found.map((each) => each.textContent).join();
   if (place.textContent !== words) place.replaceChildren(...found);
 }
 
+const ROLES = {
+  hash: ", a hash of the request's key",
+  baseline: ", the guard's baseline",
+  rollout: ", which is being rolled out",
+};
 function why(shown) {
   const answer = shown.why, models = [...shown.models];
   const choice = byId(MODEL);
@@ -194,23 +225,23 @@ function why(shown) {
   }
   if (document.activeElement !== choice) choice.value = answer.model ?? "";
   const left = [answer.workers_left_out && `${answer.workers_left_out} workers are not shown.`, shown.models_left_out && `${shown.models_left_out} models are not listed; /?model=NAME shows one.`];
-  const by = answer.asked ? `${answer.asked} is asked (${answer.asked_as.replace("_", " ")}). It reads ${shown.reads.map((each) => each.name).join(", ") || "no column"}.` : "";
+  const by = answer.asked ? `${answer.asked} decides${ROLES[answer.asked_as] ?? ""}. It goes by: ${shown.reads.map((each) => each.title).join(", ") || "nothing that differs from worker to worker"}.` : "";
   byId("why-words").textContent = [answer.refused, by, ...left].filter(Boolean).join(" ") || "No worker has a model yet.";
   const rows = answer.workers ?? [];
   const bar = (title, field) => {
     const most = Math.max(...rows.map((row) => row[field] ?? 0), 1e-9);
     return { title, value: (x) => x[field], cell: (x) => ({ text: share(x[field]), bar: (x[field] ?? 0) / most }) };
   };
-  const columns = [text("worker", "worker"), bar("gets", "probability")];
-  if (rows.some((row) => "shadow_probability" in row)) columns.push(bar("shadow", "shadow_probability"));
-  for (const { name, unit, says } of shown.reads) {
-    columns.push({ title: name, says, value: (x) => x.sees[name], cell: (x) => ({ text: (UNITS[unit] ?? decimal)(x.sees[name]) }) });
+  const columns = [text("worker", "worker"), bar("probability", "probability")];
+  if (rows.some((row) => "shadow_probability" in row)) columns.push(bar("by the shadow", "shadow_probability"));
+  for (const { name, title, unit, says } of shown.reads) {
+    columns.push({ title, says: `${name}: ${says}`, value: (x) => x.sees[name], cell: (x) => ({ text: (UNITS[unit] ?? decimal)(x.sees[name]) }) });
   }
   if (answer.moved_by_is_in) {
-    const moved = (x) => Object.entries(x.moved_by ?? {}).map(([name, by]) => `${name} ${by > 0 ? "+" : ""}${by}`).join(", ");
+    const moved = (x) => Object.entries(x.moved_by ?? {}).map(([name, by]) => `${plain(name)} ${by > 0 ? "+" : ""}${by}`).join(", ");
     columns.push({ title: `moved by (${answer.moved_by_is_in})`, text: true, value: moved, cell: (x) => ({ text: moved(x), kind: "long" }) });
   }
-  columns.push({ title: "why it gets none", text: true, seldom: true, value: (x) => x.why_not.join(), cell: (x) => ({ text: x.why_not.join("; "), kind: "long" }) });
+  columns.push({ title: "why it gets no requests", text: true, seldom: true, value: (x) => x.why_not.join(), cell: (x) => ({ text: x.why_not.join("; "), kind: "long" }) });
   draw(tables.why, columns, rows);
 }
 
@@ -222,23 +253,23 @@ function fields(title, pairs) {
   return [make("h3", title), list];
 }
 
-function steering(shown) {
-  const { decides, guards, shadow, rollout } = shown.steering, parts = [make("p", `${decides} decides.`)];
+function canary(shown) {
+  const { guards, shadow, rollout } = shown.canary, parts = [make("p", `Decides now: ${shown.process.decides}.`)];
   for (const [policy, guard] of Object.entries(guards)) {
     parts.push(...fields(`Guard of ${policy}`, [
       ["state", guard.fallen_back ? `out of service for ${time(guard.for_s)}` : "in service"],
       ["why", guard.why],
       ["returns", guard.fallen_back ? `after ${time(guard.quiet_s)} without a cause; so far ${time(guard.quiet_for_s)}` : ""],
       ["last cause", guard.last_cause],
-      ["falls", guard.falls],
+      ["taken out", times(guard.falls)],
     ]));
   }
   if (shadow) {
     parts.push(...fields(`Shadow: ${shadow.policy}`, [
-      ["asked about", `${share(shadow.share)} of the decisions, ${count(shadow.decisions)} so far`],
+      ["sees", `${share(shadow.share)} of the decisions, ${count(shadow.decisions)} so far`],
       ["same worker", shadow.agreement === null ? "" : share(shadow.agreement)],
-      ["distance", shadow.distance === null ? "" : decimal(shadow.distance)],
-      ["takes", time(shadow.mean_decision_s)],
+      ["difference of shares", shadow.distance === null ? "" : decimal(shadow.distance)],
+      ["time a decision", time(shadow.mean_decision_s)],
       ["failures", shadow.failures ? `${shadow.failures}: ${shadow.last_failure}` : ""],
     ]));
   }
@@ -246,14 +277,14 @@ function steering(shown) {
     const arm = (x) => `${count(x.requests)} requests, p50 ${time(x.p50_s)}, p99 ${time(x.p99_s)}, errors ${share(x.error_share)}`;
     parts.push(...fields(`Rollout from ${rollout.from} to ${rollout.to}`, [
       ["state", `${rollout.state}, step ${rollout.step} of ${rollout.steps}, ${share(rollout.share)} of the requests`],
-      ["held", rollout.held],
+      ["held back", rollout.held],
       ["why", rollout.why],
       [rollout.from, arm(rollout.old)],
       [rollout.to, arm(rollout.new)],
     ]));
   }
   if (!Object.keys(guards).length && !shadow && !rollout) parts.push(make("p", "There is no guard, shadow or rollout.", "note"));
-  byId("steering").replaceChildren(...parts);
+  byId("canary").replaceChildren(...parts);
 }
 
 const clock = (s) => new Date(1000 * s).toLocaleString([], { dateStyle: "short", timeStyle: "medium" });
@@ -278,6 +309,7 @@ function config(shown) {
     item.append(when(each.at_s, shown), make("code", each.hash), each.changes.length ? list(each.changes) : " at the start");
     return item;
   }));
+  overflow(byId("config-history"));
   if (config.hash !== lastHash) {
     lastHash = config.hash;
     wholeConfig();
@@ -294,6 +326,10 @@ async function wholeConfig() {
   }
 }
 
+const REASONS = {
+  unknown_model: "no worker has the model", no_worker: "no worker may serve it now", shed: "turned away by limits", per_server: "a call that changes one server",
+  invalid: "out of bounds", tenant: "the tenant's limit", no_pick: "Envoy chose the worker", retried: "the chosen worker failed, another got it",
+};
 const LEVELS = { info: "", warning: "warn", error: "bad" };
 function events(shown) {
   byId("events").replaceChildren(...shown.events.map((event) => {
@@ -302,8 +338,9 @@ function events(shown) {
     return item;
   }));
   if (!shown.events.length) byId("events").replaceChildren(make("li", "none yet", "note"));
-  const rows = [["request, answered without a worker", "refusals"], ["request, not served as picked", "fallbacks"], ["message out of bounds", "refused_inputs"]]
-    .flatMap(([what, field]) => Object.entries(shown[field]).map(([why, count]) => ({ what, why, count })));
+  overflow(byId("events"));
+  const rows = [["answered without a worker", "refusals"], ["not served as chosen", "fallbacks"], ["message out of bounds", "refused_inputs"]]
+    .flatMap(([what, field]) => Object.entries(shown[field]).map(([why, count]) => ({ what, why: REASONS[why] ?? plain(why), count })));
   byId("refused-words").textContent = rows.length ? "" : "nothing";
   draw(tables.refused, REFUSED, rows.sort((a, b) => b.count - a.count));
 }
@@ -311,8 +348,8 @@ function events(shown) {
 function show(shown) {
   const process = shown.process;
   const several = process.processes > 1 ? `, process ${process.number} of ${process.processes}: what this one sees` : "";
-  byId("who").textContent = `policy ${process.policy}, decided by ${process.frontend === "native" && !process.asked_because ? "Envoy (native)" : "the balancer"}${several}; version ${process.version}, up ${time(Math.round(process.up_s))}`;
-  document.title = `${process.not_ready ? "✗ " : ""}balancer: ${process.policy}`;
+  byId("who").textContent = `policy ${process.decides}; decided by ${process.frontend === "native" && !process.asked_because ? "Envoy (native)" : "the balancer"}${several}; version ${process.version}, up ${time(Math.round(process.up_s))}`;
+  document.title = `${process.not_ready ? "✗ " : ""}balancer: ${shown.canary.decides}`;
   notices(shown);
   now(shown);
   const states = Object.entries(shown.states).map(([state, workers]) => `${workers} ${state}`).join(", ") || "none listed";
@@ -320,9 +357,9 @@ function show(shown) {
   draw(tables.workers, WORKERS, [...shown.workers].sort((a, b) => trouble(a) - trouble(b) || collator.compare(a.name, b.name)));
   why(shown);
   const recent = shown.recent;
-  byId("traffic-words").textContent = `Of the last ${time(recent.window_s)}. No pick: Envoy placed it by itself, or nobody did.` + (recent.parts_left_out ? ` ${recent.parts_left_out} rows are not shown.` : "");
+  byId("traffic-words").textContent = quiet(recent) || `Of the last ${time(recent.window_s)}. Policy none: Envoy chose the worker by itself, or there was none.` + (recent.parts_left_out ? ` ${recent.parts_left_out} rows are not shown.` : "");
   draw(tables.traffic, TRAFFIC, recent.parts);
-  steering(shown);
+  canary(shown);
   config(shown);
   events(shown);
 }

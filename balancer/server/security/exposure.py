@@ -18,7 +18,7 @@ def warnings(config: Config) -> list[str]:
     """One text for each listener that strangers can reach: which, what they could do, and the remedy."""
     found = []
     for name, harm in _HARM.items():
-        address = getattr(config.listen, name)
+        address = config.listen.fleet_at if name == "fleet" else getattr(config.listen, name)
         section = "envoy" if name == "fleet" else name
         tls = getattr(config.tls, section)
         if address is None or is_local(address) or (tls is not None and tls.client_ca_file is not None):

@@ -13,12 +13,12 @@ import grpc
 from balancer.config.config import Config
 from balancer.config.listen import is_unix
 from balancer.errors import OperatorError
+from balancer.extproc import endpoints
 from balancer.files.schema import UNIX
-from balancer.gateway import endpoints
-from balancer.operate.metrics import Metrics
-from balancer.security.certificates import Certificates, ListenerTls
-from balancer.security.gatekeeper import Gatekeeper, GuardedServer
-from balancer.telemetry import collector
+from balancer.reports import collector
+from balancer.server.metrics import Metrics
+from balancer.server.security.certificates import Certificates, ListenerTls
+from balancer.server.security.gatekeeper import GuardedServer
 
 _LIMITS = (
     # A peer that connects and says nothing, or is gone without a word.
@@ -118,7 +118,7 @@ class Listeners:
             return
         certificates = self.certificates.get(_OF_ENVOY.get(name, name))
         server = grpc.aio.server(options=[*_LIMITS, *options])
-        guarded = GuardedServer(server, Gatekeeper(self._metrics, None if certificates is None else certificates.role))
+        guarded = GuardedServer(server, self._metrics, None if certificates is None else certificates.role)
         for add_to in services[name]:
             add_to(guarded)  # type: ignore[arg-type]  # it has the two methods that services register with
         for address in named:

@@ -103,7 +103,7 @@ imagePullSecrets:
 {{- else -}}
 {{- $_ := set $pods "label_selector" (include "balancer.labelSelector" .) -}}
 {{- end -}}
-{{- $own := dict "listen" $listen "processes" (int $gateway.processes) "discovery" (dict "kubernetes" $pods) -}}
+{{- $own := dict "listen" $listen "processes" (int $gateway.processes) "state_file" "/run/balancer/state.json" "discovery" (dict "kubernetes" $pods) -}}
 {{- if $gateway.adminTokenSecret }}{{ $_ := set $own "admin" (dict "token_file" "/etc/balancer/admin/token") }}{{ end -}}
 {{- if ne .Values.certificates.source "none" -}}
 {{- $files := dict "cert_file" "/etc/balancer/tls/tls.crt" "key_file" "/etc/balancer/tls/tls.key" -}}
@@ -125,17 +125,17 @@ imagePullSecrets:
 {{/* What of the config a running balancer does not take over: pods are replaced when it changes, and only then. */}}
 {{- define "balancer.restartFields" -}}
 {{- $config := include "balancer.config" . | fromYaml -}}
-{{- pick $config "discovery" "listen" "admin" "tls" "processes" "first_process" "envoy" | toYaml -}}
+{{- pick $config "discovery" "listen" "admin" "tls" "processes" "first_process" "envoy" "state_file" | toYaml -}}
 {{- end }}
 
 {{/* Values that fit each for itself but not together; a schema's words would help nobody. */}}
 {{- define "balancer.check" -}}
 {{- $values := .Values -}}
-{{- $owned := dict "listen" "gateway.ports" "processes" "gateway.processes" "first_process" "nothing: each pod is its own" "discovery" "discovery" "tls" "certificates" -}}
+{{- $owned := dict "listen" "gateway.ports" "processes" "gateway.processes" "first_process" "nothing: each pod is its own" "state_file" "nothing: it is in the pod" "discovery" "discovery" "tls" "certificates" -}}
 {{- range $field, $remedy := $owned }}
 {{- if hasKey $values.config $field }}{{ fail (printf "config.%s: is the chart's to set; use %s" $field $remedy) }}{{ end }}
 {{- end }}
-{{- range list "listen" "admin" "frontend" "shared_folder" "max_heap_bytes" "node_id" "balancers" "fleet" "tls" "balancer_tls" }}
+{{- range list "listen" "admin" "frontend" "shared_folder" "max_heap_bytes" "overlay" "balancers" "fleet" "tls" "balancer_tls" }}
 {{- if hasKey (default dict $values.config.envoy) . }}{{ fail (printf "config.envoy.%s: is the chart's to set; see gateway and certificates" .) }}{{ end }}
 {{- end }}
 {{- if hasKey (default dict $values.config.admin) "token_file" }}{{ fail "config.admin.token_file: is the chart's to set; use gateway.adminTokenSecret" }}{{ end }}

@@ -1,0 +1,1 @@
+"""The agent beside each Triton: what it reads, and when its worker may stop (see README.md)."""

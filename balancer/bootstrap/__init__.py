@@ -1,0 +1,1 @@
+"""Envoy's bootstrap: the template, and what a config changes in it."""

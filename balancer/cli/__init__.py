@@ -1,0 +1,1 @@
+"""One module a command; `balancer.cli.main` imports those that are used."""

@@ -1,1 +1,0 @@
-"""One module a command; `balancer.cli` imports those that are used."""

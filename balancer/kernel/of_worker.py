@@ -1,0 +1,207 @@
+"""The columns of `policies.base.FleetView`, for one worker at a time.
+
+Each takes the fleet's state, the fleet, the worker, its row as the deciding balancer knows it, the request and the
+time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from balancer.kernel.estimators.caches import saving_now_s, warm
+from balancer.kernel.estimators.latency import error_rate_now, latency_now_s
+from balancer.kernel.estimators.queue import (
+    backlog_now_s,
+    behind_now_s,
+    completion_now_s,
+    forming_now,
+    of_other_models,
+    others_left,
+    pending_now,
+)
+from balancer.kernel.estimators.service import alone_s
+from balancer.kernel.estimators.tokens import TokenLimits, level_now
+from balancer.kernel.state import (
+    CAPACITY,
+    ERROR_DECAY_S,
+    KEY_MEMORY,
+    LATENCY_DECAY_S,
+    REFILL_PER_S,
+    TARGET_PENDING,
+    FleetState,
+    RequestFeatures,
+)
+from policies.base import FloatArray
+from policies.costs import DRAW, ONE
+from policies.hashing import hash_draw
+
+_ABOVE = np.uint64(51)
+"""By how many bits a model's column is moved up: beyond those that tell a key's place, with room for all models."""
+_HARDLY = 0.001
+"""A chance to be a key's home that is not looked into."""
+
+
+def pending(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
+    """See `FleetView`; needs no arithmetic where there are no others."""
+    if x.queue.others[r] == 0:
+        return float(x.queue.in_flight[r])
+    return float(pending_now(x.queue, r, others_left(x.queue, r, now_s)))
+
+
+def pending_other_models(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
+    """See `FleetView`; needs no arithmetic where there are none."""
+    own = x.queue.own_requests[r, request.model]
+    if x.queue.in_flight[r] == own:
+        return 0.0
+    return float(of_other_models(x.queue, r, own, pending(x, e, w, r, request, now_s)))
+
+
+def backlog_s(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
+    """See `FleetView`."""
+    left = float(others_left(x.queue, r, now_s)) if x.queue.others[r] > 0 else 0.0
+    return float(backlog_now_s(x.queue, r, now_s, left))
+
+
+def completion_s(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
+    """See `FleetView`."""
+    before_s = backlog_s(x, e, w, r, request, now_s)
+    return float(
+        completion_now_s(x.queue, x.service, (r, request.model), request.rows, before_s, _forming(x, r, now_s))
+    )
+
+
+def behind_s(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
+    """See `FleetView`; needs no look at other models where none of their requests is there."""
+    if x.queue.balancers[r] <= 1 and x.queue.in_flight[r] == x.queue.own_requests[r, request.model]:
+        return 0.0
+    return float(behind_now_s(x.queue, x.service, (r, request.model), request.rows, _forming(x, r, now_s)))
+
+
+def _forming(x: FleetState, r: int, now_s: float) -> float:
+    return float(forming_now(x.queue, r, now_s)) if x.queue.balancers[r] > 1 else 1.0
+
+
+def service_s(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
+    """See `FleetView`."""
+    return float(alone_s(x.service, (r, request.model), request.rows))
+
+
+def latency_s(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
+    """See `FleetView`."""
+    return float(latency_now_s(x.latency, r, now_s, x.decision.settings[e, LATENCY_DECAY_S]))
+
+
+def error_rate(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
+    """See `FleetView`; needs no arithmetic where there were no errors."""
+    if x.latency.errors[r] == 0:
+        return 0.0
+    return float(error_rate_now(x.latency, r, now_s, x.decision.settings[e, ERROR_DECAY_S]))
+
+
+def token_limits(x: FleetState, e: int) -> TokenLimits:
+    """Of the buckets."""
+    settings = x.decision.settings
+    return TokenLimits(settings[e, CAPACITY], settings[e, REFILL_PER_S], settings[e, TARGET_PENDING])
+
+
+def tokens(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
+    """See `FleetView`."""
+    return float(level_now(x.tokens, r, token_limits(x, e), now_s))
+
+
+def draw(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
+    """See `policies.costs.DRAW`."""
+    return float(hash_draw(x.decision.name_hash[e, w], np.uint64(request.mixed_key)))
+
+
+def cached(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
+    """See `FleetView`."""
+    if not is_noted(x, e, request):
+        return 0.0
+    if x.queue.balancers[r] > 1 and is_home(x, e, w, r, request, now_s):
+        return 1.0
+    f = r // x.decision.mask.shape[1]
+    return float(
+        warm(x.caches, f, key_and_model(request), x.decision.name_hash[e, w], r, x.decision.settings[e, KEY_MEMORY])
+    )
+
+
+def is_noted(x: FleetState, e: int, request: RequestFeatures) -> bool:
+    """Whether anybody is to know where the request's key is warm."""
+    return bool(request.keyed != 0 and x.decision.settings[e, KEY_MEMORY] > 0)
+
+
+def fill_cached(x: FleetState, e: int, first: int, request: RequestFeatures, now_s: float, out: FloatArray) -> None:
+    """Write `cached` of all workers, the first of which is in row `first`."""
+    for w in range(len(out)):
+        out[w] = cached(x, e, w, first + w, request, now_s)
+
+
+def fill_behind(x: FleetState, e: int, first: int, request: RequestFeatures, now_s: float, out: FloatArray) -> None:
+    """Write `behind_s` of all workers, the first of which is in row `first`."""
+    for w in range(len(out)):
+        out[w] = behind_s(x, e, w, first + w, request, now_s)
+
+
+def key_and_model(request: RequestFeatures) -> Any:
+    """Of a request with a key, what caches know it by: models have their own. The key alone tells its place."""
+    return np.uint64(request.mixed_key) ^ (np.uint64(request.model) << _ABOVE)
+
+
+def is_home(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> bool:
+    """Whether the worker has the least bid for the key: the one that balancers agree on which know nothing of it."""
+    bid = bid_of(x, e, w, r, request, now_s)
+    # The chance of that, by this bid alone.
+    if math.exp(-bid) < _HARDLY:
+        return False
+    workers, v = x.decision.mask.shape[1], 0
+    while v < workers and bid_of(x, e, v, r - w + v, request, now_s) >= bid:
+        v += 1
+    return bool(v == workers)
+
+
+def bid_of(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
+    """What a worker bids for the key, so that each is home to as many as it has of the fleet's speed."""
+    part = x.caches.part[r, request.model]
+    return -math.log(1.0 - draw(x, e, w, r, request, now_s)) / part if part > 0 else np.inf
+
+
+def saving_s(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
+    """See `FleetView`."""
+    if request.keyed == 0:
+        return 0.0
+    return float(saving_now_s(x.caches, x.service, (r, request.model), request.rows, x.queue.balancers[r]))
+
+
+OF_WORKER: dict[str, Callable[[FleetState, int, int, int, RequestFeatures, float], float]] = {
+    "weight": lambda x, e, w, r, request, now_s: float(x.decision.weight[e, w]),
+    "in_flight": lambda x, e, w, r, request, now_s: float(x.queue.in_flight[r]),
+    "reported_pending": lambda x, e, w, r, request, now_s: float(x.queue.reported_pending[r]),
+    "pending": pending,
+    "backlog_s": backlog_s,
+    "completion_s": completion_s,
+    "service_s": service_s,
+    "latency_s": latency_s,
+    "error_rate": error_rate,
+    "tokens": tokens,
+    "report_age_s": lambda x, e, w, r, request, now_s: float(now_s - x.decision.reported_s[r]),
+    "cached": cached,
+    "saving_s": saving_s,
+    "pending_other_models": pending_other_models,
+    "behind_s": behind_s,
+    DRAW: draw,
+    ONE: lambda x, e, w, r, request, now_s: 1.0,
+}
+"""By the names that policies know them by."""
+
+OF_REQUEST: dict[str, Callable[[RequestFeatures], float]] = {
+    "rows": lambda request: request.rows,
+    "deadline_s": lambda request: request.deadline_s,
+    "priority": lambda request: request.priority,
+    "keyed": lambda request: request.keyed,
+}
+"""See `policies.costs.OF_REQUEST`."""

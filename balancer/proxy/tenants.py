@@ -1,0 +1,78 @@
+"""What each tenant may still send, by whichever way its requests come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from balancer.bounds import MAX_ROWS, OutOfBoundsError, shown
+from balancer.extproc.inference_bytes import read
+from balancer.extproc.kserve import Call, guessed_rows
+from balancer.extproc.picks import TurnedAway
+from balancer.proxy.rules.budget import Tenants
+from balancer.proxy.settings import ProxySettings, TenantLimitsSection
+
+_LOOK_S = 1.0
+"""After which limits are looked at again, as they may change."""
+
+
+class UncountedError(OutOfBoundsError):
+    """A request whose rows nobody can count, of a tenant whose rows are limited."""
+
+    def __init__(self, tenant: str) -> None:
+        ValueError.__init__(
+            self,
+            f"rows: those of this request cannot be counted, and tenant {shown(tenant)} may send so many each second; "
+            "send it to infer, with shapes, and large tensors as binary data",
+        )
+        self.field = "rows"
+
+
+class TenantLimits:
+    """Counts the requests that are forwarded, and those that go to a worker by Envoy because they cannot be."""
+
+    def __init__(self, now: Callable[[], float], over_limit: Callable[[], None]) -> None:
+        """`over_limit` is told of each request that is turned away."""
+        self._now, self._over_limit = now, over_limit
+        self._tenants = Tenants()
+        self.configure(ProxySettings())
+
+    def configure(self, settings: ProxySettings) -> None:
+        """From now on."""
+        self._limits: TenantLimitsSection = settings.proxy.tenants
+        # As headers are read.
+        self._named = {name.encode().decode("latin-1"): limits for name, limits in settings.proxy.tenants.named.items()}
+
+    def turned_away(self, call: Call, counted: bool = True) -> TurnedAway | None:
+        """None: it may go, and is counted; `counted`: all of its rows are known.
+
+        Raises:
+            UncountedError: they are not, and are limited.
+        """
+        request = call.request
+        if not counted and self._of(request.tenant).rows_per_s:
+            raise UncountedError(request.tenant)
+        rows = float(max(request.rows, call.message_rows))  # no header makes it fewer
+        wait_s = self._wait_s(request.tenant, rows)
+        if not wait_s:
+            return None
+        self._over_limit()
+        words = f"tenant {shown(request.tenant)} sends more than it may each second; retry later"
+        return TurnedAway(words, wait_s)
+
+    async def wait(self, tenant: str, message: bytes) -> None:
+        """Return once a further message of a stream may go, and is counted."""
+        if not self._of(tenant).is_limited:
+            return
+        try:
+            rows = guessed_rows(read(message).fields)
+        except OutOfBoundsError:
+            rows = MAX_ROWS  # a Triton may read what is not read here
+        while wait_s := self._wait_s(tenant, rows):
+            await asyncio.sleep(min(wait_s, _LOOK_S))
+
+    def _of(self, tenant: str) -> TenantLimitsSection:
+        return self._named.get(tenant, self._limits)
+
+    def _wait_s(self, tenant: str, rows: float) -> float:
+        return self._tenants.refused_for_s(tenant, rows, self._of(tenant), self._now())

@@ -1,0 +1,253 @@
+"""The metrics of one process.
+
+Counters and histograms are fed by what takes requests; what describes the fleet is read from its arrays when scraped.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from http import HTTPStatus
+from typing import Any
+
+import prometheus_client as prometheus
+from prometheus_client.core import InfoMetricFamily, Metric
+
+from balancer.config.watch import ConfigState
+from balancer.extproc.endpoints import Ads
+from balancer.reports.collector import ReportCounts
+from balancer.scheduler.fleet import ANY_MODEL
+from balancer.scheduler.router import Router
+from balancer.scheduler.shown import ready
+from balancer.scheduler.view import LiveView
+from balancer.server.metrics.canary import policy_metrics
+from balancer.server.metrics.exposition import Exposition, Text
+from balancer.server.metrics.scraped import Scraped, counter, gauge
+from balancer.server.metrics.series import (
+    OTHER,
+    SLICE_SAMPLES,
+    Count,
+    Counters,
+    Exemplar,
+    Family,
+    Histograms,
+    SeriesDistribution,
+)
+from balancer.server.security.certificates import Certificates
+from policies.columns import DECLARED, columns_of
+
+prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]  # the library leaves it untyped
+LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+_DECISION_BUCKETS_S = (1e-6, 2e-6, 5e-6, 10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 50e-3)
+_LAG_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+_MOST_POLICIES = 256
+_STATUSES = frozenset(
+    (*(f"grpc_{code}" for code in range(17)), "http_0", *(f"http_{status.value}" for status in HTTPStatus))
+)
+"""Labels of a request's status; `http_0`: the client left before there was one."""
+
+
+class Metrics:
+    """All metrics of one process, in a registry of its own."""
+
+    def __init__(self, router: Router, clock: Callable[[], float], process: str = "0") -> None:
+        self.registry = prometheus.CollectorRegistry()
+        self._router = router
+        self.clock = clock
+        self.requests = Counters("balancer_requests", "Requests that ended, by status", "model", "worker", "status")
+        self.errors = Counters("balancer_errors", "Requests that failed by the worker's fault", "model", "worker")
+        self.latency = Histograms(
+            "balancer_request_duration_seconds",
+            "Latency of the worker's answer, successful unary inference",
+            LATENCY_BUCKETS_S,
+            "model",
+            "worker",
+        )
+        self.first_byte = Histograms(
+            "balancer_first_byte_seconds",
+            "Until the worker's answer began, successful unary inference",
+            LATENCY_BUCKETS_S,
+            "model",
+        )
+        self.received = Counters("balancer_received_bytes", "Bodies of the requests that workers got", "model")
+        self.sent = Counters("balancer_sent_bytes", "Bodies of their answers", "model")
+        decision = Histograms(
+            "balancer_decision_duration_seconds",
+            "Time to read a request, decide, and write the answer",
+            _DECISION_BUCKETS_S,
+        )
+        self.decision_duration = decision.labels()
+        self.held = Histograms(
+            "balancer_held_seconds",
+            "How long requests waited at the balancer for a worker with room, by what became of them",
+            LATENCY_BUCKETS_S,
+            "model",
+            "result",
+        )
+        self.families: tuple[Family[Any], ...] = (
+            *(self.requests, self.errors, self.latency),
+            *(self.first_byte, self.received, self.sent, decision, self.held),
+        )
+        self.decisions = self._counter("decisions", "Picks by the policy that made them", "policy")
+        self.refusals = self._counter("refusals", "Requests answered without a worker", "reason")
+        self.fallbacks = self._counter("fallbacks", "Requests not served as picked, by cause", "cause")
+        self.aborted = self._counter(
+            "aborted_requests", "Requests that were not answered to their end, by who ended them", "by"
+        )
+        self.handler_errors = self._counter(
+            "handler_errors",
+            "Calls that failed by a mistake of the balancer's; none was answered as if it had not",
+            "handler",
+        )
+        self.refused_inputs = self._counter(
+            "refused_inputs", "Messages refused because a field was out of bounds", "message", "field"
+        )
+        self.admin_closed = self._counter(
+            "admin_connections_closed", "Connections to the admin pages closed before they were answered", "cause"
+        )
+        self.loop_lag = prometheus.Histogram(
+            "balancer_event_loop_lag_seconds",
+            "By how much the event loop was late, looked at every 100 ms",
+            buckets=_LAG_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.config_loads = self._counter("config_loads", "Config files seen, by what became of them", "result")
+        self.decision_log_lines = self._counter(
+            "decision_log_lines", "Lines of the decision log, by what became of them", "result"
+        )
+        self.guard_breaches = self._counter(
+            "guard_breaches", "Times that a guard took a policy out of service, by why", "policy", "reason"
+        )
+        self.rollout_returns = self._counter(
+            "rollout_returns", "Rollouts that returned to the old policy, by why", "policy", "reason"
+        )
+        self._made = prometheus.Gauge(
+            "balancer_metrics_timestamp_seconds",
+            "Unix time at which this text was begun; it is made once a second at most",
+            registry=self.registry,
+        )
+        self.held_now = prometheus.Gauge(
+            "balancer_held_requests", "Requests that wait for a worker with room", registry=self.registry
+        )
+        self.register(lambda: _fleet(router, clock()))
+        self.register(lambda: policy_metrics(router))
+        prometheus.Info("balancer_process", "This process", registry=self.registry).info({"number": process})
+        prometheus.ProcessCollector(registry=self.registry)
+        build = {"version": importlib.metadata.version("balancer"), "python": platform.python_version()}
+        prometheus.Info("balancer_build", "What runs", registry=self.registry).info(build)
+        self._plain, self._open = (
+            Exposition(self.registry, self.families, clock, self._prepare, open_metrics)
+            for open_metrics in (False, True)
+        )
+        self.catch_up: Callable[[], None] = lambda: None
+        """Takes in what was not counted yet; before a text is made. Must not raise."""
+        # Looking a child up by its labels costs more than counting.
+        self.decisions_of = lru_cache(_MOST_POLICIES)(self.decisions.labels)
+
+    def register(self, families: Callable[[], Iterator[Metric]]) -> None:
+        """Show these too, read at the moment of the scrape."""
+        self.registry.register(Scraped(families))
+
+    def watch(
+        self, streams: ReportCounts, envoys: Ads, config: ConfigState, certificates: Mapping[str, Certificates]
+    ) -> None:
+        """Show these too, as they are when scraped; `certificates` by listener."""
+        self.register(lambda: _process(streams, envoys, config, certificates))
+
+    def requests_of(self, model: str, worker: str, status: str) -> Count:
+        """The counter of requests with these labels; `status` as `grpc_0` or `http_200`.
+
+        What is no known code counts as `grpc_other` or `http_other`, and what the fleet has not as `other`.
+        """
+        if status not in _STATUSES:
+            status = "grpc_other" if status.startswith("grpc_") else "http_other"
+        return self.requests.labels(self.model_label(model), self._worker_label(worker), status)
+
+    def errors_of(self, model: str, worker: str) -> Count:
+        """The counter of the worker's failures with these labels."""
+        return self.errors.labels(self.model_label(model), self._worker_label(worker))
+
+    def latency_of(self, model: str, worker: str) -> SeriesDistribution:
+        """The histogram of latencies with these labels, in seconds."""
+        return self.latency.labels(self.model_label(model), self._worker_label(worker))
+
+    def exemplify(self, model: str, worker: str, latency_s: float, trace: str) -> None:
+        """Show a traced request with the bucket of the latencies that it is one of."""
+        self.latency_of(model, worker).exemplify(Exemplar(trace, latency_s, time.time()))
+
+    def model_label(self, model: str) -> str:
+        """The model's name where the fleet has it; empty for calls about no model."""
+        return model if not model or model in self._router.fleet.models else OTHER
+
+    def _worker_label(self, worker: str) -> str:
+        """The worker's name where the fleet has it, which the last outcomes of a removed one no longer find."""
+        return worker if not worker or worker in self._router.fleet.index else OTHER
+
+    def forget_gone(self) -> None:
+        """Drop the series of workers and models that the fleet no longer has, so that years of pods do not pile up."""
+        for family in self.families:
+            family.keep("worker", self._router.fleet.index)
+            family.keep("model", self._router.fleet.models)
+
+    def _prepare(self) -> None:
+        self._made.set(time.time())
+        self.catch_up()
+        self.forget_gone()
+
+    def exposition(self, open_metrics: bool = False) -> bytes:
+        """The text that Prometheus scrapes, all at once; `open_metrics`: in that format, with exemplars."""
+        return b"".join((self._open if open_metrics else self._plain).slices())
+
+    async def latest(self, open_metrics: bool = False) -> Text:
+        """As `exposition`, made at most once a second, while requests are served."""
+        return await (self._open if open_metrics else self._plain).latest()
+
+    def _counter(self, name: str, says: str, *labels: str) -> prometheus.Counter:
+        return prometheus.Counter(f"balancer_{name}", says, labels, registry=self.registry)
+
+
+def _fleet(router: Router, now_s: float) -> Iterator[Metric]:
+    fleet = router.fleet
+    view = LiveView(fleet, fleet.servable("", ""), fleet.models[ANY_MODEL], 1.0, now_s)
+    for name in columns_of("moment"):
+        shown = f"{name.removesuffix('_s')}_seconds" if name.endswith("_s") else name
+        yield from _by_worker(shown, DECLARED[name].says, fleet.names, getattr(view, name).tolist())
+    says = "1: ready, not draining, and not silent"
+    yield from _by_worker("ready", says, fleet.names, ready(fleet, now_s).astype(float).tolist())
+    yield gauge("balancer_policy_in_force", "1 for the policy in force", {router.policy.name: 1}, "policy")
+    yield counter("balancer_reports", "Reports by what became of them", fleet.reports, "result")
+    yield counter("balancer_outcomes", "Outcomes heard of, by whether the pick was known", router.outcomes, "result")
+    says = "Invalid answers of a policy; another stood in"
+    yield counter("balancer_policy_failures", says, router.failures, "policy")
+
+
+def _by_worker(name: str, says: str, workers: list[str], values: list[float]) -> Iterator[Metric]:
+    """A gauge with a sample for each worker, in slices."""
+    named = list(zip(workers, values, strict=True))
+    for start in range(0, max(len(named), 1), SLICE_SAMPLES):
+        yield gauge(f"balancer_worker_{name}", says, dict(named[start : start + SLICE_SAMPLES]), "worker")
+
+
+def _process(
+    streams: ReportCounts, envoys: Ads, config: ConfigState, certificates: Mapping[str, Certificates]
+) -> Iterator[Metric]:
+    """Who is connected, the config in force, and the listeners' certificates."""
+    yield gauge("balancer_report_streams", "Agents' report streams open now", streams.streams)
+    says = "Questions of agents, what is in flight at their workers"
+    yield counter("balancer_report_questions", says, streams.questions)
+    ended = {cause: getattr(streams, cause) for cause in ("silent", "invalid", "refused", "taken_over")}
+    says = "Report streams that this process ended, by cause"
+    yield counter("balancer_report_streams_ended", says, ended, "cause")
+    yield gauge("balancer_envoys_connected", "Envoys that ask for endpoints", envoys.connected)
+    yield counter("balancer_envoy_nacks", "Updates of endpoints that an Envoy refused", envoys.rejections)
+    yield InfoMetricFamily("balancer_config", "The config in force", {"hash": config.hash})
+    says = "Unix time at which the config in force was taken over"
+    yield gauge("balancer_config_loaded_timestamp_seconds", says, config.loaded_at_s)
+    says = "1 while the newest config file is refused, and the last good one is in force"
+    yield gauge("balancer_config_refused", says, config.last_error is not None)
+    expiry = {name: each.expires_s for name, each in certificates.items() if each.expires_s is not None}
+    says = "Unix time at which the first certificate of the chain that a listener shows expires"
+    yield gauge("balancer_certificate_expiry_timestamp_seconds", says, expiry, "listener")

@@ -1,0 +1,49 @@
+"""Metrics whose values are read from their source at the moment of the scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+FamilyT = TypeVar("FamilyT", CounterMetricFamily, GaugeMetricFamily)
+Values = float | Mapping[Any, float]
+"""One number, or one by the value of the label, by a tuple of them where there are several."""
+
+
+class Scraped(Collector):
+    """Registers a function that makes the families."""
+
+    def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """The families, as they are now."""
+        return self._families()
+
+
+def counter(name: str, says: str, values: Values, *labels: str) -> CounterMetricFamily:
+    """A counter; `name` without the suffix `_total`."""
+    return _filled(CounterMetricFamily, name, says, values, labels)
+
+
+def gauge(name: str, says: str, values: Values, *labels: str) -> GaugeMetricFamily:
+    """A gauge."""
+    return _filled(GaugeMetricFamily, name, says, values, labels)
+
+
+def counted(counter: Collector) -> dict[str, float]:
+    """A counter's values by those of its labels, joined by a dot."""
+    samples = (sample for family in counter.collect() for sample in family.samples)
+    return {".".join(each.labels.values()): each.value for each in samples if each.name.endswith("_total")}
+
+
+def _filled(kind: type[FamilyT], name: str, says: str, values: Values, labels: tuple[str, ...]) -> FamilyT:
+    if not isinstance(values, Mapping):
+        return kind(name, says, value=float(values))
+    family = kind(name, says, labels=labels)
+    for key, value in values.items():
+        family.add_metric([key] if isinstance(key, str) else key, float(value))
+    return family

@@ -1,1 +1,0 @@
-"""Both ends of the report stream: the agent beside each Triton, and the collector in the balancer."""

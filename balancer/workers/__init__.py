@@ -1,1 +1,0 @@
-"""The way from the balancer to the workers: their ports."""
