@@ -43,12 +43,20 @@ async def test_requests_go_together_and_each_gets_its_own_rows_and_id() -> None:
     async with proxied(fleet, models=batched()) as rig:
         await rig.infer(request("other"))
         sent = [request(value=float(number), name=str(number), rows=1 + number % 2) for number in range(5)]
-        answers = await asyncio.gather(*(rig.infer(each) for each in sent))
-        for number, each in enumerate(answers):
-            assert rows_of(each) == [float(number)] * (1 + number % 2)
-            assert service_pb2.ModelInferResponse.FromString(each).id == str(number)
-        assert len(worker.requests) < 1 + len(sent)
-        assert rig.metric("balancer_proxy_batches_total", result="requests") == 5
+        rounds = 0
+
+        async def some_joined() -> bool:
+            nonlocal rounds
+            rounds += 1
+            before = len(worker.requests)
+            for number, each in enumerate(await asyncio.gather(*(rig.infer(each) for each in sent))):
+                assert rows_of(each) == [float(number)] * (1 + number % 2)
+                assert service_pb2.ModelInferResponse.FromString(each).id == str(number)
+            return len(worker.requests) < before + len(sent)
+
+        # They join where they come within milliseconds, which a busy machine may not manage at once.
+        await eventually(some_joined)
+        assert rig.metric("balancer_proxy_batches_total", result="requests") == 5 * rounds
         assert rig.metric("balancer_decisions_total") == len(worker.requests)
         assert rig.in_flight == 0
 
@@ -168,15 +176,19 @@ async def test_joined_requests_have_the_headers_of_each_and_those_of_others_go_a
             [key, ("x-request-id", str(number))] if number % 2 else [("x-request-id", str(number))]
             for number in range(8)
         ]
-        await asyncio.gather(*(rig.infer(request(value=1.0), metadata=metadata) for metadata in sent))
-        joined = list(zip(worker.requests, worker.headers, strict=True))[1:]
-        rows = {"secret": 0, "": 0}
-        for data, headers in joined:
-            message = service_pb2.ModelInferRequest.FromString(data)
-            rows[headers.get("triton-grpc-protocol-key", "")] += message.inputs[0].shape[0]
-            assert "x-request-id" not in headers or message.inputs[0].shape[0] == 1
-        assert rows == {"secret": 4, "": 4}
-        assert len(joined) < len(sent)
+
+        async def some_joined() -> bool:
+            before = len(worker.requests)
+            await asyncio.gather(*(rig.infer(request(value=1.0), metadata=metadata) for metadata in sent))
+            rows = {"secret": 0, "": 0}
+            for data, headers in zip(worker.requests[before:], worker.headers[before:], strict=True):
+                message = service_pb2.ModelInferRequest.FromString(data)
+                rows[headers.get("triton-grpc-protocol-key", "")] += message.inputs[0].shape[0]
+                assert "x-request-id" not in headers or message.inputs[0].shape[0] == 1
+            assert rows == {"secret": 4, "": 4}
+            return len(worker.requests) < before + len(sent)
+
+        await eventually(some_joined)
 
 
 async def test_what_is_in_shared_memory_goes_alone() -> None:
