@@ -57,7 +57,6 @@ class AgentOptions:
     """The socket by which the agent is told to drain; None: none."""
 
     def __post_init__(self) -> None:
-        """Check every option."""
         if not self.worker:
             raise OperatorError("worker is empty; give the name under which discovery lists this worker")
         if not self.balancers:

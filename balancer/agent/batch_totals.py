@@ -33,7 +33,6 @@ class BatchTotals:
             self._past[key] = self._totals[key]
 
     def clear(self) -> None:
-        """Forget everything: Triton itself started anew."""
         self._totals.clear()
         self._past.clear()
         self._current.clear()

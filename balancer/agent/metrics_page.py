@@ -66,7 +66,6 @@ class MetricsPage:
             raise
 
     def close(self) -> None:
-        """Close the connection; the next fetch opens one."""
         if self._connection is not None:
             self._connection[1].close()
             self._connection = None

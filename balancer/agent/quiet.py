@@ -17,7 +17,6 @@ def is_busy(models: Iterable[ModelReport]) -> bool:
 
 
 def ended(models: Iterable[ModelReport]) -> int:
-    """Requests that ended so far, well or not."""
     return sum(model.succeeded + model.failed for model in models)
 
 

@@ -157,6 +157,5 @@ class _Connection(asyncio.Protocol):
         return None if name is None else (name[0], name[1])
 
     def close(self) -> None:
-        """Close it at once."""
         if self._transport is not None:
             self._transport.abort()

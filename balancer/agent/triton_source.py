@@ -140,7 +140,6 @@ class TritonSource:
         return TritonState(ready=self._index_answered, incarnation=self._incarnation, models=models)
 
     def close(self) -> None:
-        """Close the connection to the metrics page."""
         self._page.close()
 
     def _model(self, key: ModelKey, loaded: bool, now_s: float) -> ModelReport:

@@ -63,7 +63,6 @@ class Access:
 
     @property
     def names_principals(self) -> bool:
-        """Whether requests get a principal."""
         return bool(self.jwt or self.api_keys or self.named or self.counts_by)
 
     @property

@@ -33,7 +33,6 @@ _CHANGED = (
 )
 _CHANGED_REST = r"/v2/(repository/models/[^/]+/(load|unload)|(system|cuda)sharedmemory(/region/[^/]+)?/(un)?register)"
 _REFUSED, _REFUSED_REST = "grpc_per_server", "rest_per_server"
-"""Routes of the template."""
 
 
 @dataclass(frozen=True, slots=True)

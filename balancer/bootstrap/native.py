@@ -26,8 +26,6 @@ _ROOM_HEADERS = 16
 
 @dataclass(frozen=True, slots=True)
 class NativeOptions:
-    """What decides within Envoy; see envoy/module/README.md."""
-
     module: Path
     """That Envoy loads."""
     kernel: Path

@@ -82,7 +82,6 @@ class Balancers:
         return answers, unreached
 
     async def _client(self) -> _Client:
-        """With the files as they are now: certificates and tokens are renewed."""
         tls = None if self.tls is None else await asyncio.to_thread(_context, self.tls)
         # What is not compressed cannot be more than it seems.
         headers = {"Accept-Encoding": "identity"}

@@ -55,7 +55,6 @@ class LazyGroup(click.Group):
     """A group that imports its commands on demand, and shows errors that the operator can mend as plain messages."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, in the order of `_COMMANDS`."""
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -81,7 +80,6 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands in the group's help."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
 

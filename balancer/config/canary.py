@@ -42,7 +42,6 @@ class MarginsSection(StrictModel):
     """Share of requests that fail by the worker's fault, more than the other's."""
 
     def margins(self) -> Margins:
-        """What the core is configured with."""
         return Margins(**dict(self))
 
 

@@ -21,10 +21,7 @@ _ABSENT = object()
 
 @dataclass(frozen=True, slots=True)
 class ConfigChange:
-    """One field that differs."""
-
     field: str
-    """Dotted."""
     words: str
     """The field, what it is, and what it becomes."""
     restart: bool
@@ -62,7 +59,6 @@ def changes(
 
 
 def words_of(found: list[ConfigChange]) -> list[str]:
-    """Their words, as many as people are shown."""
     more = len(found) - MOST_SHOWN
     return [change.words for change in found[:MOST_SHOWN]] + ([f"and {more} more"] if more > 0 else [])
 

@@ -201,7 +201,6 @@ class Config(StrictModel):
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
     def build_policy(self) -> Policy:
-        """The policy with its options."""
         return self.policy.built
 
     def plan(self, policy: Policy) -> CanaryPlan:
@@ -225,7 +224,6 @@ class Config(StrictModel):
         )
 
     def settings(self) -> Settings:
-        """What the core is configured with."""
         limits = self.limits.model_dump()
         for name in ("max_pending_per_worker", "sheddable_max_pending_per_worker"):
             limits[name] = math.inf if limits[name] is None else limits[name]
@@ -246,11 +244,9 @@ class Config(StrictModel):
         )
 
     def splits(self) -> dict[str, SplitSettings]:
-        """Models of which two versions share the requests."""
         return {name: row.split.settings() for name, row in self.models.items() if row.split is not None}
 
     def proxy_settings(self) -> ProxySettings:
-        """What the proxy is configured with."""
         return ProxySettings(self.proxy, {name: row.proxy for name, row in self.models.items()})
 
     def own_envoy_address(self, process: int) -> str:
@@ -262,11 +258,9 @@ class Config(StrictModel):
         return self.listen.reports_address(process)
 
     def admin_address(self, process: int) -> str:
-        """The admin address of process number `process` (from 0)."""
         return self.listen.admin_address(process)
 
     def bootstrap_options(self) -> BootstrapOptions:
-        """What Envoy's bootstrap is printed from."""
         return bootstrap_options(self)
 
     @property

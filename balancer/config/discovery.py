@@ -46,7 +46,6 @@ class KubernetesSection(StrictModel):
         return self
 
     def wanted(self) -> PodsWanted:
-        """What the watch is told."""
         kubeconfig = None if self.kubeconfig is None else Path(self.kubeconfig)
         access = ClusterAccess(self.label_selector or "", self.namespace, kubeconfig)
         return PodsWanted(access, (self.grpc_port, self.http_port), pool=self.inference_pool or "")
@@ -70,7 +69,6 @@ class DnsSection(StrictModel):
         return self
 
     def wanted(self) -> NameWanted:
-        """What the source is told."""
         return NameWanted(self.name, (self.grpc_port, self.http_port))
 
 

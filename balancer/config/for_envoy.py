@@ -33,7 +33,6 @@ def _reachable(address: str) -> str:
 
 
 def bootstrap_options(config: Config) -> BootstrapOptions:
-    """What Envoy's bootstrap is printed from."""
     listener_address, listener_port = split_address(config.envoy.listen)
     admin_address, admin_port = split_address(config.envoy.admin)
     return BootstrapOptions(

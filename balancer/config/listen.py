@@ -20,12 +20,10 @@ _MAX_SOCKET_PATH_BYTES = 100
 
 
 def is_unix(address: str) -> bool:
-    """Whether an address names a Unix socket."""
     return address.startswith(UNIX)
 
 
 def is_local(address: str) -> bool:
-    """Whether only this machine reaches an address."""
     if is_unix(address):
         return True
     host, _ = split_address(address)
@@ -172,7 +170,6 @@ class _Ports:
 
     @property
     def of(self) -> str:
-        """The section."""
         return self.field.partition(".")[0]
 
     def clash(self, other: _Ports) -> str:

@@ -35,7 +35,6 @@ all defaults. Fields and sections marked *restart* are taken over when the balan
 
 
 def page() -> str:
-    """The page, Markdown."""
     parts = [_HEAD, "## Top\n\n" + _table(_rows(Config, "").values())]
     shown: dict[type[BaseModel], tuple[str, dict[str, str]]] = {}
     for name, model in _sections(Config, ""):

@@ -49,7 +49,6 @@ class HoldingSection(StrictModel):
     default 1."""
 
     def settings(self) -> HoldingSettings:
-        """As the core has them."""
         plain = self.model_dump(exclude={"models", "detour"})
         return HoldingSettings(
             models={name: HeldModel(row.window_batches) for name, row in self.models.items()},
@@ -81,7 +80,6 @@ class ZonesSection(StrictModel):
     first. Others come last."""
 
     def settings(self) -> ZoneSettings:
-        """As the core has them."""
         return ZoneSettings(self.own or "", self.bound_s, self.order)
 
 
@@ -126,5 +124,4 @@ class SplitSection(StrictModel):
                 raise field_error(("models", model, "split", field), version, rule)
 
     def settings(self) -> SplitSettings:
-        """As the core has them."""
         return SplitSettings(self.old, self.new, self.share)

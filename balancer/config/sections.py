@@ -214,7 +214,6 @@ class RequestsSection(StrictModel):
     """Seconds without an outcome after which a request no longer counts as in flight."""
 
     def header_names(self) -> HeaderNames:
-        """Those that are read."""
         return HeaderNames(model=self.model_header, tenant=self.tenant_header)
 
 

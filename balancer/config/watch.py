@@ -107,7 +107,6 @@ class ConfigState:
 
     @property
     def hash(self) -> str:
-        """Of the config in force; costs nothing."""
         return self.history[-1].hash
 
     def accept(self, config: Config, now_s: float) -> bool:

@@ -35,7 +35,6 @@ def _distinct(workers: Sequence[WorkerSpec]) -> Sequence[WorkerSpec]:
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Ports = tuple[int, int]
-"""gRPC and HTTP."""
 ZONE = r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$"
 """As a label's value in Kubernetes."""
 TRITON_PORTS: Ports = 8001, 8000
@@ -75,7 +74,6 @@ class WorkerSpec(StrictModel):
         return join_address(self.address, self.http_port)
 
     def added(self) -> WorkerAdded:
-        """What the router is told of it."""
         return WorkerAdded(self.name, self.weight, self.device, int(self.memory_bytes), self.draining, self.zone)
 
 

@@ -37,8 +37,6 @@ _HEALTH_STATUS = {
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A worker as Envoy should know it."""
-
     name: str
     address: str
     """IP; Envoy resolves no names here."""
@@ -82,7 +80,6 @@ class Ads:
         self._rejections = 0
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Serve it there."""
         handler = grpc.stream_stream_rpc_method_handler(
             self._serve,
             request_deserializer=discovery_pb2.DiscoveryRequest.FromString,
@@ -94,7 +91,6 @@ class Ads:
 
     @property
     def connected(self) -> int:
-        """How many Envoys are connected."""
         return len(self._streams)
 
     @property

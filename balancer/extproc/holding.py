@@ -77,7 +77,6 @@ class Holding:
             asyncio.get_running_loop().call_soon(self.turn)
 
     def turn(self) -> None:
-        """Ask for all that wait."""
         self._turn_is_due = False
         try:
             if self._settings != self.waiting.settings:

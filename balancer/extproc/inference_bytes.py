@@ -33,7 +33,6 @@ RESPONSE_ID = 3
 _ERROR, _RESPONSE = 1, 2
 """Of ModelStreamInferResponse."""
 _KEY, _VALUE = 1, 2
-"""Of an entry of a map."""
 _KINDS = {1: "bool_param", 2: "int64_param", 3: "string_param", 5: "uint64_param"}
 _OF_SEQUENCE_ID = ("int64_param", "string_param")
 _MOST_OF_INPUT = 64

@@ -54,8 +54,6 @@ _PLAIN = "identity"
 
 
 class Kind(enum.Enum):
-    """What kind of call this is, which decides what may be asked of a worker."""
-
     INFERENCE = "inference"
     STREAM = "stream"
     """A stream of inferences; all of it goes to one worker, and its duration is no latency."""
@@ -119,7 +117,6 @@ class Call:
     triton_request_id: str
     """The id in the message, which Triton puts into its log and its errors; empty where the client gave none."""
     path: str = ""
-    """As it came."""
     compressed: bool = False
     """Whether gRPC's messages may be."""
     message_rows: int = 1

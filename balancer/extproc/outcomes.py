@@ -108,9 +108,7 @@ class Outcome(NamedTuple):
     flags: tuple[str, ...]
     """Envoy's response flags, abbreviated as in its documentation, e.g. `UF`, `DC`, `URX`."""
     bytes_in: int
-    """Body of the request."""
     bytes_out: int
-    """Body of the response."""
     gateway_id: str
     """`GATEWAY_REQUEST_ID_HEADER`; empty where the gateway is not ours."""
     path: str
@@ -155,19 +153,15 @@ class OutcomeListener(Protocol):
 
 
 class AccessLog:
-    """The ALS servicer."""
-
     def __init__(self, listener: OutcomeListener, run: str = "0") -> None:
         """`run` as in `responses.decision`."""
         self._listener = listener
         self._run = run
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Serve it there."""
         server.add_generic_rpc_handlers((self.handler(),))
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """To be added to a server."""
         handler = grpc.stream_unary_rpc_method_handler(
             self._serve,
             request_deserializer=read_message,

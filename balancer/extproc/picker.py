@@ -81,8 +81,6 @@ Allowed = Mapping[str, str] | None
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """A call that waits."""
-
     call: Call
     allowed: Allowed
     outcome: asyncio.Future[Decision | RoutingError]
@@ -104,7 +102,6 @@ class Picker:
         self.addresses = Addresses()
         self.fallbacks_for_all = False
         self.holding = Holding(router, clock)
-        """Where requests wait."""
         self.splits = Splits()
         """By which requests that name no version may get one."""
         self._clock = clock

@@ -93,11 +93,9 @@ class ExternalProcessor:
         return self._picker.holding.is_on
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Have the server serve it."""
         server.add_generic_rpc_handlers((self.handler(),))
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """To be added to a server."""
         return _Handler(self)
 
     async def once(self, _: object, stream: Stream) -> bytes:

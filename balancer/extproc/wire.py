@@ -20,8 +20,6 @@ _MOST_VARINT_BYTES = 10
 
 
 class WireField(NamedTuple):
-    """One field as it stands in a message."""
-
     number: int
     begin: int
     """Of the field, with its tag."""

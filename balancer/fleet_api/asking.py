@@ -45,7 +45,6 @@ class Failure:
 
     @property
     def http_status(self) -> int:
-        """Of HTTP."""
         return self.status or HTTP_STATUSES.get(self.code.value[0], 500)
 
 
@@ -62,8 +61,6 @@ class FailedError(Exception):
 
 @dataclass
 class Answers:
-    """What workers said to one question, in the order in which they are listed."""
-
     given: dict[str, Any] = field(default_factory=dict)
     failed: dict[str, Failure] = field(default_factory=dict)
 

@@ -113,7 +113,6 @@ _FILLED: Mapping[str, Callable[[Any, str, Mapping[str, Plain]], None]] = {
 
 
 def answer_of(call: str, message: Message) -> bytes:
-    """What Triton would write."""
     if call == "LogSettings":
         settings = plain(message)["settings"]
         return written({key: next(iter(value.values()), None) for key, value in settings.items()})

@@ -41,8 +41,6 @@ _APART = (
 
 
 class Control:
-    """Belongs to one event loop."""
-
     def __init__(
         self,
         members: Members,
@@ -184,7 +182,6 @@ class Control:
             self._stop(name)
 
     async def close(self) -> None:
-        """End what is under way."""
         tasks, self._catching_up = list(self._catching_up.values()), {}
         for task in tasks:
             task.cancel()

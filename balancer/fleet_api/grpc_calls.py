@@ -36,8 +36,6 @@ Method = Callable[[str, Any, Context], Awaitable[Message]]
 
 
 class GrpcCalls:
-    """Handlers of the listener `fleet`."""
-
     def __init__(
         self,
         questions: Questions,
@@ -54,7 +52,6 @@ class GrpcCalls:
         self._known = known
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Register them."""
         methods: dict[str, Method] = {"ServerLive": self._live}
         methods |= dict.fromkeys(_QUESTIONS, self._question)
         methods |= dict.fromkeys(_SETTINGS, self._settings)

@@ -39,18 +39,15 @@ class MemoryChange:
 
     method: str
     request: Any
-    """Its message."""
     headers: Headers = ()
     """That Triton's restricted protocols want."""
 
     @property
     def model(self) -> str:
-        """The one that is loaded or unloaded; empty: it is about something else."""
         return str(self.request.model_name) if self.method in (_LOAD, _UNLOAD) else ""
 
     @property
     def loads(self) -> bool:
-        """Whether it loads a model."""
         return self.method == _LOAD
 
     @property

@@ -28,8 +28,6 @@ _MOST_KEPT = 4096
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One, as a client asks it."""
-
     call: str
     """As gRPC names it."""
     protocol: str
@@ -44,22 +42,17 @@ class Question:
 
     @property
     def key(self) -> Hashable:
-        """Equal for equal questions."""
         return self.protocol, self.call, self.model, self.version, self.ready, self.headers
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerAnswer:
-    """One answer."""
-
     content: Plain
     missing: tuple[str, ...] = ()
     """Workers that were asked and said nothing."""
 
 
 class Questions:
-    """Belongs to one event loop."""
-
     def __init__(self, members: Members, asking: Asking, config: Callable[[], Config], counts: FleetCallCounts) -> None:
         self._members = members
         self._asking = asking

@@ -96,7 +96,6 @@ class RestCalls:
         self._failed = failed
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        """The answer to any request."""
         path = request.rel_url.raw_path
         if path == FLEET_HEALTH_PATH:
             return web.Response(status=200 if self._known() else 503)

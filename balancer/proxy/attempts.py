@@ -62,8 +62,6 @@ class AttemptObserver(Protocol):
 
 @dataclass(slots=True)
 class Clocks:
-    """The two that are read."""
-
     now: Callable[[], float]
     """The router's."""
     stopwatch: Callable[[], float]
@@ -232,7 +230,6 @@ class Attempts:
         return f"the worker of this stream may not serve model {shown(model)} in this version; open another stream"
 
     def refused(self, error: RoutingError) -> ProxyAnswer:
-        """The answer to a request that gets no worker."""
         answer = refusal(error)
         if not isinstance(error, Shed):
             return answer

@@ -57,11 +57,9 @@ class Batching:
         self._running: set[asyncio.Task[None]] = set()
 
     def configure(self, settings: ProxySettings) -> None:
-        """From now on."""
         self._settings = settings
 
     async def infer(self, arrived: Arrived) -> ProxyAnswer:
-        """The answer to one inference."""
         request = arrived.call.request
         batch = self._settings.of(request.model).batch
         # What is not to be executed twice goes alone: a batch that fails is sent again one by one.

@@ -27,15 +27,12 @@ _OF_THE_WAY = frozenset(
 
 
 class Callers:
-    """Tells them apart."""
-
     def __init__(self, names: Callable[[], HeaderNames]) -> None:
         """`names` as of `read_call`, asked for with each request."""
         self._names = names
         self._ignored: frozenset[str] = frozenset()
 
     def configure(self, settings: ProxySettings) -> None:
-        """From now on."""
         self._ignored = frozenset(settings.proxy.ignored_headers)
 
     def headers(self, arrived: Arrived) -> Metadata:

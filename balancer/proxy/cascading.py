@@ -40,7 +40,6 @@ class Cascades:
         self._settings = ProxySettings()
 
     def configure(self, settings: ProxySettings) -> None:
-        """From now on."""
         self._settings = settings
 
     def has(self, name: str) -> bool:

@@ -36,8 +36,6 @@ _WORDS = (
 
 
 class NoRoomError(Exception):
-    """There was no room for a while."""
-
     def __init__(self) -> None:
         super().__init__(_WORDS)
         self.answer = pushback(ProxyAnswer(RESOURCE_EXHAUSTED, _WORDS, unexecuted=True), _RETRY_S)

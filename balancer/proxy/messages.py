@@ -89,7 +89,6 @@ def passed_on(metadata: Iterable[tuple[str, str | bytes]]) -> Metadata:
 
 
 def refusal(error: RoutingError) -> ProxyAnswer:
-    """The answer to a request that gets no worker."""
     return ProxyAnswer(CODES[type(error)][1], str(error), unexecuted=True)
 
 

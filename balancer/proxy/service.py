@@ -110,11 +110,9 @@ class Proxy:
 
     @property
     def ready(self) -> bool:
-        """Whether inferences are to be sent here."""
         return self._ready() and not self.leaving
 
     def configure(self, settings: ProxySettings) -> None:
-        """From now on."""
         self._settings = settings
         self._cascades.configure(settings)
         self.tenants.configure(settings)
@@ -131,7 +129,6 @@ class Proxy:
             await asyncio.sleep(_LOOK_S)
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """To be added to a server."""
         return _Handler(self)
 
     async def infer(self, data: bytes, context: Context) -> bytes:

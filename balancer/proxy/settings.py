@@ -201,5 +201,4 @@ class ProxySettings:
     constants: ProxyConstants = CONSTANTS
 
     def of(self, model: str) -> ModelProxySection:
-        """What holds for a model."""
         return self.models.get(model, _PLAIN)

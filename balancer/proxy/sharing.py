@@ -26,8 +26,6 @@ _FULL = "too many request ids are remembered; retry later, or send the request w
 
 
 class Unary(Protocol):
-    """Answers inferences."""
-
     async def infer(self, arrived: Arrived) -> ProxyAnswer:
         """The answer to one."""
 
@@ -73,7 +71,6 @@ class Sharing:
         self.once.most_entries, self.once.most_bytes = settings.constants.once_entries, settings.proxy.once_bytes
 
     async def infer(self, arrived: Arrived) -> ProxyAnswer:
-        """The answer to one inference."""
         request, model = arrived.call.request, self._settings.of(arrived.call.request.model)
         if request.sequence:
             return await self._inner.infer(arrived)

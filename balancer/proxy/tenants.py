@@ -38,7 +38,6 @@ class TenantLimits:
         self.configure(ProxySettings())
 
     def configure(self, settings: ProxySettings) -> None:
-        """From now on."""
         self._limits: TenantLimitsSection = settings.proxy.tenants
         # As headers are read.
         self._named = {name.encode().decode("latin-1"): limits for name, limits in settings.proxy.tenants.named.items()}

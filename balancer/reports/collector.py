@@ -61,7 +61,6 @@ class ReportCounts:
     """What a collector has seen since it was made; all cumulative but `streams`."""
 
     streams: int = 0
-    """Open now."""
     reports: int = 0
     bytes: int = 0
     """Of serialised reports and questions, without gRPC's and HTTP/2's framing."""
@@ -100,7 +99,6 @@ class _Stream:
     """In the order of the first reports; 0: there was none yet."""
     received: int = 0
     answered: int = 0
-    """Questions."""
     draining: bool = False
     """What its last report said."""
     heard_s: float = 0.0
@@ -167,7 +165,6 @@ class _Stream:
             self.writing.exception()  # looked at, so that nobody is told of one that does not matter any more
 
     def unwatch(self) -> None:
-        """Stop looking."""
         if self.timer is not None:
             self.timer.cancel()
 
@@ -318,7 +315,6 @@ class Collector:
                 await stream.acknowledge()
 
     async def _answer(self, stream: _Stream, question: report_pb2.WorkerReport) -> None:
-        """Say what this balancer has in flight at the stream's worker."""
         if not stream.number:
             why = OutOfBoundsError("asks", True, "comes after a stream's first report, which names the worker")
             raise _EndedError(grpc.StatusCode.INVALID_ARGUMENT, str(why)) from why

@@ -101,7 +101,6 @@ class StreamStatus:
         )
 
     def connected(self) -> None:
-        """The balancer acknowledges reports."""
         logger.info("reports to balancer %s: connected", self._address)
 
     def well(self) -> None:

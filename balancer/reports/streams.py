@@ -261,7 +261,6 @@ class Replica:
         self._told()
 
     def _forget_answers(self) -> None:
-        """The stream is over."""
         self._asks, self._asked, self._answered, self.in_flight = False, 0, -1, None
         self.pause_s = _LONGEST_PAUSE_S
         self._told()

@@ -61,8 +61,6 @@ _SETTLE_S = 2.0
 
 
 class App:
-    """One process of the balancer, from its config to its ports."""
-
     def __init__(
         self,
         config: Config,
@@ -238,7 +236,6 @@ class App:
         await self._fleet.listen(self._listeners.certificates.get("envoy"))
 
     async def _serve_admin(self) -> int:
-        """Returns the port."""
         address = self.state.config.admin_address(self._process)
         certificates = self._listeners.certificates.get("admin")
         try:
@@ -365,7 +362,6 @@ class App:
             self._last_known.update(endpoints, self._clock())
 
     async def _tick(self, now_s: float) -> None:
-        """What has to happen with time alone: forgetting, and sending what has changed."""
         self.router.tick(now_s)
         self._recorder.tick(now_s)
         self._reporter.tick(now_s)

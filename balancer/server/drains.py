@@ -23,7 +23,6 @@ from balancer.server.metrics.scraped import gauge
 logger = logging.getLogger(__name__)
 
 _NAMED = 10
-"""Workers that a refusal names."""
 
 
 class UnlistedWorkerError(Exception):
@@ -90,7 +89,6 @@ class Drains:
         return self.state(worker)
 
     def observe(self, report: Report) -> None:
-        """Take in what an agent says of its worker."""
         drained = self._drained.get(report.worker)
         if drained is None:
             return
@@ -147,7 +145,6 @@ class Drains:
         return found
 
     def metrics(self) -> Iterator[Metric]:
-        """Who is drained by hand."""
         drained = dict.fromkeys(self._drained, 1.0)
         yield gauge("balancer_worker_drained", "1: drained by hand, until somebody undoes it", drained, "worker")
 

@@ -25,9 +25,7 @@ class Event:
     """Something that happened, once or several times."""
 
     at_s: float
-    """Unix time of the first time."""
     last_s: float
-    """Of the last."""
     count: int
     kind: Kind
     level: Level
@@ -35,14 +33,11 @@ class Event:
 
 
 class EventLog:
-    """Keeps the newest."""
-
     def __init__(self, unix_clock: Callable[[], float] = time.time) -> None:
         self._unix_clock = unix_clock
         self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
 
     def add(self, kind: Kind, level: Level, words: str, count: int = 1) -> None:
-        """Take note of an event that happened `count` times."""
         now_s = self._unix_clock()
         words = words if len(words) <= _MOST_CHARACTERS else f"{words[:_MOST_CHARACTERS]}..."
         for event in list(self._events)[-_LOOKED_AT:]:

@@ -66,13 +66,11 @@ class EventReporter:
             self._events.add("config", "warning", f"wait for a restart: {', '.join(waiting)}")
 
     def config_refused(self, error: ConfigError) -> None:
-        """The newest file cannot be used."""
         self._metrics.config_loads.labels("refused").inc()
         logger.error("config refused, the last good one stays in force: %s", error)
         self._events.add("config", "error", f"refused, the last good one stays in force: {error}")
 
     def workers(self, before: Collection[str], now: Collection[str]) -> None:
-        """Discovery lists these."""
         logger.info("workers discovered", extra={"workers": len(now)})
         if came := set(now) - set(before):
             self._events.add("worker", "info", f"listed: {some(came)}")
@@ -89,7 +87,6 @@ class EventReporter:
             self._events.add("ready", "info", "picks can be made")
 
     def guard_changed(self, policy: str, change: PolicyChange) -> None:
-        """A guard took a policy out of service, or back."""
         reason, words = change.finding
         extra = {"policy": policy, "reason": reason, "quiet_s": change.quiet_s}
         if change.fell:
@@ -101,7 +98,6 @@ class EventReporter:
             self._events.add("guard", "info", f"{policy} back in service")
 
     def rollout_changed(self, policy: str, change: RolloutChange) -> None:
-        """A rollout took a step, held one, ended or returned."""
         extra = {"policy": policy, "share": change.share}
         event = f"{policy} at {change.share:.0%} of the requests, {change.state}"
         if change.finding is not None:
@@ -126,7 +122,6 @@ class EventReporter:
         self._events.add("rollout", "info", event)
 
     def tick(self, now_s: float) -> None:
-        """Look, if it is time."""
         if now_s - self._looked_s < _LOOK_EVERY_S:
             return
         self._looked_s = now_s

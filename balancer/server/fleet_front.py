@@ -75,7 +75,6 @@ class FleetFront:
         self._handlers: web.Server | None = None
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Register the calls of gRPC."""
         self._grpc.add_to(server)
 
     async def listen(self, certificates: Certificates | None) -> None:
@@ -132,11 +131,9 @@ class FleetFront:
         return await loop.create_server(handlers, host, port, ssl=tls, reuse_port=self._shared)
 
     def configure(self, config: Config) -> None:
-        """Another config is in force."""
         self._config = config
 
     def workers(self, listed: Sequence[WorkerSpec]) -> None:
-        """Another list of workers."""
         workers = tuple(listed)
         left = set(self._members.names) - {worker.name for worker in workers}
         self._members.listed = workers
@@ -145,14 +142,12 @@ class FleetFront:
         self._control.workers(workers)
 
     def tick(self, now_s: float) -> None:
-        """Time passes."""
         if now_s - self._looked_s < _LOOK_EVERY_S:
             return
         self._looked_s = now_s
         self._control.tick()
 
     async def stop(self) -> None:
-        """End what is under way."""
         if self._listening is not None:
             self._listening.close()
         if self._handlers is not None:

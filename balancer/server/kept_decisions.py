@@ -31,15 +31,12 @@ logger = logging.getLogger(__name__)
 
 _MOST_BYTES = 2**20
 _MOST_CHARACTERS = 1000
-"""Of a verdict's words."""
 _STATES = (trials.FINISHED, trials.RETURNED, trials.FALLEN)
 _LIMIT_S = 5.0
 _EVERY_S = 0.5
 
 
 class KeptDecisions:
-    """Of one process."""
-
     def __init__(self, file: Path | None) -> None:
         """`file`: None: nothing is kept."""
         self._file = file
@@ -125,7 +122,6 @@ def _kept(each: Mapping[str, Any]) -> tuple[str, Verdict]:
 
 
 def _write(file: Path, kept: _Kept) -> None:
-    """As a whole, or not at all."""
     content = {trial: {"about": about, **verdict._asdict()} for trial, (about, verdict) in kept.items()}
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = file.with_name(f".{file.name}.{os.getpid()}")

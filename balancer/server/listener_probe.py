@@ -34,7 +34,6 @@ class ListenerProbe:
         return f"Envoy does not serve at {self._host}:{self._port} yet" if self._waits else ""
 
     async def look(self) -> None:
-        """Ask once, if there is still something to find out."""
         if self._waits and await self._answers():
             self._waits = False
 

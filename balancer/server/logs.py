@@ -16,7 +16,6 @@ from balancer.config.sections import LogSection
 from policies.hashing import mix, unit
 
 Reason = Literal["picked", "unknown_model", "no_worker", "shed", "per_server"]
-"""What became of a decision."""
 
 _HANDLER = "balancer"
 _STANDARD = frozenset(vars(logging.makeLogRecord({})))

@@ -6,7 +6,6 @@ import ctypes
 import gc
 
 _M_ARENA_MAX = -8
-"""Of glibc's `mallopt`."""
 
 
 def gather() -> None:

@@ -23,7 +23,6 @@ logger = logging.getLogger(__name__)
 _BEAT_S, _QUIET_BEAT_S = 0.02, 0.05
 """Well within `STALE_AFTER_S`."""
 _QUIET_S = 0.25
-"""Between two rounds while no requests flow."""
 _TELL_EVERY_S = 0.1
 """For what people see: many outcomes at once cost half as much each. The ring holds as many as 160,000 a second."""
 _GIVE_UP_EVERY_S = 1.0
@@ -41,7 +40,6 @@ class NativeCounts(Collector):
         self._router = router
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families."""
         state, counts = self._router.state, self._router.state.counts()
         requests = CounterMetricFamily(
             "balancer_native_requests", "Requests that Envoy's module saw, by what became of them", labels=["result"]
@@ -63,8 +61,6 @@ class NativeCounts(Collector):
 
 
 class NativeFront:
-    """The balancer's side of the front end `native`."""
-
     def __init__(self, router: SharedRouter, metrics: Metrics, recorder: Recorder) -> None:
         self._router, self._internal_errors = router, recorder.internal_errors
         self._outcomes = NativeOutcomes(router, recorder.tally, recorder.decision_lines, recorder.compare)
@@ -75,7 +71,6 @@ class NativeFront:
         self._worked_s = self._given_up_s = self._told_s = self._looked_s = 0.0
 
     def workers(self, workers: Iterable[WorkerSpec]) -> None:
-        """Where each is."""
         listed = list(workers)
         self._router.tell(
             {worker.name: worker.grpc_endpoint for worker in listed},

@@ -46,7 +46,6 @@ class NativeOutcomes:
                 self._ended(told, rows, models)
 
     def _policy(self, told: Any) -> str:
-        """Whose decision it was."""
         return self._router.policy_of(told.directory, told.decider)
 
     def _refused(self, told: Any, rows: npt.NDArray[Any], models: dict[int, str]) -> None:

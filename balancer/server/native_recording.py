@@ -30,7 +30,6 @@ _MOST_AT_ONCE_BYTES = 128 * 2**10
 
 
 def recording_of(router: Router, sink: Sink, **about: Any) -> Recording:
-    """Of that router; `about`: see `Recording`."""
     if isinstance(router, SharedRouter):
         return NativeRecording(router, sink, **about)
     return Recording(router, sink, **about)
@@ -42,7 +41,6 @@ class NativeRecording(Recording):
     def __init__(
         self, router: SharedRouter, sink: Sink, *, process: str, seed: int, share: float, now_s: float, unix_s: float
     ) -> None:
-        """See `Recording`."""
         super().__init__(router, sink, process=process, seed=seed, share=share, now_s=now_s, unix_s=unix_s)
         self._shared, self._out = router, sink
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
@@ -60,7 +58,6 @@ class NativeRecording(Recording):
             self._journal.close()
 
     def decided(self, answered: Answered, decision: Decision | None) -> None:
-        """See `Recording`."""
         if self._journal is None or self._in_turn():
             super().decided(answered, decision)
         elif self._wants(answered.request.number):
@@ -68,15 +65,12 @@ class NativeRecording(Recording):
             self._later(partial(self._record, kept, decision, self._journal.basis))
 
     def refused(self, request: Request, error: RoutingError, at_s: float) -> None:
-        """See `Recording`."""
         self._soon(partial(super().refused, request, error, at_s))
 
     def ended(self, event: Finished | Withdrawn, at_s: float) -> None:
-        """See `Recording`."""
         self._soon(partial(super().ended, event, at_s))
 
     def no_inference(self, number: int) -> None:
-        """See `Recording`."""
         self._soon(partial(super().no_inference, number))
 
     def _in_turn(self) -> bool:

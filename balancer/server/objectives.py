@@ -22,25 +22,21 @@ class ClusterObjectives:
         self._source = ObjectiveSource(wanted.access, wanted.pool) if wanted is not None and wanted.pool else None
         self.counts = WatchCounts() if self._source is None else self._source.counts
         self.priorities: Priorities = {}
-        """The cluster's."""
         self.in_force: Objectives = {}
         self.configure(config)
 
     def configure(self, config: Config) -> None:
-        """Take over what may change while requests flow."""
         self._named = config.requests.objectives
         self._sheddable = config.limits.sheddable_priority
         self._combine()
 
     async def follow(self, stop: asyncio.Event) -> None:
-        """Until `stop` is set."""
         if self._source is None:
             return
         async for priorities in self._source.updates(stop):
             self.take(priorities)
 
     def take(self, priorities: Priorities) -> None:
-        """The cluster's have changed."""
         self.priorities = priorities
         self._combine()
 

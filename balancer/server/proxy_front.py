@@ -94,7 +94,6 @@ class ProxyFront:
             recorder.metrics.register(lambda: _metrics(self.attempts, self.sharing))
 
     def configure(self, settings: ProxySettings) -> None:
-        """Take over what may change while requests flow."""
         self.attempts.configure(settings)
         self._callers.configure(settings)
         self._batching.configure(settings)
@@ -102,7 +101,6 @@ class ProxyFront:
         self.proxy.configure(settings)
 
     def workers(self, workers: Sequence[WorkerSpec]) -> None:
-        """These are listed."""
         self.attempts.breakers.keep(frozenset(worker.name for worker in workers))
 
     def turned_away(self, call: Call, counted: bool) -> TurnedAway | None:
@@ -113,12 +111,10 @@ class ProxyFront:
         return self.proxy.tenants.turned_away(call, counted) if forwarded else None
 
     async def finish(self) -> None:
-        """Let what is under way come to its end, within bounds."""
         if self._forwards:
             await self.proxy.finish()
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Serve there."""
         if self._forwards:
             server.add_generic_rpc_handlers((self.proxy.handler(),))
 

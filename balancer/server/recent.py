@@ -21,7 +21,6 @@ class OutcomeKey(NamedTuple):
     """What outcomes are told apart by, for people."""
 
     model: str
-    """As a label."""
     worker: str
     """That served; empty: none."""
     policy: str
@@ -40,8 +39,6 @@ class RecentOutcomes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrafficSummary:
-    """Inferences within the window."""
-
     rate_per_s: float
     errors: int
     """Those that a worker or the gateway failed."""

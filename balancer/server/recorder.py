@@ -76,7 +76,6 @@ class Recorder:
 
     @property
     def awaited(self) -> int:
-        """Picks whose outcome may come under the gateway's id."""
         return len(self._awaited)
 
     def record(self, recording: Recording | None) -> None:
@@ -84,7 +83,6 @@ class Recorder:
         self._recording = self.router.observer = recording
 
     def picked(self, call: Call, pick: Pick, seconds: float) -> None:
-        """Count a decision or a refusal."""
         decision = pick.decision
         if decision is not None:
             self.tally.decided(decision.policy, (seconds,))
@@ -109,15 +107,12 @@ class Recorder:
             self._log(call, pick)
 
     def refused(self, error: OutOfBoundsError) -> None:
-        """Count a request that was out of bounds."""
         self.tally.invalid(error.field)
 
     def out_of_bounds(self, field: str) -> None:
-        """Count a value of an outcome that was out of bounds."""
         self.metrics.refused_inputs.labels("outcome", field).inc()
 
     def held(self, request: Request, seconds: float, how: str) -> None:
-        """Count a request that waited for a worker."""
         self.metrics.held.labels(self.metrics.model_label(request.model), how).observe(seconds)
 
     def mistaken(self, error: Exception) -> None:
@@ -287,7 +282,6 @@ class Recorder:
         self.tally.served(ended, Measured((now_s,), (measured_s,), (math.nan,)))
 
     def observe(self, event: Finished | Withdrawn, now_s: float) -> None:
-        """An outcome."""
         self.router.observe(event, now_s)
         self._picker.holding.soon()
         if self._recording is not None:

@@ -95,7 +95,6 @@ class _Child:
 
     @property
     def waits(self) -> bool:
-        """To be started at a time to come."""
         return self._process is None and not self.given_up
 
     @property

@@ -33,7 +33,6 @@ class Ended(NamedTuple):
     grpc_status: int
     """-1: none."""
     http_status: int
-    """0: none."""
     inference: bool
     """And no stream or question, so that its time is one of the worker's."""
     picked: bool
@@ -46,7 +45,6 @@ class Ended(NamedTuple):
 
     @property
     def status(self) -> str:
-        """As a label."""
         return f"grpc_{self.grpc_status}" if self.grpc_status >= 0 else f"http_{self.http_status}"
 
 
@@ -54,7 +52,6 @@ class Measured(NamedTuple):
     """What was measured of each of them, in one order."""
 
     at_s: Sequence[float]
-    """When it ended."""
     latency_s: Sequence[float]
     """NaN: none that is the worker's."""
     first_byte_s: Sequence[float]
@@ -65,14 +62,11 @@ class Measured(NamedTuple):
 
 
 class Tally:
-    """Takes outcomes to the metrics and to what people look at."""
-
     def __init__(self, metrics: Metrics, recent: Recent) -> None:
         self._metrics, self._recent = metrics, recent
         self.outliers = Outliers()
 
     def decided(self, policy: str, seconds: Sequence[float]) -> None:
-        """Workers were picked, in so much time each."""
         self._metrics.decisions_of(policy).inc(len(seconds))
         self._metrics.decision_duration.observe_all(seconds)
 
@@ -96,7 +90,6 @@ class Tally:
         self._aborted(ended, len(at_s))
 
     def served(self, ended: Ended, measured: Measured) -> None:
-        """Workers got them."""
         metrics, count = self._metrics, len(measured.at_s)
         model, worker, ok = metrics.model_label(ended.model), ended.worker, ended.ok
         fault = not ok and ended.void in _FAILURES

@@ -57,7 +57,6 @@ class Traffic:
         return 0.0 if self.flows() else quiet_pause_s(self._router.settings, self._router.selector)
 
     def tick_soon(self) -> None:
-        """Something happened: tick at once."""
         self._is_due = True
         self._woken.set()
 

@@ -58,12 +58,10 @@ class Resource:
 
     @property
     def path(self) -> str:
-        """Of all in one namespace."""
         return f"/{'apis' if '/' in self.version else 'api'}/{self.version}/namespaces/{{namespace}}/{self.plural}"
 
     @property
     def full_name(self) -> str:
-        """With its group, such as `deployments.apps`."""
         group = self.version.rpartition("/")[0]
         return f"{self.plural}.{group}" if group else self.plural
 
@@ -94,8 +92,6 @@ class ClusterAccess:
 
 @dataclass(frozen=True, slots=True)
 class ListPage:
-    """A part of a list."""
-
     objects: list[Any]
     version: str
     """Resource version of the whole list."""
@@ -115,7 +111,6 @@ class WatchEvent:
 
 
 def is_installed() -> bool:
-    """Whether the client is."""
     return importlib.util.find_spec("kubernetes") is not None
 
 
@@ -178,7 +173,6 @@ class ObjectApi:
                 response.shutdown()
 
     def close(self) -> None:
-        """Close all connections."""
         self._client.close()
 
     @contextlib.contextmanager

@@ -43,7 +43,6 @@ class WatchCounts:
         self.lists: Counter[str] = Counter()
         """Whole lists by why: `start`, `expired`, `failed`, `room`, `age`, `selector`."""
         self.failures: Counter[str] = Counter()
-        """By cause."""
         self.events = 0
         """Of objects; bookmarks do not count."""
         self.complaints: Counter[str] = Counter()
@@ -95,7 +94,6 @@ class ObjectWatch(ABC, Generic[Item]):
         self._thread = threading.Thread(target=self._run, name=f"{THREAD} {self.what}", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def stop(self) -> None:

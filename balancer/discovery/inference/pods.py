@@ -117,18 +117,15 @@ class PoolPods:
         self._begun = self._stopped = False
 
     def start(self) -> None:
-        """Begin."""
         self._pool.start()
 
     def stop(self) -> None:
-        """End; does not wait for the threads."""
         with self._lock:
             self._stopped = True
         self._pool.stop()
         self._pods.stop()
 
     def _follow(self, pool: Pool) -> None:
-        """In the pool's thread."""
         with self._lock:
             if self._stopped:
                 return

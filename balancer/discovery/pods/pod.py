@@ -24,7 +24,6 @@ MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0
 MAX_MEMORY_BYTES = 2**50
 _MAX_COMPLAINTS = 8
 _MAX_NUMBER = 40
-"""Characters."""
 _DEVICE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._ -]{0,61}[A-Za-z0-9])?")
 _SIZE: TypeAdapter[ByteSize] = TypeAdapter(ByteSize)
 
@@ -45,8 +44,6 @@ class MalformedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class InvalidValue:
-    """One value that is not taken."""
-
     field: str
     """The annotation without prefix, or the field of the pod; bounded, for a metric: `unknown` for unknown ones."""
     text: str

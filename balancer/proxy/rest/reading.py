@@ -42,13 +42,10 @@ class OutputFormat(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class WantedOutputs:
-    """How a client wants the outputs."""
-
     named: Mapping[str, OutputFormat]
     unnamed: OutputFormat = OutputFormat.JSON
 
     def of(self, output: str) -> OutputFormat:
-        """How it wants one."""
         return self.named.get(output, self.unnamed)
 
 

@@ -26,7 +26,6 @@ class Breakers:
         self._failures, self._open_s = failures, open_s
         self._of: dict[str, dict[str, _Breaker]] = {}
         self.opened = 0
-        """Times that one opened."""
 
     def shut(self, model: str, now_s: float) -> frozenset[str]:
         """Workers that are to get no request for the model now."""

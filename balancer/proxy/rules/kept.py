@@ -56,8 +56,6 @@ class Cache(Generic[Kept]):
 
 @dataclass(slots=True)
 class Entry(Generic[Running, Kept]):
-    """One id."""
-
     tenant: str
     running: Running | None
     """What executes it; None: it has ended."""

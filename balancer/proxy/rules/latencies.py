@@ -17,7 +17,6 @@ class AttemptLatencies:
         self._of: dict[str, tuple[deque[float], list[float]]] = {}
 
     def took(self, model: str, latency_s: float) -> None:
-        """An inference succeeded."""
         if model not in self._of and len(self._of) >= _MOST_MODELS:
             return
         order, ranked = self._of.setdefault(model, (deque(), []))

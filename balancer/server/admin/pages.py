@@ -46,7 +46,6 @@ _PAGES = {
     "/config": "the config in force, its hash, and the last refusal",
     "/page.json": "all that this page shows, as JSON (model=NAME: of that model)",
 }
-"""Beside the page at / and its updates at /page/events."""
 MOST_CONNECTIONS = 64
 """At once: some people and two Prometheis. For one more, the one that has kept its place longest is cut off."""
 REQUEST_TIMEOUT_S = 5.0
@@ -62,8 +61,6 @@ _LAG_PERIOD_S = 0.1
 
 
 class Admin:
-    """Serves the pages of one process."""
-
     def __init__(
         self,
         sources: AdminSources,
@@ -119,7 +116,6 @@ class Admin:
         return port
 
     async def stop(self) -> None:
-        """Stop listening."""
         if self._lag is not None:
             self._lag.cancel()
         self._streams.stop()
@@ -281,7 +277,6 @@ def _question(request: web.BaseRequest) -> Request | None:
 
 
 def _drained(drains: Drains, request: web.BaseRequest, by: str) -> web.Response:
-    """Drain, undrain or look, for `by`. OutOfBoundsError where the query names no worker."""
     if unknown := sorted(set(request.query) - {"worker"}):
         raise OutOfBoundsError("parameter", unknown[0], "must be worker")
     worker = bounds.text("worker", request.query.get("worker", ""))
@@ -311,7 +306,6 @@ def _splits(splits: Splits) -> list[dict[str, Any]]:
 
 
 def _names(request: web.BaseRequest) -> frozenset[str]:
-    """The names in the certificate that the client showed, if it showed one that is trusted."""
     return names_of(request.get_extra_info("peercert"))
 
 

@@ -23,7 +23,6 @@ from balancer.files.schema import UNIX, split_address
 MAX_LINE_BYTES = 4096
 """Of the request line. A model's name, a version and a key of 256 bytes fit, percent-encoded."""
 MAX_FIELD_BYTES = 4096
-"""Of one header."""
 MAX_HEADERS = 64
 _READ_BYTES = 2**14
 _BACKLOG = 128
@@ -78,7 +77,6 @@ class AdminServer(web.Server):
         return bound
 
     async def stop(self) -> None:
-        """Stop listening, and close what is open; what is being answered gets a second."""
         if self._listening is not None:
             self._listening.close()
         self.pre_shutdown()
@@ -93,7 +91,6 @@ class AdminServer(web.Server):
         self._set_deadline(handler)
 
     def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
-        """Count it out."""
         self._forget(handler)
         super().connection_lost(handler, exc)
 

@@ -60,12 +60,10 @@ class Token:
         self._following: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Read the file, and follow it from now on; TokenError where it holds no token."""
         self._token = await asyncio.to_thread(read_token, self._path)
         self._following = asyncio.create_task(self._follow())
 
     async def stop(self) -> None:
-        """Follow it no longer."""
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)

@@ -36,7 +36,6 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def line(kind: str, content: dict[str, Any]) -> bytes:
-    """One line of a log."""
     return (_encode({kind: content}) + "\n").encode()
 
 
@@ -137,7 +136,6 @@ def service(fleet: Fleet, row: int, at_s: float) -> bytes:
 
 
 def policy(identity: int, recorded: Policy, role: Role) -> bytes:
-    """A policy, under the number that decisions name it by, and what it was there for."""
     content = {
         "id": identity,
         "name": recorded.name,
@@ -163,7 +161,6 @@ def policy_hash(recorded: Policy) -> str:
 
 
 def decision(answered: Answered, made: Decision | None, policy_id: int) -> bytes:
-    """A decision with all that it rested on."""
     view = answered.view
     columns = np.concatenate([getattr(view, name) for name in COLUMNS], dtype="<f8")
     content = {
@@ -184,7 +181,6 @@ def decision(answered: Answered, made: Decision | None, policy_id: int) -> bytes
 
 
 def refusal(request: Request, error: RoutingError, at_s: float) -> bytes:
-    """A request for which no policy was to answer."""
     content = {"number": request.number, "at_s": at_s, **_request(request), "reason": _REASONS[type(error)]}
     return line("refusal", content)
 
@@ -198,7 +194,6 @@ def outcome(event: Finished | Withdrawn, at_s: float) -> bytes:
 
 
 def no_inference(number: int) -> bytes:
-    """The decision was for a question about a model or a server."""
     return line("no_inference", {"number": number})
 
 

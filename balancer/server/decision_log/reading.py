@@ -34,7 +34,6 @@ _COLUMNS = {
     version: COLUMNS[: len(COLUMNS) - sum(len(names) for since, names in COLUMNS_SINCE.items() if since > version)]
     for version in range(1, VERSION + 1)
 }
-"""By format version."""
 
 
 def read_log(path: Path) -> DecisionLog:

@@ -77,8 +77,6 @@ class RecordedService:
 
 @dataclass(frozen=True, slots=True)
 class RecordedPolicy:
-    """A policy that answered."""
-
     name: str
     options: str
     """JSON, but for infinite numbers."""
@@ -104,18 +102,14 @@ class RecordedPolicy:
             ) from error
 
     def is_changed(self) -> bool:
-        """Whether the source of its class differs from the one that decided."""
         return policy_hash(self.build()) != self.sha256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedDecision:
-    """One decision with all that it rested on."""
-
     run: int
     """Index into `DecisionLog.runs`."""
     request: Request
-    """With its number."""
     at_s: float
     subset: tuple[str, ...] | None
     """Workers that alone were allowed; None: no such wish. `eligible` says the same."""
@@ -123,7 +117,6 @@ class RecordedDecision:
     columns: FloatArray
     """In the order of `lines.COLUMNS`; `(columns, n)`."""
     eligible: BoolArray
-    """Limits and the subset included; `(n,)`."""
     policy: RecordedPolicy
     valid: bool
     """False: the policy's answer was none, and the least pending worker stood in."""
@@ -149,8 +142,6 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class RecordedOutcome:
-    """How the request of a decision ended."""
-
     at_s: float
     worker: str | None
     """That served; empty: none did; None: the client left before any worker got it."""
@@ -170,7 +161,6 @@ class DecisionsWithOutcomes:
     number: IntArray
     at_s: FloatArray
     pick: IntArray
-    """Index of the worker; -1: shed."""
     propensity: FloatArray
     """Probability with which that pick was made."""
     finished: BoolArray
@@ -200,15 +190,12 @@ class DecisionLog:
     """Empty in logs of format version 1."""
 
     def __iter__(self) -> Iterator[RecordedDecision]:
-        """Decisions, file by file, as they were made."""
         return iter(self.decisions)
 
     def __len__(self) -> int:
-        """Return the number of decisions."""
         return len(self.decisions)
 
     def joined(self) -> DecisionsWithOutcomes:
-        """Decisions with their outcomes, as arrays."""
         nothing = RecordedOutcome(math.nan, None, math.nan, False)
         ends = [self.outcomes.get((d.run, int(d.request.number)), nothing) for d in self.decisions]
         places: dict[int, dict[str, int]] = {}

@@ -52,7 +52,6 @@ class Recording:
             self._record(answered, decision, self._router.fleet)
 
     def _record(self, answered: Answered, decision: Decision | None, among: lines.NamedWorkers) -> None:
-        """`among`: who there was."""
         self._record_workers(among)
         answered_as = id(answered.policy), answered.role
         known = self._numbers.get(answered_as)
@@ -63,17 +62,14 @@ class Recording:
             self._record_service(self._router.fleet, answered.at_s)
 
     def refused(self, request: Request, error: RoutingError, at_s: float) -> None:
-        """Record a request that nobody may serve."""
         if self._wants(request.number):
             self._sink.put(lines.refusal(request, error, at_s))
 
     def ended(self, event: Finished | Withdrawn, at_s: float) -> None:
-        """Record an outcome."""
         if event.number >= 0 and self._wants(event.number):
             self._sink.put(lines.outcome(event, at_s))
 
     def no_inference(self, number: int) -> None:
-        """The decision was for a question, so it is no load."""
         if self._wants(number):
             self._sink.put(lines.no_inference(number))
 

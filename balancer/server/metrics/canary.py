@@ -37,7 +37,6 @@ def policy_metrics(router: Router) -> Iterator[Metric]:
 
 
 def split_metrics(splits: Splits) -> Iterator[Metric]:
-    """What the versions do that share a model's requests."""
     arms = {
         (model, version): split.arms[new]
         for model, split in splits.of.items()

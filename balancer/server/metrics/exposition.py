@@ -21,7 +21,6 @@ _GZIP_LEVEL = 1
 _HEAD_LINES = 2
 """HELP and TYPE, which stand before the first slice of a family alone."""
 _END = b"# EOF\n"
-"""Of a text in OpenMetrics."""
 PLAIN_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
@@ -35,8 +34,6 @@ def wants_open_metrics(accept: str) -> bool:
 
 
 class Text(NamedTuple):
-    """What is served."""
-
     plain: bytes
     gzipped: bytes
     """The same, a twentieth of the size: a large fleet's is megabytes, and sending them takes the loop's time."""

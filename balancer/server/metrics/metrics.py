@@ -51,8 +51,6 @@ _STATUSES = frozenset(
 
 
 class Metrics:
-    """All metrics of one process, in a registry of its own."""
-
     def __init__(self, router: Router, clock: Callable[[], float], process: str = "0") -> None:
         self.registry = prometheus.CollectorRegistry()
         self._router = router
@@ -154,7 +152,6 @@ class Metrics:
     def watch(
         self, streams: ReportCounts, envoys: Ads, config: ConfigState, certificates: Mapping[str, Certificates]
     ) -> None:
-        """Show these too, as they are when scraped; `certificates` by listener."""
         self.register(lambda: _process(streams, envoys, config, certificates))
 
     def requests_of(self, model: str, worker: str, status: str) -> Count:
@@ -167,11 +164,9 @@ class Metrics:
         return self.requests.labels(self.model_label(model), self._worker_label(worker), status)
 
     def errors_of(self, model: str, worker: str) -> Count:
-        """The counter of the worker's failures with these labels."""
         return self.errors.labels(self.model_label(model), self._worker_label(worker))
 
     def latency_of(self, model: str, worker: str) -> SeriesDistribution:
-        """The histogram of latencies with these labels, in seconds."""
         return self.latency.labels(self.model_label(model), self._worker_label(worker))
 
     def exemplify(self, model: str, worker: str, latency_s: float, trace: str) -> None:
@@ -198,7 +193,6 @@ class Metrics:
         self.forget_gone()
 
     def exposition(self, open_metrics: bool = False) -> bytes:
-        """The text that Prometheus scrapes, all at once; `open_metrics`: in that format, with exemplars."""
         return b"".join((self._open if open_metrics else self._plain).slices())
 
     async def latest(self, open_metrics: bool = False) -> Text:

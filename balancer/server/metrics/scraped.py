@@ -14,13 +14,10 @@ Values = float | Mapping[Any, float]
 
 
 class Scraped(Collector):
-    """Registers a function that makes the families."""
-
     def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        """The families, as they are now."""
         return self._families()
 
 
@@ -30,7 +27,6 @@ def counter(name: str, says: str, values: Values, *labels: str) -> CounterMetric
 
 
 def gauge(name: str, says: str, values: Values, *labels: str) -> GaugeMetricFamily:
-    """A gauge."""
     return _filled(GaugeMetricFamily, name, says, values, labels)
 
 

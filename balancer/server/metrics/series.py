@@ -29,15 +29,12 @@ Child = TypeVar("Child")
 
 
 class Count:
-    """One series of a counter."""
-
     __slots__ = ("value",)
 
     def __init__(self) -> None:
         self.value = 0.0
 
     def inc(self, amount: float = 1.0) -> None:
-        """Count up."""
         self.value += amount
 
 
@@ -69,7 +66,6 @@ class SeriesDistribution:
         self.exemplars[bisect_left(self._bounds, exemplar.value)] = exemplar
 
     def observe(self, value: float) -> None:
-        """Take in a value, in the unit of the bounds."""
         self.counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
 
@@ -89,10 +85,7 @@ class SeriesDistribution:
 
 
 class Family(ABC, Generic[Child]):
-    """All series of one name."""
-
     kind: str
-    """Prometheus' word for it."""
 
     def __init__(self, name: str, says: str, labels: Sequence[str], new: Callable[[], Child], samples: int) -> None:
         """`samples`: how many a series has."""
@@ -114,7 +107,6 @@ class Family(ABC, Generic[Child]):
         return child
 
     def series(self) -> list[tuple[tuple[str, ...], Child]]:
-        """All of them, by the values of their labels."""
         return list(self._children.items())
 
     def keep(self, label: str, there: Collection[str]) -> None:
@@ -143,8 +135,6 @@ class Family(ABC, Generic[Child]):
 
 
 class Counters(Family[Count]):
-    """A counter with labels."""
-
     kind = "counter"
 
     def __init__(self, name: str, says: str, *labels: str) -> None:

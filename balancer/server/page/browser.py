@@ -21,8 +21,6 @@ _RECONNECT_MS = 2000
 
 
 class Page(NamedTuple):
-    """The file, and the headers that it is served with."""
-
     text: str
     headers: Mapping[str, str]
 
@@ -78,7 +76,6 @@ class PageStreams:
         return f"{self._most} pages are open and updated, which is as many as may be; close one, or ask for /page.json"
 
     def stop(self) -> None:
-        """End all."""
         self._ended.set()
 
     async def stream(

@@ -37,7 +37,6 @@ class Process:
     not_ready: str
     """Why picks cannot be made; empty: they can."""
     policy: str
-    """Of the config."""
     decides: str
     """Who decides now, in words: the policy, or who stands in for it, and who has a part of the requests."""
 
@@ -103,7 +102,6 @@ class ConfigShown:
     waiting: list[str]
     """What the newest file changes that a restart takes over."""
     history: list[Applied]
-    """The newest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +110,6 @@ class Column:
 
     name: str
     title: str
-    """In plain words."""
     unit: str
     says: str
 
@@ -120,10 +117,7 @@ class Column:
 @with_config(ConfigDict(ser_json_inf_nan="null"))
 @dataclass(frozen=True, slots=True)
 class PageDocument:
-    """All of it."""
-
     at_s: float
-    """Unix time."""
     process: Process
     recent: AllTraffic
     states: dict[str, int]
@@ -145,9 +139,7 @@ class PageDocument:
     refused_inputs: dict[str, float]
     """Messages out of bounds since the start, by message and field."""
     events: list[Event]
-    """The newest first."""
     canary: dict[str, Any]
-    """As `/guard`."""
 
 
 DOCUMENT: TypeAdapter[PageDocument] = TypeAdapter(PageDocument)

@@ -223,7 +223,6 @@ def who_decides(router: Router, now_s: float) -> str:
 
 
 def _shadow(router: Router, answered: Answered) -> FloatArray | None:
-    """What the shadow would do; None where there is none, or it has no valid answer."""
     if router.selector is None or router.selector.shadow is None:
         return None
     return answer(router.selector.shadow.policy, answered.request, answered.view)[0]

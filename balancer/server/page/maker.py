@@ -86,7 +86,6 @@ class AdminSources:
     config: ConfigState
     events: EventLog = field(default_factory=EventLog)
     process: int = 0
-    """The number of this one, from 0."""
     drains: Drains | None = None
     """Who is drained by hand; None: nobody can be."""
     splits: Splits = field(default_factory=Splits)
@@ -104,7 +103,6 @@ class Maker:
         self._version = importlib.metadata.version("balancer")
         self._kept: dict[Request | None, tuple[float, bytes]] = {}
         self.made = 0
-        """Documents so far."""
 
     def latest(self, question: Request | None) -> bytes:
         """The document as JSON, about a request for a model; None: for the one with the most traffic."""
@@ -118,7 +116,6 @@ class Maker:
         return kept[1]
 
     def document(self, question: Request | None) -> PageDocument:
-        """As `latest`, made anew."""
         self.made += 1
         sources, now_s = self._from, self._from.clock()
         router = sources.router

@@ -46,7 +46,6 @@ class Material:
     client_ca: bytes | None
 
     def for_grpc(self) -> grpc.ServerCertificateConfiguration:
-        """As gRPC takes it."""
         return grpc.ssl_server_certificate_configuration([(self.key, self.chain)], self.client_ca)
 
     def context(self) -> ssl.SSLContext:
@@ -205,8 +204,6 @@ def _expiry_warning(pem: bytes, now: datetime.datetime, *, authorities: bool) ->
 
 
 class Certificates:
-    """The certificate of one listener, followed. gRPC asks for it in threads of its own."""
-
     def __init__(self, name: str, tls: ListenerTls) -> None:
         """Reads the files, so it blocks; ConfigError as of `read_material`."""
         self._name = name

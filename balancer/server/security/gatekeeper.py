@@ -83,7 +83,6 @@ class GuardedServer:
         self._throttle = LogThrottle(time.monotonic)
 
     def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[grpc.GenericRpcHandler]) -> None:
-        """As of a server."""
         guarded = tuple(_GuardedService(handler, self._guarded) for handler in generic_rpc_handlers)
         self._server.add_generic_rpc_handlers(guarded)
 
@@ -91,7 +90,6 @@ class GuardedServer:
         """Generated code registers its methods this way too, beside the generic handler, which serves them as well."""
 
     def _guarded(self, name: str, handler: Handler) -> Handler:
-        """One method; `name` is its path."""
         inner: Callable[..., Awaitable[Any]] = (
             handler.stream_stream or handler.stream_unary or handler.unary_stream or handler.unary_unary
         )

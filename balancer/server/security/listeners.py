@@ -48,7 +48,6 @@ class AddressInUseError(OperatorError):
 
 
 Services = Callable[[grpc.aio.Server], None]
-"""Adds services to a server."""
 
 
 class Listeners:
@@ -127,7 +126,6 @@ class Listeners:
         self._servers.append(server)
 
     async def stop(self) -> None:
-        """End what is under way, after a moment."""
         for server in self._servers:
             await server.stop(grace=_GRACE_S)
 
