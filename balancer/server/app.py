@@ -32,25 +32,25 @@ from balancer.scheduler.canary.selector import PolicySelector
 from balancer.scheduler.events import Event, Report
 from balancer.server import logs
 from balancer.server.admin import Admin, AdminSources
-from balancer.server.drains import Drains
+from balancer.server.canary_state import CanaryState, state_file
+from balancer.server.decision_log.kept_log import KeptLog
 from balancer.server.event_log import EventLog
 from balancer.server.event_reporter import EventReporter
 from balancer.server.fleet_front import FleetFront
-from balancer.server.kept_decisions import KeptDecisions, state_file
-from balancer.server.kept_log import KeptLog
 from balancer.server.listener_probe import ListenerProbe
 from balancer.server.metrics import Metrics
 from balancer.server.metrics.inference import inference_metrics
-from balancer.server.native_front import NativeFront
-from balancer.server.objectives import ClusterObjectives
+from balancer.server.native.front import NativeFront
+from balancer.server.native.routers import router_of
 from balancer.server.proxy_front import ProxyFront
 from balancer.server.recent import Recent
 from balancer.server.recorder import Recorder
-from balancer.server.routers import router_of
 from balancer.server.security.gatekeeper import may_report
 from balancer.server.security.listeners import AddressInUseError, Listeners
 from balancer.server.traffic import Traffic
-from balancer.server.worker_source import endpoint_states, follows_source, links_of, no_list_yet, source_of
+from balancer.server.workers.drains import Drains
+from balancer.server.workers.objectives import ClusterObjectives
+from balancer.server.workers.source import endpoint_states, follows_source, links_of, no_list_yet, source_of
 from policies.base import Policy
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class App:
             self._links.channels,
             self._picker.holding,
         )
-        self._decided = KeptDecisions(state_file(config, source, process))
+        self._decided = CanaryState(state_file(config, source, process))
         self._decision_log = KeptLog(self.router, self._recorder, metrics, number, self._seed)
         self._names = HeaderNames()
         self._ads = Ads()

@@ -17,7 +17,7 @@ from balancer.extproc.picker import Addresses, Picker
 from balancer.extproc.picks import ExternalProcessor
 from balancer.kernel.settings import SplitSettings
 from balancer.server.metrics import Metrics
-from balancer.server.native_front import NativeFront
+from balancer.server.native.front import NativeFront
 from balancer.server.recorder import Recorder
 from support.envoy_fakes import EXT_PROC, a_request
 from support.native import NativeRig

@@ -17,12 +17,12 @@ from balancer.fleet_api.counts import FleetCallCounts as FleetCounts
 from balancer.native.layouts import COUNTS
 from balancer.reports.collector import ReportCounts
 from balancer.scheduler.canary.split import Splits
-from balancer.server.drains import Drains
 from balancer.server.metrics import Metrics
 from balancer.server.metrics.canary import split_metrics
-from balancer.server.native_front import NativeCounts
-from balancer.server.objectives import ClusterObjectives
-from balancer.server.worker_source import pod_metrics
+from balancer.server.native.front import NativeCounts
+from balancer.server.workers.drains import Drains
+from balancer.server.workers.objectives import ClusterObjectives
+from balancer.server.workers.source import pod_metrics
 from support.fleets import make_router
 
 SUFFIXES = {

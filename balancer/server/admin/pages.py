@@ -21,7 +21,6 @@ from balancer.scheduler.canary.split import Splits
 from balancer.scheduler.shown import snapshot
 from balancer.server.admin.server import AdminServer
 from balancer.server.admin.token import Token
-from balancer.server.drains import Drains, UnlistedWorkerError
 from balancer.server.internal_errors import InternalErrors
 from balancer.server.metrics.exposition import OPEN_TYPE, PLAIN_TYPE, wants_open_metrics
 from balancer.server.metrics.scraped import counted
@@ -30,6 +29,7 @@ from balancer.server.page.explain import canary, explain, read_question
 from balancer.server.page.maker import AdminSources, Maker
 from balancer.server.recent import picked, summary
 from balancer.server.security.gatekeeper import names_of
+from balancer.server.workers.drains import Drains, UnlistedWorkerError
 from policies.base import Request
 
 _PAGES = {

@@ -20,7 +20,6 @@ from balancer.scheduler.router import Router
 from balancer.scheduler.shown import reasons
 from balancer.scheduler.view import LiveView
 from balancer.scheduler.worker import Worker as Known
-from balancer.server.drains import Drains
 from balancer.server.event_log import EventLog
 from balancer.server.metrics import Metrics
 from balancer.server.metrics.scraped import counted
@@ -39,6 +38,7 @@ from balancer.server.page.document import (
 )
 from balancer.server.page.explain import canary, explain, who_decides
 from balancer.server.recent import Recent, RecentOutcomes, picked, summary
+from balancer.server.workers.drains import Drains
 from policies.base import Request
 from policies.columns import DECLARED
 

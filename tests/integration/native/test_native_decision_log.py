@@ -13,7 +13,7 @@ from balancer.native.folder import JOURNAL
 from balancer.server.decision_log.files import DecisionFiles
 from balancer.server.decision_log.reading import read_log
 from balancer.server.decision_log.recorded import DecisionLog
-from balancer.server.native_recording import NativeRecording
+from balancer.server.native.recording import NativeRecording
 from simulator.replay import replay
 
 pytestmark = pytest.mark.integration

@@ -43,7 +43,7 @@ from balancer.server.decision_log.files import DecisionFiles
 from balancer.server.decision_log.reading import read_log
 from balancer.server.decision_log.recorded import DecisionLog, RecordedDecision
 from balancer.server.decision_log.recording import Recording
-from balancer.server.native_recording import NativeRecording, recording_of
+from balancer.server.native.recording import NativeRecording, recording_of
 from policies import BUILTIN
 from policies.base import Policy, Request
 from simulator.replay import replay

@@ -13,8 +13,8 @@ from balancer.config.config import Config, from_mapping, load
 from balancer.files.yaml_document import ConfigError
 from balancer.kernel.settings import SplitSettings
 from balancer.scheduler.events import Event
-from balancer.server import worker_source
 from balancer.server.app import App
+from balancer.server.workers import source
 
 NAMES = ("w0", "w1", "w2")
 
@@ -76,7 +76,7 @@ def test_models_are_split_as_the_config_says_also_when_it_changes() -> None:
 
 
 def test_pods_without_the_client_of_kubernetes_are_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_source, "is_installed", lambda: False)
+    monkeypatch.setattr(source, "is_installed", lambda: False)
     config = from_mapping({"discovery": {"kubernetes": {"label_selector": "app=triton"}}})
     with pytest.raises(ConfigError, match=r"discovery\.kubernetes: needs the package `kubernetes`: pip install"):
         App(config, None)

@@ -26,9 +26,9 @@ from balancer.kernel.settings import SplitSettings
 from balancer.scheduler.canary.split import Splits
 from balancer.server.admin import Admin, AdminSources
 from balancer.server.admin.token import TokenError, read_token
-from balancer.server.drains import Drains
 from balancer.server.metrics import Metrics
 from balancer.server.recent import Recent
+from balancer.server.workers.drains import Drains
 from policies.base import Request
 
 TOKEN = "0123456789abcdef"

@@ -14,7 +14,7 @@ from balancer.scheduler.canary.rollout import Rollout
 from balancer.scheduler.canary.split import Split
 from balancer.scheduler.canary.switchback import Finding
 from balancer.server.app import App
-from balancer.server.kept_decisions import state_file
+from balancer.server.canary_state import state_file
 
 WORSE = Finding("tail", "p99 900 ms, of the old policy's 90 ms")
 CONFIG: dict[str, Any] = {

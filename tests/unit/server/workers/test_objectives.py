@@ -7,7 +7,7 @@ import pytest
 from balancer.bounds import MAX_PRIORITY
 from balancer.config.config import Config, from_mapping
 from balancer.extproc.kserve import NO_OBJECTIVE
-from balancer.server.objectives import ClusterObjectives, numbered
+from balancer.server.workers.objectives import ClusterObjectives, numbered
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ _LIMIT_S = 5.0
 _EVERY_S = 0.5
 
 
-class KeptDecisions:
+class CanaryState:
     def __init__(self, file: Path | None) -> None:
         """`file`: None: nothing is kept."""
         self._file = file

@@ -11,7 +11,7 @@ from balancer.scheduler.router import Router
 from balancer.server.decision_log.files import DecisionFiles
 from balancer.server.decision_log.recording import Recording
 from balancer.server.metrics import Metrics
-from balancer.server.native_recording import recording_of
+from balancer.server.native.recording import recording_of
 from balancer.server.recorder import Recorder
 
 _FILE_BYTES = 64 * 2**20

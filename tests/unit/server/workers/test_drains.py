@@ -12,7 +12,7 @@ from balancer.discovery.workers import WorkerSpec, changes
 from balancer.kernel.settings import Settings
 from balancer.scheduler.events import Sent, Withdrawn
 from balancer.scheduler.router import Router
-from balancer.server.drains import Drains, UnlistedWorkerError
+from balancer.server.workers.drains import Drains, UnlistedWorkerError
 from policies.base import Request
 from policies.least_requests import LeastRequests
 

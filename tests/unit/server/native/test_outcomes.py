@@ -20,8 +20,8 @@ from balancer.native.layouts import ENDERS, OUTCOME, UNKNOWN_MODEL, VOIDS, Decid
 from balancer.native.router import SharedRouter
 from balancer.scheduler.events import WorkerAdded
 from balancer.server.metrics import Metrics
-from balancer.server.native_front import NativeCounts
-from balancer.server.native_outcomes import NativeOutcomes
+from balancer.server.native.front import NativeCounts
+from balancer.server.native.outcomes import NativeOutcomes
 from balancer.server.recent import Recent
 from balancer.server.tally import Tally
 from policies import BUILTIN

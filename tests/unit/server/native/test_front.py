@@ -3,7 +3,7 @@
 import asyncio
 from unittest.mock import MagicMock
 
-from balancer.server.native_front import NativeFront
+from balancer.server.native.front import NativeFront
 
 
 async def test_a_sign_of_life_that_fails_at_once_is_given_again() -> None:

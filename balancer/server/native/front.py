@@ -14,8 +14,8 @@ from balancer.extproc.kserve import HeaderNames
 from balancer.native.layouts import COUNTS
 from balancer.native.router import SharedRouter
 from balancer.server.metrics import Metrics
-from balancer.server.native_outcomes import NativeOutcomes
-from balancer.server.native_recording import NativeRecording
+from balancer.server.native.outcomes import NativeOutcomes
+from balancer.server.native.recording import NativeRecording
 from balancer.server.recorder import Recorder
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from balancer.files.yaml_document import ConfigError, Problem
 from balancer.scheduler.fleet import Fleet
 from balancer.server.metrics import Metrics
 from balancer.server.metrics.scraped import counter, gauge
-from balancer.server.objectives import ClusterObjectives
+from balancer.server.workers.objectives import ClusterObjectives
 
 
 def follows_source(config: Config) -> bool:

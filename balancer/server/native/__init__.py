@@ -1,0 +1,1 @@
+"""The front end `native` within this process."""
