@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from pydantic.dataclasses import dataclass as pydantic_dataclass
 
-from balancer.files.schema import CHECKED, NotNegative
-from policies.base import FleetView, FloatArray, Request
+from policies.base import FloatArray
 from policies.learned.features import Inputs, inputs
 from policies.learned.network import Network
 from policies.learned.policy import shares
@@ -28,6 +26,8 @@ from simulator.scenario import Scenario
 from simulator.view import BatchView
 
 Draw = Callable[[np.random.Generator], Scenario]
+Task = tuple[int, tuple[int, ...]]
+"""So many episodes, from a seed."""
 _LOOKED_AT = 300
 _DRAWS = 100
 
@@ -70,13 +70,12 @@ class Arena:
         self,
         networks: Network,
         seen: Callable[[Batch, BatchView, Inputs, FloatArray], None] = lambda *shown: None,
-        look: Callable[[Request, FleetView], Inputs] = inputs,
     ) -> Result:
         """Route all that is loaded by one network, or one for each environment; `seen` is shown each decision."""
         batch = self.batch
         while batch.waiting.any():
             view = batch.view()
-            given = look(batch.request(), view)
+            given = inputs(batch.request(), view)
             probabilities = shares(networks, given, view)
             seen(batch, view, given, probabilities)
             batch.step(batch.draw(probabilities))
@@ -93,44 +92,12 @@ def _arena(pickled: bytes) -> Arena:
     return Arena(*pickle.loads(pickled))
 
 
-@pydantic_dataclass(config=CHECKED, frozen=True, slots=True)
-class CostWeights:
-    """What a cost of 1 per unit of log(mean latency) is weighed against."""
-
-    tail: NotNegative = 0.5
-    """Of log(mean latency of the slowest 2%)."""
-    deadline: NotNegative = 0.5
-    """Of the share that missed its deadline."""
-    regret: NotNegative = 1.0
-    """Of what mean and tail are above those of `expected_latency`: a policy that is chosen must not lose anywhere."""
-
-
-def episodes_cost(
-    result: Result, weights: CostWeights, reference: Result | None = None, warm_up_share: float = 0.15
-) -> FloatArray:
-    """What each episode costs, `(e,)`: logarithms, so that a fast fleet counts as much as a slow one.
-
-    The slowest 2% on average is the conditional value at risk, which a sample tells with less noise than its p99
-    (Rockafellar and Uryasev 2000). `reference`: the same episodes as `expected_latency` plays them, once for all the
-    environments in a row that play copies of one; regret needs it.
-    """
-    mean, tail, missed = _parts(result, warm_up_share)
-    cost = mean + weights.tail * tail + weights.deadline * missed
-    if reference is not None and weights.regret:
-        copies = len(mean) // len(reference.end_s)
-        mean_before, tail_before = (np.repeat(part, copies) for part in _parts(reference, warm_up_share)[:2])
-        cost = cost + weights.regret * (np.maximum(mean - mean_before, 0.0) + np.maximum(tail - tail_before, 0.0))
-    return cost
-
-
-def _parts(result: Result, warm_up_share: float) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Logarithms of mean and tail, and the share missed; `(e,)` each."""
-    first = int(result.latency_s.shape[1] * warm_up_share)
-    latency_s, failed = counted_latency_s(result)[:, first:], result.status[:, first:] != 0
-    slowest = max(latency_s.shape[1] // 50, 1)
-    tail_s = np.partition(latency_s, -slowest, axis=1)[:, -slowest:].mean(axis=1)
-    missed = ((latency_s > result.deadline_s[:, first:]) | failed).mean(axis=1)
-    return np.log(latency_s.mean(axis=1)), np.log(tail_s), missed
+def cut(episodes: int, tasks: int, *seed: int) -> list[Task]:
+    """The episodes in at most `tasks` tasks of about equal size: as many whatever the pool, so that the result does not
+    depend on how many processes there are."""
+    count = min(tasks, episodes)
+    sizes = [episodes * (part + 1) // count - episodes * part // count for part in range(count)]
+    return [(size, (*seed, part)) for part, size in enumerate(sizes)]
 
 
 def counted_latency_s(result: Result) -> FloatArray:

@@ -1,4 +1,4 @@
-"""Decisions of whole episodes with what each of them cost: what PPO and REINFORCE learn from.
+"""Decisions of whole episodes with what each of them cost: what PPO learns from.
 
 The cost between two decisions is the increase of the integral of the number in the system, which over an episode is the
 sum of latencies (Little), in units of the mean latency that `expected_latency` has in the same episode; and charges for
@@ -13,7 +13,6 @@ input-driven environments, ICLR.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,11 +20,12 @@ import numpy.typing as npt
 
 from policies.base import BoolArray, FloatArray, IntArray
 from policies.expected_latency import ExpectedLatency
-from policies.learned.features import FEATURES, TERMS, Inputs
+from policies.learned.features import Inputs
 from policies.learned.network import Network
 from simulator.batch import Batch
 from simulator.result import Result
-from simulator.train.arena import Arena, Draw, Episode, arena, counted_latency_s
+from simulator.train.arena import Arena, Draw, Task, arena, counted_latency_s
+from simulator.train.settings import PpoSettings
 from simulator.view import BatchView
 
 FloatsArray = npt.NDArray[np.float32]
@@ -58,21 +58,6 @@ _MOST_QUEUE = 50.0
 _MOST_PENDING = 500.0
 
 
-@dataclass(frozen=True, slots=True)
-class CollectTask:
-    """Episodes to play, in one process."""
-
-    draw: Draw
-    network: Network
-    episodes: int
-    requests: int
-    tail_weight: float
-    """As in `arena.episodes_cost`: of the slow requests' mean latency, relative to the same of `expected_latency`."""
-    deadline_weight: float
-    """Mean latencies that a missed deadline counts as."""
-    seed: tuple[int, ...]
-
-
 class CollectedDecisions(NamedTuple):
     """Row `t` is the `t`-th decision of each of `e` episodes; where an episode had fewer, `taken` is false."""
 
@@ -97,14 +82,18 @@ class CollectedDecisions(NamedTuple):
     """The control variate: of `expected_latency`, between the same arrivals."""
 
 
-def collect(task: CollectTask) -> CollectedDecisions:
-    """Play the episodes; equal tasks give equal decisions."""
-    generator = np.random.default_rng(task.seed)
-    here = arena(task.draw, task.episodes, task.requests)
-    episodes = [here.load(e, generator) for e in range(task.episodes)]
-    expected = play_expected(here)
-    load(here, episodes)
-    return decisions_of(*play(here, task.network, expected), expected, task)
+def collect(settings: PpoSettings, draw: Draw, network: Network, task: Task) -> CollectedDecisions:
+    """Play the episodes of a task; equal arguments give equal decisions."""
+    count, seed = task
+    generator = np.random.default_rng(seed)
+    here = arena(draw, count, settings.requests)
+    episodes = [here.load(e, generator) for e in range(count)]
+    expected = _expected(here)
+    for e, episode in enumerate(episodes):  # to their start again
+        here.batch.load(e, episode.scenario.fleet, episode.arrivals, episode.seed)
+    mean_s = mean_latency_s(expected)
+    seen, result = _play(here, network, mean_s)
+    return _with_costs(seen, result, expected, mean_s, settings)
 
 
 def joined(parts: Sequence[CollectedDecisions]) -> CollectedDecisions:
@@ -112,58 +101,11 @@ def joined(parts: Sequence[CollectedDecisions]) -> CollectedDecisions:
     return CollectedDecisions(*(np.concatenate(columns, axis=1) for columns in zip(*parts, strict=True)))
 
 
-def load(here: Arena, episodes: Sequence[Episode]) -> None:
-    """Put the episodes to their start."""
-    for e, episode in enumerate(episodes):
-        here.batch.load(e, episode.scenario.fleet, episode.arrivals, episode.seed)
-
-
-def play_expected(here: Arena) -> Result:
+def _expected(here: Arena) -> Result:
     """What `expected_latency` makes of what is loaded."""
     policy, batch = ExpectedLatency(), here.batch
-    first = batch.draw(batch.probabilities(policy))
-    batch.run_inside(policy, first)
+    batch.run_inside(policy, batch.draw(batch.probabilities(policy)))
     return batch.result()
-
-
-class DecisionRecord:
-    """What is written down at each decision."""
-
-    def __init__(self, batch: Batch, requests: int, mean_s: FloatArray) -> None:
-        """Room for as many decisions as there are requests; `mean_s`: the unit of time of each episode, `(e,)`."""
-        e, n = batch.sim.decision.mask.shape
-        self._mean_s = mean_s[:, None]
-        self._written = 0
-        self.request = np.zeros((requests, e), np.int64)
-        self.at_s = np.zeros((requests, e))
-        self.taken = np.zeros((requests, e), np.bool_)
-        self.eligible = np.zeros((requests, e, n), np.bool_)
-        self.features = np.zeros((requests, e, n, len(FEATURES)), np.float32)
-        self.terms = np.zeros((requests, e, n, len(TERMS)), np.float32)
-        self.relative_cost = np.zeros((requests, e, n), np.float32)
-        self.queue = np.zeros((requests, e, n, len(QUEUE)), np.float32)
-        self.probabilities = np.zeros((requests, e, n))
-
-    def write(self, batch: Batch, view: BatchView, given: Inputs, probabilities: FloatArray) -> None:
-        """The next decision of each episode that has one."""
-        t = self._written
-        self._written += 1
-        eligible = view.eligible & batch.waiting[:, None]
-        self.request[t], self.taken[t], self.eligible[t] = batch.deciding, batch.waiting, eligible
-        self.at_s[t] = batch.now_s
-        self.features[t], self.terms[t] = given.features, given.terms
-        self.relative_cost[t] = np.where(eligible, np.minimum(given.relative_cost, 1e30), 0.0)
-        backlog = np.minimum(view.backlog_s / self._mean_s, _MOST_QUEUE)
-        service = np.minimum(view.service_s / self._mean_s, _MOST_QUEUE)
-        for i, column in enumerate((backlog, np.minimum(view.pending, _MOST_PENDING) * backlog, service)):
-            self.queue[t, ..., i] = np.log1p(np.where(eligible, column, 0.0))
-        self.probabilities[t] = probabilities
-
-
-def play(here: Arena, network: Network, expected: Result) -> tuple[DecisionRecord, Result]:
-    """Route all that is loaded, and write down what was seen."""
-    seen = DecisionRecord(here.batch, here.requests, mean_latency_s(expected))
-    return seen, here.play(network, seen.write)
 
 
 def mean_latency_s(result: Result) -> FloatArray:
@@ -172,21 +114,67 @@ def mean_latency_s(result: Result) -> FloatArray:
     return mean_s
 
 
-def decisions_of(seen: DecisionRecord, result: Result, expected: Result, task: CollectTask) -> CollectedDecisions:
+class _SeenDecisions(NamedTuple):
+    """Row `t` is the `t`-th decision of each episode; as many rows as there are requests."""
+
+    request: IntArray
+    at_s: FloatArray
+    taken: BoolArray
+    features: FloatsArray
+    terms: FloatsArray
+    relative_cost: FloatsArray
+    eligible: BoolArray
+    queue: FloatsArray
+    probabilities: FloatArray
+
+
+def _play(here: Arena, network: Network, mean_s: FloatArray) -> tuple[_SeenDecisions, Result]:
+    """Route all that is loaded, and write down what was seen; `mean_s`: the unit of time of each episode, `(e,)`."""
+    rows: list[_SeenDecisions] = []
+
+    def see(batch: Batch, view: BatchView, given: Inputs, probabilities: FloatArray) -> None:
+        eligible = view.eligible & batch.waiting[:, None]
+        backlog = np.minimum(view.backlog_s / mean_s[:, None], _MOST_QUEUE)
+        service = np.minimum(view.service_s / mean_s[:, None], _MOST_QUEUE)
+        queue = np.stack([backlog, np.minimum(view.pending, _MOST_PENDING) * backlog, service], axis=-1)
+        rows.append(
+            _SeenDecisions(
+                batch.deciding.copy(),
+                np.array(batch.now_s),
+                batch.waiting.copy(),
+                given.features.astype(np.float32),
+                given.terms.astype(np.float32),
+                np.where(eligible, np.minimum(given.relative_cost, 1e30), 0.0).astype(np.float32),
+                eligible,
+                np.log1p(np.where(eligible[..., None], queue, 0.0)).astype(np.float32),
+                probabilities.copy(),
+            )
+        )
+
+    result = here.play(network, see)
+
+    def column(values: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        found = np.zeros((here.requests, *values[0].shape), values[0].dtype)
+        found[: len(values)] = values
+        return found
+
+    return _SeenDecisions(*map(column, zip(*rows, strict=True))), result
+
+
+def _with_costs(
+    seen: _SeenDecisions, result: Result, expected: Result, mean_s: FloatArray, settings: PpoSettings
+) -> CollectedDecisions:
     """Add to what was seen what came of it."""
-    requests, episodes = seen.request.shape
-    mean_s = mean_latency_s(expected)
-    cost, expected_cost, number, expected_number = (np.zeros((requests, episodes)) for _ in range(4))
-    passed = np.zeros((requests, episodes))
-    worker = np.zeros((requests, episodes), np.int64)
-    for e in range(episodes):
+    cost, expected_cost, number, expected_number, passed = np.zeros((5, *seen.taken.shape))
+    worker = np.zeros(seen.taken.shape, np.int64)
+    for e in range(len(mean_s)):
         count = int(seen.taken[:, e].sum())
         chosen = seen.request[:count, e]
         worker[:count, e] = result.picked[e, chosen]
         passed[: count - 1, e] = np.diff(seen.at_s[:count, e]) / mean_s[e]
         limits = _limits(expected, e)
-        cost[:count, e], number[:count, e] = _costs(result, e, chosen, mean_s[e], limits, task)
-        expected_cost[:count, e], expected_number[:count, e] = _costs(expected, e, chosen, mean_s[e], limits, task)
+        cost[:count, e], number[:count, e] = _costs(result, e, chosen, mean_s[e], limits, settings)
+        expected_cost[:count, e], expected_number[:count, e] = _costs(expected, e, chosen, mean_s[e], limits, settings)
     picked = np.take_along_axis(seen.probabilities, np.maximum(worker, 0)[..., None], axis=-1)[..., 0]
     return CollectedDecisions(
         seen.features,
@@ -224,16 +212,16 @@ def _limits(expected: Result, e: int) -> _Limits:
 
 
 def _costs(
-    result: Result, e: int, chosen: IntArray, mean_s: float, limits: _Limits, task: CollectTask
+    result: Result, e: int, chosen: IntArray, mean_s: float, limits: _Limits, settings: PpoSettings
 ) -> tuple[FloatArray, FloatArray]:
     """Of one episode: the cost from each of the `chosen` requests' arrivals to the next, and the number in the system
     that each of them meets."""
     arrived_s, latency_s = result.arrival_s[e], counted_latency_s(result)[e]
     ended_s = arrived_s + latency_s
     missed = (latency_s > result.deadline_s[e]) | (result.status[e] != 0)
-    # The derivative of log(conditional value at risk) by a latency, times the number of requests (arena.episodes_cost).
+    # The derivative of log(conditional value at risk) by a latency, times the number of requests (pgpe.cost_of).
     slow = np.maximum(latency_s - limits.late_s, 0.0) / (_TAIL_SHARE * limits.slow_s)
-    charges = task.tail_weight * slow + task.deadline_weight * missed
+    charges = settings.tail_weight * slow + settings.deadline_weight * missed
     end_s = float(ended_s.max())
     at_s = np.append(arrived_s[chosen], end_s)
     number, integral_s, charged = in_system(arrived_s, ended_s, charges, at_s)
@@ -259,7 +247,7 @@ def in_system(
     return (came - went).astype(np.float64), integral_s, first(charges[order])[went]
 
 
-def _state(seen: DecisionRecord, excess: FloatArray, expected_number: FloatArray) -> FloatsArray:
+def _state(seen: _SeenDecisions, excess: FloatArray, expected_number: FloatArray) -> FloatsArray:
     """See `STATE`."""
     backlog, weight = np.expm1(seen.queue[..., 0]), np.expm1(seen.queue[..., 1]).sum(axis=-1)
     eligible = np.maximum(seen.eligible.sum(axis=-1), 1)

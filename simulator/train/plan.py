@@ -18,13 +18,14 @@ from balancer.server.decision_log.reading import read_log
 from policies.base import FloatArray
 from policies.learned.artifact import Artifact, read_artifact
 from policies.learned.features import SCHEMA
-from policies.learned.network import Network
+from policies.learned.network import Network, shapes
 from policies.learned.policy import SHIPPED, shipped
 from simulator.envs.sampling import covering
 from simulator.log.fleet import scenario_from_log
 from simulator.scenario import Scenario, load_scenario, scenario_names
+from simulator.train.pgpe import Pgpe
 from simulator.train.scenarios import Randomised, random_scenario
-from simulator.train.settings import RunSettings, algorithm_parts, changed, flat_settings
+from simulator.train.settings import ALGORITHMS, PgpeSettings, make_settings
 from simulator.train.validation import REPORT_SEED, ValidationEpisode, cases, validation_cases
 from simulator.workload.trace import Recorded
 
@@ -32,12 +33,11 @@ NOT_TRAINED_ON = ("autoscale", "cache-affinity", "overload")
 """Of the train split, what the default leaves out: keys decide there, or nothing that routing does helps much."""
 _FINE_TUNING = {
     **{"iterations": 30, "step": 1.0, "pairs": 32, "tasks": 1},
-    **{"evaluate_every": 5, "validation_episodes": 64, "report_seeds": 5, "range_episodes": 64},
+    **{"evaluate_every": 5, "validation_episodes": 64, "report_seeds": 5, "range_episodes": 64, "random_share": 0.3},
 }
 """Defaults, where the algorithm has such settings, when a trained policy goes on with a log: some two minutes of one
 core, since one fleet tells less than many. All episodes of an iteration are one task, half the work of four: in
 NumPy a decision of 64 takes less than twice as long as one of 16."""
-_LOG_RANDOM_SHARE = 0.3
 _TRAINED_ON = 0.75
 """Share of a log that training sees; the rest is for validation."""
 _LEAST_REQUESTS = 100
@@ -73,7 +73,6 @@ class ResolvedPlan:
 
     algorithm: Any
     """Made; a `trainer.Algorithm`."""
-    run: RunSettings
     draw: Randomised
     validation: tuple[ValidationEpisode, ...]
     report: tuple[ValidationEpisode, ...]
@@ -89,7 +88,6 @@ def make_plan(given: Mapping[str, Any]) -> TrainingPlan:
 
     Raises:
         ValueError: a setting or file does not fit; named, with the remedy.
-        ModuleNotFoundError: the algorithm needs what is not installed.
     """
     plan = TrainingPlan(**{**given, "settings": {}})
     if plan.from_log and not plan.init:
@@ -97,19 +95,15 @@ def make_plan(given: Mapping[str, Any]) -> TrainingPlan:
     if not plan.from_log and not plan.scenarios:
         names = tuple(name for name in scenario_names("train") if name not in NOT_TRAINED_ON)
         plan = dataclasses.replace(plan, scenarios=names)
-    _, settings = algorithm_parts(plan.algorithm)
-    defaults = flat_settings(settings()) | flat_settings(RunSettings())
+    values = dict(given.get("settings", {}))
     if plan.from_log:
-        defaults |= {name: value for name, value in _FINE_TUNING.items() if name in defaults}
-        defaults["random_share"] = _LOG_RANDOM_SHARE
+        known = {each.name for each in dataclasses.fields(ALGORITHMS[plan.algorithm])}
+        values = {name: value for name, value in _FINE_TUNING.items() if name in known} | values
     if plan.init:
         hidden = start_of(plan.init).network.b1.size
-        wanted = given.get("settings", {}).get("hidden", hidden)
-        if wanted != hidden:
-            raise ValueError(f"hidden is {wanted}, and {plan.init} has {hidden}: leave one of the two out")
-        defaults["hidden"] = hidden
-    run, own = _split(plan.algorithm, defaults | dict(given.get("settings", {})))
-    return dataclasses.replace(plan, settings={**flat_settings(own), **flat_settings(run)})
+        if values.setdefault("hidden", hidden) != hidden:
+            raise ValueError(f"hidden is {values['hidden']}, and {plan.init} has {hidden}: leave one of the two out")
+    return dataclasses.replace(plan, settings=dataclasses.asdict(make_settings(plan.algorithm, values)))
 
 
 def differences(plan: TrainingPlan, given: Mapping[str, Any]) -> list[str]:
@@ -142,7 +136,7 @@ def course(plan: TrainingPlan) -> ResolvedPlan:
         OperatorError: a scenario, log or profile cannot be read.
         ModuleNotFoundError: the algorithm needs what is not installed.
     """
-    run, own = _split(plan.algorithm, plan.settings)
+    settings = make_settings(plan.algorithm, plan.settings)
     named = list(map(load_scenario, plan.scenarios))
     judged = list(named)
     if plan.from_log:
@@ -152,27 +146,33 @@ def course(plan: TrainingPlan) -> ResolvedPlan:
         if one.workload.clients:
             raise ValueError(f"scenarios has {one.name}, a closed loop, which is not trained on: leave it out")
     covering([one.fleet for one in (*named, random_scenario(np.random.default_rng(0)))])  # they must fit together
-    draw = Randomised(tuple(named), run.random_share)
-    some_random = 5 * run.report_seeds if run.random_share else 0
-    judged = judged if run.random_share < 1 else []
-    algorithm, _ = algorithm_parts(plan.algorithm)
-    start: dict[str, Network] = {"start": start_of(plan.init).network} if plan.init else {}
+    share = settings.random_share
+    draw = Randomised(tuple(named), share)
+    judged = judged if share < 1 else []
+    if plan.init:
+        start = start_of(plan.init).network
+    else:
+        start = initial(np.random.default_rng((plan.seed, 0)), settings.hidden, settings.beta)
+    if isinstance(settings, PgpeSettings):
+        algorithm: Any = Pgpe(settings, draw, plan.seed, start)
+    else:
+        from simulator.train.ppo import Ppo  # noqa: PLC0415  # torch is slow to import
+
+        algorithm = Ppo(settings, draw, plan.seed, start)
     return ResolvedPlan(
-        algorithm(own, draw, plan.seed, **start),
-        run,
+        algorithm,
         draw,
-        validation_cases(judged, run.random_share, run.validation_episodes),
-        cases(judged, run.report_seeds, some_random, REPORT_SEED),
+        validation_cases(judged, share, settings.validation_episodes),
+        cases(judged, settings.report_seeds, 5 * settings.report_seeds if share else 0, REPORT_SEED),
     )
 
 
-def _split(algorithm: str, settings: Mapping[str, Any]) -> tuple[RunSettings, Any]:
-    """The settings of the run, and those of the algorithm."""
-    _, kind = algorithm_parts(algorithm)
-    run, own = RunSettings(), kind()
-    of_run = {name: value for name, value in settings.items() if name in flat_settings(run)}
-    rest = {name: value for name, value in settings.items() if name not in of_run}
-    return changed(run, of_run), changed(own, rest)
+def initial(generator: np.random.Generator, hidden: int, beta: float) -> Network:
+    """Random hidden layers (He et al. 2015), and zero where the learned term comes out: it starts at zero."""
+    made = {name: np.zeros(shape) for name, shape in shapes(hidden).items()}
+    for name, fan_in in (("w1", len(made["w1"])), ("w2", 2 * hidden), ("context", 2 * hidden)):
+        made[name] = generator.normal(size=made[name].shape) / np.sqrt(fan_in)
+    return Network(**made | {"beta": np.array(beta)})
 
 
 def log_scenarios(plan: TrainingPlan) -> tuple[Scenario, Scenario]:

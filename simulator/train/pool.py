@@ -39,12 +39,6 @@ class TaskPool(AbstractContextManager["TaskPool"]):
         """End what was begun."""
 
 
-def parts_of(total: int, most: int) -> list[int]:
-    """So many as equally as may be in at most `most` parts, none of them empty."""
-    count = min(most, total)
-    return [total * (part + 1) // count - total * part // count for part in range(count)]
-
-
 class LocalPool(TaskPool):
     """In this process, one after the other."""
 

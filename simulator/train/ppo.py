@@ -3,10 +3,7 @@
 Costs as in `collect.py`, less the control variate; advantages by generalised advantage estimation; clipped steps. Time
 passes between decisions as it will, so the discount is one of time (a semi-Markov decision process): after
 `horizon` mean latencies of `expected_latency` a cost counts for 1/e. That is a bias: a queue made longer is worked off
-in a few latencies, and what comes later is noise.
-
-It needs more time for each decision than `pgpe.py`, which trained what is shipped; docs/results.md
-compares them.
+in a few latencies, and what comes later is noise. It needs more time for each decision than `pgpe.py`.
 
 Sources: Schulman et al. 2017, Proximal policy optimization algorithms, arXiv:1707.06347; Schulman et al. 2016,
 High-dimensional continuous control using generalized advantage estimation, ICLR; Bradtke and Duff 1994, Reinforcement
@@ -15,105 +12,199 @@ learning methods for continuous-time Markov decision problems, NIPS.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from balancer.files.schema import CHECKED, Count, NotNegative, Positive
 from policies.base import BoolArray, FloatArray
+from policies.learned.features import FEATURES
 from policies.learned.network import Network
-from simulator.train.actor import Critic
-from simulator.train.arena import Draw
-from simulator.train.collect import CollectedDecisions, CollectTask, collect, joined, normalised, relative_cost
-from simulator.train.learner import Learner
-from simulator.train.pool import TaskPool, parts_of
-from simulator.train.settings import DecisionSettings
+from simulator.train.arena import Draw, cut
+from simulator.train.collect import QUEUE, STATE, CollectedDecisions, collect, joined, normalised, relative_cost
+from simulator.train.pool import TaskPool
+from simulator.train.settings import PpoSettings
 
+torch.set_num_threads(1)  # what is multiplied here is small, and other processes are at work
 
-@dataclass(config=CHECKED, frozen=True, slots=True)
-class PpoSettings(DecisionSettings):
-    """How it collects and steps."""
-
-    tasks: Count = 2
-    """Into which an iteration is cut, at most as many as episodes; fewer are cheaper."""
-    critic_hidden: Count = 16
-    trace: Positive = 1.0
-    """After which the advantage relies on the critic for what comes (the decay of GAE), in mean latencies."""
-    epochs: Count = 1
-    minibatch: Count = 2048
-    learning_rate: NotNegative = 2e-3
-    clip: NotNegative = 0.2
-    """Of the ratio of new to old probability."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Where the networks are trained; episodes are simulated on the CPU."""
-
-    def __post_init__(self) -> None:
-        """Raise `ValueError` where the device is not there."""
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device is cuda, and torch finds none here: give cpu, or install a torch with CUDA")
-
-
+_FASTER = {"actor.bias": 10.0}
+"""Parts that learn at a multiple of the others' rate: coefficients of cost terms are numbers around 1."""
+_LEAST_RATE = 0.05
+"""Of the learning rate, at the end."""
 _LONGEST_GRADIENT = 1.0
 _VALUE_WEIGHT = 0.5
+_FARTHEST = 1e6
+"""Where relative cost is cut off: float32 must hold it times beta."""
+_USUAL_WORKERS = 5.0
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
-class Ppo(Learner):
+class Actor(nn.Module):
+    """The learned policy in torch: the same function as `Network` with `policies.learned.policy.shares`; its parameters
+    have the names of the network's fields, but for beta, whose logarithm is trained so that it stays above 0.
+    """
+
+    w1: nn.Parameter
+    b1: nn.Parameter
+    w2: nn.Parameter
+    context: nn.Parameter
+    b2: nn.Parameter
+    out: nn.Parameter
+    mix: nn.Parameter
+    bias: nn.Parameter
+    beta: nn.Parameter
+
+    def __init__(self, network: Network) -> None:
+        """Begin with this network's weights."""
+        super().__init__()
+        parts = {**network._asdict(), "beta": np.log(network.beta)}
+        for name, array in parts.items():
+            self.register_parameter(name, nn.Parameter(torch.tensor(array, dtype=torch.get_default_dtype())))
+
+    def forward(self, features: Tensor, terms: Tensor, relative_cost: Tensor, eligible: Tensor) -> Tensor:
+        """Logarithms of the probabilities `(..., n)`, -inf where not eligible; inputs as in `Inputs`."""
+        hidden = torch.relu(features @ self.w1 + self.b1)
+        mean = _mean(hidden, eligible)
+        second = torch.relu(hidden @ self.w2 + (mean @ self.context + self.b2))
+        coefficients = mean @ self.mix + self.bias
+        term = (second * self.out).sum(-1) - (terms * coefficients).sum(-1)
+        score = term - relative_cost.clamp(max=_FARTHEST)
+        return torch.log_softmax((self.beta.exp() * score).masked_fill(~eligible, -torch.inf), dim=-1)
+
+    def network(self) -> Network:
+        """The weights as they are, for serving and simulating."""
+        arrays: dict[str, FloatArray] = {
+            name: parameter.detach().numpy().astype(np.float64) for name, parameter in self.named_parameters()
+        }
+        return Network(**{**arrays, "beta": np.exp(arrays["beta"])})
+
+
+class Critic(nn.Module):
+    """What is still to come after a decision, discounted; in mean latencies of `expected_latency`.
+
+    A sum over workers, since what waits at each adds up, and a term for the fleet. It sees more than the policy may: in
+    training the number in the system is known, and that which `expected_latency` has at this moment (`collect.STATE`).
+    """
+
+    def __init__(self, hidden: int) -> None:
+        """Random hidden layers, and zero where the estimate comes out."""
+        super().__init__()
+        f, wide = len(FEATURES) + len(QUEUE), 8 * hidden
+        self.one, self.two = nn.Linear(f, hidden), nn.Linear(hidden, hidden)
+        self.context = nn.Linear(hidden, hidden, bias=False)
+        self.queue, self.worker = nn.Linear(len(QUEUE), 1, bias=False), nn.Linear(hidden, 1)
+        self.seen = nn.Linear(f, hidden)
+        self.mixed, self.fleet = nn.Linear(2 * hidden + len(STATE), wide), nn.Linear(wide, 1)
+        for last in (self.queue, self.worker, self.fleet):
+            for parameter in last.parameters():
+                nn.init.zeros_(parameter)
+
+    def forward(self, features: Tensor, queue: Tensor, state: Tensor, eligible: Tensor) -> Tensor:
+        """`(...)`, of features `(..., n, f)`, queue `(..., n, q)` and state `(..., s)`."""
+        known = torch.cat([features, queue], dim=-1)
+        hidden = torch.relu(self.one(known))
+        second = torch.relu(self.two(hidden) + self.context(_mean(hidden, eligible)))
+        each = self.worker(second) + self.queue(torch.expm1(queue).clamp(max=100.0))
+        seen = torch.relu(self.seen(known)) * eligible[..., None]
+        fleet = torch.cat([seen.sum(-2) / _USUAL_WORKERS, seen.amax(-2), state], dim=-1)
+        summed = (each * eligible[..., None]).sum((-2, -1))
+        estimate: Tensor = summed + self.fleet(torch.relu(self.mixed(fleet))).squeeze(-1)
+        return estimate
+
+
+def _mean(of: Tensor, eligible: Tensor) -> Tensor:
+    """Over the eligible workers, `(..., 1, h)`."""
+    count = eligible.sum(-1).clamp(min=1)[..., None, None]
+    return (of * eligible[..., None]).sum(-2, keepdim=True) / count
+
+
+class Ppo:
     """The algorithm: state, and one iteration after the other. See `trainer.Algorithm`."""
 
-    settings: PpoSettings
-
-    def __init__(self, settings: PpoSettings, draw: Draw, seed: int, start: Network | None = None) -> None:
-        """`start`: where to begin, of as many hidden units as the settings say; None: random, from the seed."""
+    def __init__(self, settings: PpoSettings, draw: Draw, seed: int, start: Network) -> None:
+        """`start`: where to begin, of as many hidden units as the settings say."""
+        self.settings, self._draw, self._seed = settings, draw, seed
+        self.iteration = 0
+        self._actor = Actor(start)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.critic = Critic(settings.critic_hidden).to(settings.device)
-        super().__init__(settings, draw, seed, start, {"critic": self.critic}, settings.device)
+            self._critic = Critic(settings.critic_hidden)
+        modules = nn.ModuleDict({"actor": self._actor, "critic": self._critic})
+        self._parameters = dict(modules.named_parameters())
+        self._optimiser = torch.optim.Adam(
+            [{"params": [each], "faster": _FASTER.get(name, 1.0)} for name, each in self._parameters.items()]
+        )
+
+    @property
+    def network(self) -> Network:
+        """At present."""
+        return self._actor.network()
+
+    @property
+    def decisions(self) -> int:
+        """Of one iteration, at most: a request that nobody may serve has none."""
+        return self.settings.episodes * self.settings.requests
+
+    def state(self) -> dict[str, FloatArray]:
+        """All that the next iterations depend on, beside settings and seed."""
+        found: dict[str, FloatArray] = {"iteration": np.array(float(self.iteration))}
+        for name, parameter in self._parameters.items():
+            found[name] = parameter.detach().numpy().copy()
+            for moment, value in self._optimiser.state.get(parameter, {}).items():
+                found[f"{name}:{moment}"] = value.numpy().copy()
+        return found
+
+    def restore(self, state: Mapping[str, FloatArray]) -> None:
+        """Go on from a state."""
+        self.iteration = int(state["iteration"])
+        for name, parameter in self._parameters.items():
+            with torch.no_grad():
+                parameter.copy_(torch.from_numpy(np.asarray(state[name])))
+            moments = {moment: f"{name}:{moment}" for moment in _MOMENTS if f"{name}:{moment}" in state}
+            self._optimiser.state[parameter] = {moment: torch.tensor(state[key]) for moment, key in moments.items()}
 
     def iterate(self, pool: TaskPool) -> dict[str, float]:
         """Collect and learn; returns what to plot."""
+        s = self.settings
         self.iteration += 1
-        found = joined(pool.map(collect, list(self._tasks())))
+        played = partial(collect, s, self._draw, self.network)
+        found = joined(pool.map(played, cut(s.episodes, s.tasks, self._seed, self.iteration)))
         cost = relative_cost(found)
         estimate = self._estimates(found)
-        advantage, target = advantages(cost, estimate, found.passed, found.taken, self.settings)
-        told = self._learn(_columns(found, normalised(advantage, found.taken), target, self.settings.device))
+        advantage, target = advantages(cost, estimate, found.passed, found.taken, s)
+        columns = {**found._asdict(), "advantage": normalised(advantage, found.taken), "target": target}
+        told = self._learn({name: _tensor(values[found.taken]) for name, values in columns.items()})
         spread = float(np.var(target[found.taken]))
         explained = 1 - np.var((target - estimate)[found.taken]) / max(spread, 1e-9)
         mean = found.cost.sum() / found.expected_cost.sum()
         return told | {"explained": float(explained), "cost": float(mean), "beta": float(self.network.beta)}
-
-    def _tasks(self) -> Iterator[CollectTask]:
-        s = self.settings
-        for part, episodes in enumerate(parts_of(s.episodes, s.tasks)):
-            seed = (self._seed, self.iteration, part)
-            yield CollectTask(self._draw, self.network, episodes, s.requests, s.tail_weight, s.deadline_weight, seed)
 
     def _estimates(self, found: CollectedDecisions) -> FloatArray:
         """The critic's, `(t, e)`."""
         columns = (found.features, found.queue, found.state, found.eligible)
         parts = zip(*(torch.split(torch.from_numpy(column), 64) for column in columns), strict=True)
         with torch.no_grad():
-            rows = [self.critic(*(each.to(self.settings.device) for each in part)) for part in parts]
-        return torch.cat(rows).cpu().numpy().astype(np.float64)
+            return torch.cat([self._critic(*part) for part in parts]).numpy().astype(np.float64)
 
     def _learn(self, columns: dict[str, Tensor]) -> dict[str, float]:
+        """Step after step over the decisions that were taken; returns what to plot."""
         s = self.settings
-        self._shrink_steps()
+        rate = s.learning_rate * max(_LEAST_RATE, 1 - self.iteration / s.iterations)
+        for group in self._optimiser.param_groups:
+            group["lr"] = rate * group["faster"]
         generator = np.random.default_rng((self._seed, self.iteration, s.tasks))
         sums, count, spread = np.zeros(3), 0, columns["target"].var()
         for _ in range(s.epochs):
             order = torch.from_numpy(generator.permutation(len(columns["worker"])))
-            for chosen in torch.split(order, s.minibatch):
-                rows = chosen.to(s.device)
+            for rows in torch.split(order, s.minibatch):
                 loss, told = self._loss({name: column[rows] for name, column in columns.items()}, spread)
                 self._optimiser.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
-                for module in (self._actor, self.critic):
+                for module in (self._actor, self._critic):
                     nn.utils.clip_grad_norm_(module.parameters(), _LONGEST_GRADIENT)
                 self._optimiser.step()
                 sums, count = sums + told, count + 1
@@ -128,7 +219,7 @@ class Ppo(Learner):
         clipped = ratio.clamp(1 - self.settings.clip, 1 + self.settings.clip)
         # Advantages are costs: less is better, so the larger of the two is the pessimistic one.
         policy_loss = torch.max(ratio * advantage, clipped * advantage).mean()
-        estimate = self.critic(b["features"], b["queue"], b["state"], b["eligible"])
+        estimate = self._critic(b["features"], b["queue"], b["state"], b["eligible"])
         critic_loss = (estimate - b["target"]).square().mean() / (spread + 1e-6)
         with torch.no_grad():
             entropy = torch.special.entr(logarithms.exp()).sum(-1).mean()
@@ -136,15 +227,8 @@ class Ppo(Learner):
         return policy_loss + _VALUE_WEIGHT * critic_loss, told
 
 
-def _columns(found: CollectedDecisions, advantage: FloatArray, target: FloatArray, device: str) -> dict[str, Tensor]:
-    """The decisions that were taken, one after the other, as tensors by name."""
-
-    def column(values: npt.NDArray[Any]) -> Tensor:
-        chosen = values[found.taken]
-        return torch.from_numpy(chosen.astype(np.float32) if chosen.dtype == np.float64 else chosen).to(device)
-
-    columns = {**found._asdict(), "advantage": advantage, "target": target}
-    return {name: column(values) for name, values in columns.items()}
+def _tensor(values: npt.NDArray[Any]) -> Tensor:
+    return torch.from_numpy(values.astype(np.float32) if values.dtype == np.float64 else values)
 
 
 def advantages(

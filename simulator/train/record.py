@@ -1,4 +1,5 @@
-"""What is written down of a run: `config.json` before it, and the record in the policy's file after it."""
+"""What is written down of a run: `config.json` before it; in the policy's file after it the record, and the ranges of
+the inputs that it met, which the guard holds against those that it meets in production."""
 
 from __future__ import annotations
 
@@ -8,20 +9,40 @@ import os
 import platform
 import subprocess
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from policies.base import FloatArray
 from policies.learned.artifact import Artifact, make_artifact
+from policies.learned.features import FEATURES, Inputs
+from policies.learned.network import Network
+from simulator.batch import Batch
+from simulator.train.arena import Draw, Task, arena, cut
 from simulator.train.plan import ResolvedPlan, TrainingPlan
 from simulator.train.pool import TaskPool
-from simulator.train.ranges import ranges
 from simulator.train.trainer import Trained
 from simulator.train.validation import scoreboard
+from simulator.view import BatchView
 
 UNKNOWN = "unknown"
 _FEW_EPISODES = 16
 _PACKAGES = ("balancer", "numpy", "numba", "scipy", "torch", "ray")
 _CODE = ("balancer", "policies", "simulator")
+
+OUTERMOST = 1e-5
+"""Share of the values that is left out at each end. A look at a fleet shows some 200 values: with a thousandth left
+out, one look in five would be strange to a policy in the very fleets that it was trained on."""
+_START_UP = 20
+"""Decisions of each episode that are all looked at: the fleet is empty, and no report has come."""
+_EVERY = 32
+"""Of those after, one in so many."""
+_RANGE_TASKS = 4
+_MOST = np.array([feature.most for feature in FEATURES])
+_SEED = 1 << 31
+"""Where training has the iteration: these are other episodes of the same kind."""
 
 
 def git() -> dict[str, Any]:
@@ -92,10 +113,10 @@ def artifacts(
 
     What the clock and the machine have a part in is under `made`: the rest is equal for equal plans and code.
     """
-    run, kept = course.run, trained.checkpoint
+    settings, kept = course.algorithm.settings, trained.checkpoint
     network = kept.best
-    episodes = min(run.range_episodes, _FEW_EPISODES) if short else run.range_episodes
-    lowest, highest = ranges(network, course.draw, plan.seed, episodes, run.episode_requests, pool)
+    episodes = min(settings.range_episodes, _FEW_EPISODES) if short else settings.range_episodes
+    lowest, highest = ranges(network, course.draw, plan.seed, episodes, settings.episode_requests, pool)
     record = {
         **dataclasses.asdict(plan),
         "git": written["git"],
@@ -114,7 +135,42 @@ def artifacts(
         },
     }
     del record["schema"]  # the file has it, in full
-    board = {} if short else scoreboard(network, course.report, run.episode_requests, pool)
+    board = {} if short else scoreboard(network, course.report, settings.episode_requests, pool)
     best = {**record, "iteration": kept.best_iteration, "scoreboard": board}
     last = {**record, "iteration": course.algorithm.iteration}
     return make_artifact(network, lowest, highest, best), make_artifact(kept.last, lowest, highest, last)
+
+
+def ranges(
+    network: Network, draw: Draw, seed: int, episodes: int, requests: int, pool: TaskPool
+) -> tuple[FloatArray, FloatArray]:
+    """Lowest and highest value of each input but for `OUTERMOST`, `(f,)` each, in episodes that the network plays; of
+    an input that is a share, 0 and 1."""
+    tasks = cut(episodes, _RANGE_TASKS, seed, _SEED)
+    values = np.concatenate(pool.map(partial(_seen, network, draw, requests), tasks))
+    lowest, highest = np.quantile(values, [OUTERMOST, 1 - OUTERMOST], axis=0)
+    # No share is strange: a worker that fails more than any in training is the less to be picked, by the cost itself,
+    # and to fall back on the baseline, which sees the same errors, would help nobody.
+    shares = np.array([feature.unit == "share" for feature in FEATURES])
+    lowest[shares], highest[shares] = 0.0, np.log1p(_MOST[shares])
+    return lowest, highest
+
+
+def _seen(network: Network, draw: Draw, requests: int, task: Task) -> FloatArray:
+    """Inputs of eligible workers, `(k, f)`."""
+    episodes, seed = task
+    here = arena(draw, episodes, requests)
+    generator = np.random.default_rng(seed)
+    for e in range(episodes):
+        here.load(e, generator)
+    found: list[FloatArray] = []
+    step = 0
+
+    def see(batch: Batch, view: BatchView, given: Inputs, probabilities: FloatArray) -> None:
+        nonlocal step
+        if step < _START_UP or step % _EVERY == 0:
+            found.append(given.features[view.eligible & batch.waiting[:, None]])
+        step += 1
+
+    here.play(network, see)
+    return np.concatenate(found)

@@ -22,13 +22,12 @@ from simulator.spec import (
     FaultKind,
     FleetSpec,
     ModelSpec,
-    NetworkSpec,
     Noise,
     Reports,
     ServiceTime,
     SimulatedWorker,
 )
-from simulator.train.written import NEVER_SEALED, WRITTEN, scenario
+from simulator.train.written import NETWORK, NEVER_SEALED, WRITTEN, log_uniform, scenario
 from simulator.workload.draws import ONE, Distribution, Exponential, Lognormal, Pareto, Shares
 from simulator.workload.times import Diurnal, FlashCrowd, Poisson, Process
 from simulator.workload.workload import ModelTraffic, Workload
@@ -38,7 +37,6 @@ WORKERS = (4, 16)
 _WRITTEN_SHARE = 0.5
 """Of random scenarios."""
 _TRAINED = dataclasses.replace(WRITTEN, requests=2000)
-_NETWORK = NetworkSpec(to_worker_s=0.0005, to_client_s=0.0003, outcome_s=0.001)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +87,7 @@ def _single(generator: np.random.Generator, workers: tuple[int, int]) -> Scenari
         workers=members,
         balancers=balancers,
         reports=_reports(generator),
-        network=_NETWORK,
+        network=NETWORK,
         faults=_faults(generator, members) if generator.random() < 0.25 else (),
         cold=ColdStart(20, 2.0),
     )
@@ -99,14 +97,10 @@ def _single(generator: np.random.Generator, workers: tuple[int, int]) -> Scenari
     return one.with_load(float(generator.uniform(0.45, 0.92)) / peak)
 
 
-def _log_uniform(generator: np.random.Generator, low: float, high: float) -> float:
-    return float(np.exp(generator.uniform(np.log(low), np.log(high))))
-
-
 def _model(generator: np.random.Generator, name: str) -> ModelSpec:
     most = int(generator.choice([1, 4, 8, 12, 16, 32, 64], p=[0.05, 0.1, 0.25, 0.15, 0.25, 0.15, 0.05]))
-    one_s = _log_uniform(generator, 0.008, 0.08)
-    slope = _log_uniform(generator, 0.05, 0.6)
+    one_s = log_uniform(generator, (0.008, 0.08))
+    slope = log_uniform(generator, (0.05, 0.6))
     # Device time grows faster towards the largest batch, or slower, as the GPU fills.
     bend = float(generator.uniform(0.7, 1.3))
     rows = tuple(sorted({1, max(1, most // 4), most}))
@@ -125,7 +119,7 @@ def _workers(
 ) -> tuple[SimulatedWorker, ...]:
     count = int(generator.integers(between[0], between[1] + 1))
     kinds = int(generator.choice([1, 2, 3, 4], p=[0.25, 0.3, 0.25, 0.2]))
-    speeds = [_log_uniform(generator, 0.8, 5.0) for _ in range(kinds)]
+    speeds = [log_uniform(generator, (0.8, 5.0)) for _ in range(kinds)]
     workers = []
     for i in range(count):
         # Everybody has the first model or all; every model is somewhere.
@@ -138,8 +132,8 @@ def _workers(
 def _reports(generator: np.random.Generator) -> Reports:
     stale = generator.random() < 0.4
     return Reports(
-        period_s=_log_uniform(generator, 0.02, 0.3) if stale else 0.05,
-        delay_s=_log_uniform(generator, 0.001, 0.01) if stale else 0.001,
+        period_s=log_uniform(generator, (0.02, 0.3)) if stale else 0.05,
+        delay_s=log_uniform(generator, (0.001, 0.01)) if stale else 0.001,
         jitter_s=float(generator.uniform(0, 0.01)) if stale else 0.0,
         loss=float(generator.uniform(0, 0.05)) if stale else 0.0,
     )
@@ -151,11 +145,11 @@ def _process(generator: np.random.Generator) -> tuple[Process, float]:
     if kind < 0.4:
         return Poisson(), 1.0
     if kind < 0.85:
-        factor = _log_uniform(generator, 1.5, 8.0)
-        burst_s = _log_uniform(generator, 0.05, 1.0)
+        factor = log_uniform(generator, (1.5, 8.0))
+        burst_s = log_uniform(generator, (0.05, 1.0))
         return Bursts(factor, burst_s, burst_s * float(generator.uniform(1.5, 12))), float(min(factor, 3.0) ** 0.2)
     if kind < 0.93:
-        return Diurnal(_log_uniform(generator, 3, 20), float(generator.uniform(0.2, 0.6))), 1.2
+        return Diurnal(log_uniform(generator, (3, 20)), float(generator.uniform(0.2, 0.6))), 1.2
     return FlashCrowd(float(generator.uniform(2, 5)), 0.5, 8.0, float(generator.uniform(0, 3))), 1.2
 
 
@@ -177,7 +171,7 @@ def _traffic(generator: np.random.Generator, model: ModelSpec, workers: Sequence
         works: list[Distribution] = [Exponential(), Lognormal(1.0), Pareto(1.5, 50.0)]
         work = works[int(generator.integers(3))]
     slowest_s = model.service["*"].device_s[0] / min(worker.speed for worker in workers)
-    deadline_s = slowest_s * _log_uniform(generator, 3, 15)
+    deadline_s = slowest_s * log_uniform(generator, (3, 15))
     return ModelTraffic(model.name, float(generator.uniform(0.3, 1)), rows, work, deadline_s)
 
 

@@ -1,29 +1,35 @@
-"""Settings by name, as `--set` changes them: those of the algorithm, and those of the run around it."""
+"""Every setting of `balancer train`, as `--set` changes them and `config.json` lists them."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from balancer.files.schema import CHECKED, Count, Fraction, NotNegative, Positive, did_you_mean
 
-ALGORITHMS = {
-    "pgpe": ("simulator.train.pgpe", "Pgpe", "PgpeSettings"),
-    "ppo": ("simulator.train.ppo", "Ppo", "PpoSettings"),
-    "reinforce": ("simulator.train.reinforce", "Reinforce", "ReinforceSettings"),
-}
-"""By name: where it is, the class (a `trainer.Algorithm`), its settings; imported when used, for some need torch."""
-
 
 @dataclass(config=CHECKED, frozen=True, slots=True)
-class RunSettings:
-    """What is trained on, and how it is judged on the way."""
+class TrainingSettings:
+    """Of both algorithms: what is trained on, and how it is judged on the way."""
 
+    iterations: Count
+    """Steps, after which it is done."""
+    requests: Count
+    """Of an episode."""
+    tasks: Count
+    """Into which the episodes of an iteration are cut, at most as many as episodes: no more processes than that have
+    work. Fewer are cheaper: what NumPy takes for a decision of 64 episodes is less than twice that for 32."""
+    hidden: Count = 8
+    beta: Positive = 20.0
+    """At the start."""
+    tail_weight: NotNegative = 0.5
+    """What slow requests cost, where 1 is for a mean latency of that of `expected_latency`."""
+    deadline_weight: NotNegative = 0.5
+    """What missed deadlines cost."""
     random_share: Fraction = 0.7
     """Of episodes with a random scenario, the others having one of those named; in validation as in training."""
     evaluate_every: Count = 10
@@ -41,72 +47,65 @@ class RunSettings:
 
 
 @dataclass(config=CHECKED, frozen=True, slots=True)
-class DecisionSettings:
-    """What algorithms that learn from single decisions have in common."""
+class PgpeSettings(TrainingSettings):
+    """How PGPE explores and steps."""
+
+    iterations: Count = 60
+    requests: Count = 2000
+    tasks: Count = 4
+    pairs: Count = 128
+    """Episodes of an iteration, each played twice."""
+    coefficients_share: Fraction = 0.4
+    """Of the iterations, the first, which move nothing but beta and the constant coefficients of the cost terms: seven
+    numbers are found sooner than some hundred, and the rest then starts from the best heuristic of this form."""
+    deviation: Positive = 0.1
+    """Of the noise on weights of the hidden layers."""
+    step: Positive = 2.0
+    """Length of the first steps, in deviations; they shrink linearly to a tenth, and so again once all weights move."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.8
+    regret_weight: NotNegative = 1.0
+    """Of what mean and tail are above those of `expected_latency`: a policy that is chosen must not lose anywhere."""
+
+
+@dataclass(config=CHECKED, frozen=True, slots=True)
+class PpoSettings(TrainingSettings):
+    """How PPO collects and steps."""
 
     iterations: Count = 400
-    """Steps, after which it is done; they shrink linearly to a twentieth."""
+    requests: Count = 1000
+    tasks: Count = 2
     episodes: Count = 32
     """Of an iteration."""
-    requests: Count = 1000
-    """Of an episode."""
-    hidden: Count = 8
-    beta: Positive = 20.0
-    """At the start."""
+    critic_hidden: Count = 16
     horizon: Positive = 5.0
     """Of the discount, in mean latencies of `expected_latency`."""
-    tail_weight: NotNegative = 0.5
-    deadline_weight: NotNegative = 0.5
+    trace: Positive = 1.0
+    """After which the advantage relies on the critic for what comes (the decay of GAE), in the same."""
+    epochs: Count = 1
+    minibatch: Count = 2048
+    learning_rate: NotNegative = 2e-3
+    """Of the first iteration; it shrinks linearly to a twentieth."""
+    clip: NotNegative = 0.2
+    """Of the ratio of new to old probability."""
 
 
-Some = TypeVar("Some")
+ALGORITHMS: dict[str, type[PgpeSettings | PpoSettings]] = {"pgpe": PgpeSettings, "ppo": PpoSettings}
 
 
-def algorithm_parts(name: str) -> tuple[Any, Any]:
-    """The class of the algorithm and that of its settings.
-
-    Raises:
-        ModuleNotFoundError: what it needs is not installed.
-    """
-    module, algorithm, settings = ALGORITHMS[name]
-    found = importlib.import_module(module)
-    return getattr(found, algorithm), getattr(found, settings)
-
-
-def flat_settings(settings: Any) -> dict[str, Any]:
-    """All by name, those of parts as `part.name`."""
-    found: dict[str, Any] = {}
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        if dataclasses.is_dataclass(value):
-            found |= {f"{field.name}.{name}": inner for name, inner in flat_settings(value).items()}
-        else:
-            found[field.name] = value
-    return found
-
-
-def changed(settings: Some, changes: Mapping[str, Any]) -> Some:
-    """The settings with the changes, by names as `flat_settings` has them.
+def make_settings(algorithm: str, values: Mapping[str, Any]) -> PgpeSettings | PpoSettings:
+    """The defaults of the algorithm with these values.
 
     Raises:
         ValueError: there is no such setting, or it does not take the value; named, with the remedy.
     """
-    known = flat_settings(settings)
-    for name in changes:
+    kind = ALGORITHMS[algorithm]
+    known = [field.name for field in dataclasses.fields(kind)]
+    for name in values:
         if name not in known:
             raise ValueError(f"there is no setting {name!r}; {did_you_mean(name, known)}")
-    parts: dict[str, dict[str, Any]] = {}
-    own: dict[str, Any] = {}
-    for name, value in changes.items():
-        part, dot, inner = name.partition(".")
-        if dot:
-            parts.setdefault(part, {})[inner] = value
-        else:
-            own[name] = value
-    own |= {part: changed(getattr(settings, part), inner) for part, inner in parts.items()}
     try:
-        return dataclasses.replace(settings, **own)  # type: ignore[type-var]  # a dataclass, as all settings are
+        return kind(**values)
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
-        name, rule = ".".join(map(str, wrong["loc"])), wrong["msg"].removeprefix("Value error, ")
-        raise ValueError(f"{name} is {wrong['input']!r}: {rule.replace('Input should', 'it must')}") from error
+        rule = wrong["msg"].removeprefix("Value error, ").replace("Input should", "it must")
+        raise ValueError(f"{wrong['loc'][0]} is {wrong['input']!r}: {rule}") from error

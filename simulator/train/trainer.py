@@ -6,9 +6,14 @@ ends with the weights of one that was not.
 
 from __future__ import annotations
 
+import io
+import json
+import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+import zipfile
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,19 +22,76 @@ from tensorboard.summary import Writer
 
 from policies.base import FloatArray
 from policies.learned.network import Network
-from simulator.train.checkpoint import Checkpoint
 from simulator.train.plan import ResolvedPlan
 from simulator.train.pool import TaskPool
 from simulator.train.validation import NetworkVerdict, Validation
 
 OUT_OF_TIME = "the time is over"
+FILE = "checkpoint.npz"
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """The state of a run between two iterations: all that it needs to go on as if it had never stopped."""
+
+    algorithm: dict[str, FloatArray]
+    """As `Algorithm.state` has it."""
+    best: Network
+    last: Network
+    best_iteration: int = 0
+    curve: list[dict[str, float]] = field(default_factory=list)
+    """What each evaluation found."""
+    wall_s: float = 0.0
+    """That the run took, in all its parts."""
+
+    def write(self, folder: Path) -> None:
+        """Put it in place of the one before."""
+        told = {"best_iteration": self.best_iteration, "curve": self.curve, "wall_s": self.wall_s}
+        arrays: dict[str, Any] = {f"algorithm/{name}": array for name, array in self.algorithm.items()}
+        for which, network in (("best", self.best), ("last", self.last)):
+            arrays |= {f"{which}/{name}": array for name, array in network._asdict().items()}
+        content = io.BytesIO()
+        np.savez(content, told=np.frombuffer(json.dumps(told).encode(), np.uint8), **arrays)
+        write_whole(folder / FILE, content.getvalue())
+
+
+def read_checkpoint(folder: Path) -> Checkpoint | None:
+    """The one in the folder; None where there is none.
+
+    Raises:
+        ValueError: it is damaged, which only happens to it from outside.
+    """
+    path = folder / FILE
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        told = json.loads(arrays.pop("told").tobytes())
+        parts: dict[str, dict[str, Any]] = {"algorithm": {}, "best": {}, "last": {}}
+        for name, array in arrays.items():
+            part, _, inner = name.partition("/")
+            parts[part][inner] = array
+        return Checkpoint(parts["algorithm"], Network(**parts["best"]), Network(**parts["last"]), **told)
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is damaged ({error}); begin anew in another folder") from error
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that, whatever is killed when, it has the old content or the new."""
+    beside = path.with_name(f"{path.name}.part")
+    with beside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
 
 
 class Algorithm(Protocol):
-    """How weights become better; made from its settings, `arena.Draw`, a seed, and maybe weights to start from."""
+    """How weights become better; made from its settings, `arena.Draw`, a seed, and the weights to start from."""
 
     settings: Any
-    """A frozen dataclass with at least `iterations` and `hidden`."""
+    """`TrainingSettings`, with its own."""
     iteration: int
     """How many are done."""
 
@@ -44,7 +106,7 @@ class Algorithm(Protocol):
     def state(self) -> dict[str, FloatArray]:
         """All that the next iterations depend on, beside settings and seed."""
 
-    def restore(self, state: dict[str, FloatArray]) -> None:
+    def restore(self, state: Mapping[str, FloatArray]) -> None:
         """Go on from a state."""
 
     def iterate(self, pool: TaskPool) -> dict[str, float]:
@@ -93,58 +155,41 @@ def train(
         told: Called after each iteration.
     """
     algorithm: Algorithm = course.algorithm
+    settings = algorithm.settings
     if found is not None:
         algorithm.restore(found.algorithm)
     kept = found or Checkpoint(algorithm.state(), best=algorithm.network, last=algorithm.network)
-    validation = Validation(course.validation, course.run.episode_requests, course.run.random_share, pool)
+    validation = Validation(course.validation, settings.episode_requests, settings.random_share, pool)
     begun_s = time.monotonic() - kept.wall_s
-    writer = Writer(str(folder / "tensorboard"))
-    try:
+    with closing(Writer(str(folder / "tensorboard"))) as writer:
+
+        def plot(part: str, numbers: dict[str, float]) -> None:
+            for name, number in numbers.items():
+                writer.add_scalar(f"{part}/{name}", number, algorithm.iteration)
+            writer.flush()
+
         while True:
-            why = _ended(algorithm, kept, limit_s)
+            why = ""
+            if algorithm.iteration >= settings.iterations:
+                why = "all iterations are done"
+            elif kept.wall_s >= limit_s:
+                why = OUT_OF_TIME
             judged = None
-            if _due(algorithm, course, kept, why):
+            known = bool(kept.curve) and kept.curve[-1]["iteration"] == algorithm.iteration  # from the checkpoint
+            if not known and (why or algorithm.iteration % settings.evaluate_every == 0):
                 judged = validation.judge(algorithm.network, pool)
-                _take_in(kept, algorithm, judged)
-                _plot(writer, "validation", judged._asdict(), algorithm.iteration)
-            why = why or _no_better(course, kept)
+                best = min((each["cost"] for each in kept.curve if np.isfinite(each["cost"])), default=np.inf)
+                if judged.cost < best:
+                    kept.best, kept.best_iteration = algorithm.network, algorithm.iteration
+                kept.curve.append({"iteration": algorithm.iteration, **judged._asdict()})
+                plot("validation", judged._asdict())
+            since = sum(each["iteration"] > kept.best_iteration for each in kept.curve)
+            if not why and since >= settings.patience:
+                why = f"no better in {since} evaluations"
             kept.algorithm, kept.last = algorithm.state(), algorithm.network
             kept.wall_s = time.monotonic() - begun_s
             kept.write(folder)
             told(TrainingStep(algorithm.iteration, kept.wall_s, judged, kept.best_iteration == algorithm.iteration))
             if why:
                 return Trained(kept, why)
-            _plot(writer, "training", algorithm.iterate(pool), algorithm.iteration)
-    finally:
-        writer.close()
-
-
-def _ended(algorithm: Algorithm, kept: Checkpoint, limit_s: float) -> str:
-    if algorithm.iteration >= algorithm.settings.iterations:
-        return "all iterations are done"
-    return OUT_OF_TIME if kept.wall_s >= limit_s else ""
-
-
-def _due(algorithm: Algorithm, course: ResolvedPlan, kept: Checkpoint, ending: str) -> bool:
-    """Whether to evaluate now; what a checkpoint has is not evaluated again."""
-    if kept.curve and kept.curve[-1]["iteration"] == algorithm.iteration:
-        return False
-    return bool(ending) or algorithm.iteration % course.run.evaluate_every == 0
-
-
-def _take_in(kept: Checkpoint, algorithm: Algorithm, judged: NetworkVerdict) -> None:
-    best = min((each["cost"] for each in kept.curve if np.isfinite(each["cost"])), default=np.inf)
-    if judged.cost < best:
-        kept.best, kept.best_iteration = algorithm.network, algorithm.iteration
-    kept.curve.append({"iteration": algorithm.iteration, **judged._asdict()})
-
-
-def _no_better(course: ResolvedPlan, kept: Checkpoint) -> str:
-    since = sum(each["iteration"] > kept.best_iteration for each in kept.curve)
-    return f"no better in {since} evaluations" if since >= course.run.patience else ""
-
-
-def _plot(writer: Writer, part: str, numbers: dict[str, float], iteration: int) -> None:
-    for name, number in numbers.items():
-        writer.add_scalar(f"{part}/{name}", number, iteration)
-    writer.flush()
+            plot("training", algorithm.iterate(pool))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,15 +16,18 @@ from simulator.spec import (
     BatchingSpec,
     CacheSpec,
     ColdStart,
+    DeviceSpec,
     Fault,
     FaultKind,
     FleetSpec,
     ModelSpec,
+    NetworkSpec,
+    Noise,
     Reports,
+    ServiceTime,
     SimulatedWorker,
 )
-from simulator.train.shared_devices import NETWORK, Parts, Ranges, drawn, log_uniform, random_parts, whole
-from simulator.workload.draws import Distribution, Lognormal, Sessions, Shares
+from simulator.workload.draws import ONE, Distribution, Lognormal, Sessions, Shares
 from simulator.workload.times import Diurnal, Poisson, Process
 from simulator.workload.trace import Recorded, read_recorded
 from simulator.workload.workload import ModelTraffic, Workload
@@ -32,13 +36,41 @@ TRACES = ("azure_llm_2023_code.csv.gz", "azure_llm_2023_conv.csv.gz")
 _DATA = Path(simulator.__file__).parent / "data"
 _OF_SHARES = "shares"
 _FOR_GOOD: tuple[FaultKind, ...] = ("leave",)
+NETWORK = NetworkSpec(to_worker_s=0.0005, to_client_s=0.0003, outcome_s=0.001)
+
+
+def drawn(default: Any, how: str, what: str) -> Any:
+    """A field of ranges: what is drawn, and how, for the page that tells of it."""
+    return field(default=default, metadata={"how": how, "what": what})
 
 
 @dataclass(frozen=True)
-class Written(Ranges):
-    """All that a sealed scenario is drawn from."""
+class Written:
+    """All that a sealed scenario is drawn from; each draw is independent of the others unless said otherwise."""
 
+    device_kinds: tuple[int, int] = drawn((1, 3), "whole, uniform", "kinds of devices")
+    speed: tuple[float, float] = drawn((1.0, 6.0), "log-uniform", "speed of a kind")
     models: tuple[int, int] = drawn((1, 6), "whole, uniform", "models")
+    one_row_s: tuple[float, float] = drawn((0.003, 0.090), "log-uniform", "seconds of one row on a device of speed 1")
+    fixed_share: tuple[float, float] = drawn(
+        (0.3, 0.8), "uniform", "share of these that a batch takes once; the rest it takes for each row"
+    )
+    most_rows: tuple[int, ...] = drawn((1, 4, 8, 16), "one of", "largest batch of a model")
+    kind_sigma: float = drawn(
+        0.15, "normal, standard deviation", "logarithm of a model's time on a kind over what the speed says"
+    )
+    noise_cv: tuple[float, ...] = drawn((0.05, 0.2, 0.5), "one of", "variation of a model's executions (lognormal)")
+    several_rows: float = drawn(
+        0.5, "probability", "a model's requests have 1 row (60%) or 4 (40%; no more than its largest batch), else 1"
+    )
+    work_sigma: float = drawn(0.5, "normal, standard deviation", "logarithm of a model's share of the work, unscaled")
+    instances: tuple[int, int] = drawn((1, 2), "whole, uniform", "instances of a model on each worker")
+    at_once: tuple[int, int] = drawn((2, 4), "whole, uniform", "executions at once on devices of a kind that overlaps")
+    interference: tuple[float, ...] = drawn((1.0, 0.8, 0.5), "one of", "how much these slow each other down")
+    overlapping: float = drawn(0.3, "probability", "a kind of device overlaps executions; else one at a time")
+    workers: tuple[int, int] = drawn(
+        (4, 12), "whole, uniform", "workers, over the number of kinds (rounded down): workers of each kind"
+    )
     long: float = drawn(
         0.2, "probability", "services are long: seconds and variation of the next two lines, and no model batches"
     )
@@ -105,8 +137,7 @@ def scenario(seed: int, number: int, written: Written = WRITTEN) -> Scenario:
     """One of the scenarios of a seed, by its number from 0 on; equal arguments give equal ones."""
     dice = np.random.default_rng([seed, number])
     if _happens(dice, written.long):
-        ranges = replace(written, one_row_s=written.long_row_s, most_rows=(1,))
-        parts = random_parts(dice, ranges)
+        parts = random_parts(dice, replace(written, one_row_s=written.long_row_s, most_rows=(1,)))
         traffic = tuple(replace(each, work=Lognormal(written.long_work_cv)) for each in parts.traffic)
     else:
         parts = random_parts(dice, written)
@@ -132,6 +163,63 @@ def scenario(seed: int, number: int, written: Written = WRITTEN) -> Scenario:
     length_s = written.requests / made.workload.rate_per_s
     faults = _faults(dice, written, workers, length_s) if _happens(dice, written.faults) else ()
     return replace(made, fleet=replace(made.fleet, faults=faults))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a fleet and its requests are made of."""
+
+    models: tuple[ModelSpec, ...]
+    traffic: tuple[ModelTraffic, ...]
+    workers: tuple[SimulatedWorker, ...]
+
+
+def log_uniform(dice: np.random.Generator, between: tuple[float, float]) -> float:
+    """Equally often in each octave."""
+    return float(np.exp(dice.uniform(*np.log(between))))
+
+
+def whole(dice: np.random.Generator, between: tuple[int, int]) -> int:
+    """Both ends included."""
+    return int(dice.integers(between[0], between[1] + 1))
+
+
+def random_parts(dice: np.random.Generator, written: Written) -> Parts:
+    """Models and workers; equal generators give equal ones."""
+    kinds = [(f"kind{i}", log_uniform(dice, written.speed)) for i in range(whole(dice, written.device_kinds))]
+    models, traffic = [], []
+    for i in range(whole(dice, written.models)):
+        one, traffic_of_one = _model(dice, written, f"m{i}", kinds)
+        models.append(one)
+        traffic.append(traffic_of_one)
+    workers: list[SimulatedWorker] = []
+    for kind, _ in kinds:
+        at_once, interference = whole(dice, written.at_once), float(dice.choice(written.interference))
+        sharing = DeviceSpec(at_once, interference) if dice.random() < written.overlapping else DeviceSpec()
+        least, most = (count // len(kinds) for count in written.workers)
+        workers += [
+            SimulatedWorker(f"{kind}-{i}", device=kind, sharing=sharing) for i in range(whole(dice, (least, most)))
+        ]
+    return Parts(tuple(models), tuple(traffic), tuple(workers))
+
+
+def _model(
+    dice: np.random.Generator, written: Written, name: str, kinds: list[tuple[str, float]]
+) -> tuple[ModelSpec, ModelTraffic]:
+    one_row_s = log_uniform(dice, written.one_row_s)
+    fixed, most = float(dice.uniform(*written.fixed_share)), int(dice.choice(written.most_rows))
+    service = {}
+    for kind, speed in kinds:
+        here_s = one_row_s / speed * float(np.exp(dice.normal(0, written.kind_sigma)))
+        points = {1: here_s, most: here_s * (fixed + (1 - fixed) * most)}
+        service[kind] = ServiceTime(tuple(points), tuple(points.values()))
+    noise = Noise("lognormal", float(dice.choice(written.noise_cv)))
+    rows = Shares({1: 0.6, min(4, most): 0.4}) if dice.random() >= 1 - written.several_rows else ONE
+    share = float(np.exp(dice.normal(0, written.work_sigma)) / one_row_s)
+    instances = whole(dice, written.instances)
+    return ModelSpec(name, service, noise, BatchingSpec(max_batch_rows=most), instances), ModelTraffic(
+        name, share, rows
+    )
 
 
 def _happens(dice: np.random.Generator, probability: float) -> bool:

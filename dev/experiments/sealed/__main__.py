@@ -17,7 +17,7 @@ from dev.experiments.sealed.runs import Task, seconds
 from dev.experiments.sealed.store import Store
 from policies.base import Policy
 from policies.learned.policy import SHIPPED, Learned
-from simulator.train.checkpoint import write_whole
+from simulator.train.trainer import write_whole
 
 PAGE = Path("docs/learned/sealed.md")
 DISTRIBUTION = Path("docs/learned/sealed_distribution.csv")

@@ -7,8 +7,7 @@ import io
 from dataclasses import fields
 from typing import Any
 
-from simulator.train.shared_devices import NETWORK
-from simulator.train.written import WRITTEN, Written
+from simulator.train.written import NETWORK, WRITTEN, Written
 
 
 def as_csv(written: Written = WRITTEN) -> str:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from policies.learned.network import Network
-from simulator.train.checkpoint import FILE, Checkpoint, read_checkpoint, write_whole
-from simulator.train.weights import initial
+from simulator.train.plan import initial
+from simulator.train.trainer import FILE, Checkpoint, read_checkpoint, write_whole
 
 
 def network(seed: int) -> Network:

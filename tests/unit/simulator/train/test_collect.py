@@ -12,27 +12,18 @@ from policies.expected_latency import ExpectedLatency
 from policies.learned.network import untrained
 from simulator.run import run
 from simulator.train.arena import arena, counted_latency_s
-from simulator.train.collect import (
-    CollectedDecisions,
-    CollectTask,
-    collect,
-    in_system,
-    joined,
-    load,
-    mean_latency_s,
-    normalised,
-    play,
-    play_expected,
-)
+from simulator.train.collect import CollectedDecisions, collect, in_system, joined, mean_latency_s, normalised
 from simulator.train.scenarios import Randomised
+from simulator.train.settings import PpoSettings
 
-REQUESTS = 60
-TASK = CollectTask(Randomised(random_share=1.0), untrained(2), 4, REQUESTS, 0.0, 0.0, (7, 2))
+REQUESTS, EPISODES = 60, 4
+SETTINGS = PpoSettings(requests=REQUESTS, tail_weight=0.0, deadline_weight=0.0)
+DRAW, NETWORK, TASK = Randomised(random_share=1.0), untrained(2), (EPISODES, (7, 2))
 
 
 @pytest.fixture(scope="module")
 def found() -> CollectedDecisions:
-    return collect(TASK)
+    return collect(SETTINGS, DRAW, NETWORK, TASK)
 
 
 def test_the_number_in_the_system_and_its_integral() -> None:
@@ -45,42 +36,31 @@ def test_the_number_in_the_system_and_its_integral() -> None:
 
 
 def test_costs_of_an_episode_are_its_latencies(found: CollectedDecisions) -> None:
-    """Little's law: the integral of the number in the system is the sum of the times in it."""
-    here = arena(TASK.draw, TASK.episodes, REQUESTS)
-    generator = np.random.default_rng(TASK.seed)
-    episodes = [here.load(e, generator) for e in range(TASK.episodes)]
-    expected = play_expected(here)
-    load(here, episodes)
-    _, result = play(here, TASK.network, expected)
-    assert found.taken.all()
-    mean_s = mean_latency_s(expected)
-    assert found.cost.sum(axis=0) * mean_s == pytest.approx(counted_latency_s(result).sum(axis=1))
-    assert found.expected_cost.sum(axis=0) == pytest.approx(np.full(TASK.episodes, REQUESTS))
-    assert found.passed[-1].tolist() == [0] * TASK.episodes
-    assert found.passed.sum(axis=0) * mean_s == pytest.approx(result.arrival_s[:, -1] - result.arrival_s[:, 0])
-    for t in (0, 10, REQUESTS - 1):
-        assert found.worker[t].tolist() == result.picked[:, t].tolist()
-
-
-def test_the_control_variate_is_a_run_of_expected_latency() -> None:
-    here = arena(TASK.draw, TASK.episodes, REQUESTS)
-    generator = np.random.default_rng(3)
-    episodes = [here.load(e, generator) for e in range(TASK.episodes)]
-    inside = play_expected(here)
-    outside = run(
+    """Little's law: the integral of the number in the system is the sum of the times in it. The control variate is a
+    run of expected_latency."""
+    here, generator = arena(DRAW, EPISODES, REQUESTS), np.random.default_rng(TASK[1])
+    episodes = [here.load(e, generator) for e in range(EPISODES)]
+    result = here.play(NETWORK)
+    expected = run(
         [one.scenario.fleet for one in episodes],
         [one.arrivals for one in episodes],
         ExpectedLatency(),
         seeds=[one.seed for one in episodes],
     )
-    assert np.array_equal(inside.latency_s, outside.latency_s, equal_nan=True)
-    assert np.array_equal(inside.picked, outside.picked)
+    assert found.taken.all()
+    mean_s = mean_latency_s(expected)
+    assert found.cost.sum(axis=0) * mean_s == pytest.approx(counted_latency_s(result).sum(axis=1))
+    assert found.expected_cost.sum(axis=0) == pytest.approx(np.full(EPISODES, REQUESTS))
+    assert found.passed[-1].tolist() == [0] * EPISODES
+    assert found.passed.sum(axis=0) * mean_s == pytest.approx(result.arrival_s[:, -1] - result.arrival_s[:, 0])
+    for t in (0, 10, REQUESTS - 1):
+        assert found.worker[t].tolist() == result.picked[:, t].tolist()
 
 
 def test_late_requests_are_charged_at_the_end_of_all() -> None:
     """Weights add what was late, relative to expected_latency's own slowest twentieth, and nothing else."""
     plain, tail, missed = (
-        collect(dataclasses.replace(TASK, tail_weight=tail, deadline_weight=missed))
+        collect(dataclasses.replace(SETTINGS, tail_weight=tail, deadline_weight=missed), DRAW, NETWORK, TASK)
         for tail, missed in ((0.0, 0.0), (2.0, 0.0), (0.0, 3.0))
     )
     # Of expected_latency itself: its slowest 3 of 60 beyond the least of them, over a twentieth of their mean times 60.
@@ -95,9 +75,9 @@ def test_late_requests_are_charged_at_the_end_of_all() -> None:
 
 
 def test_equal_tasks_give_equal_decisions(found: CollectedDecisions) -> None:
-    for one, other in zip(found, collect(TASK), strict=True):
+    for one, other in zip(found, collect(SETTINGS, DRAW, NETWORK, TASK), strict=True):
         assert np.array_equal(one, other)
-    other = collect(dataclasses.replace(TASK, seed=(7, 3)))
+    other = collect(SETTINGS, DRAW, NETWORK, (EPISODES, (7, 3)))
     assert not np.array_equal(found.cost, other.cost)
 
 
@@ -109,8 +89,8 @@ def test_probabilities_are_of_the_workers_that_were_picked(found: CollectedDecis
 
 def test_joined_episodes_lie_side_by_side(found: CollectedDecisions) -> None:
     twice = joined([found, found])
-    assert twice.cost.shape == (REQUESTS, 2 * TASK.episodes)
-    assert np.array_equal(twice.features[:, TASK.episodes :], found.features)
+    assert twice.cost.shape == (REQUESTS, 2 * EPISODES)
+    assert np.array_equal(twice.features[:, EPISODES:], found.features)
 
 
 def slopes(found: CollectedDecisions, beta: float) -> np.ndarray:
@@ -124,8 +104,8 @@ def slopes(found: CollectedDecisions, beta: float) -> np.ndarray:
 
 
 def test_the_control_variate_leaves_the_gradient_as_it_is_and_takes_noise() -> None:
-    network = misled(service=-2.0)
-    parts = [collect(CollectTask(two_workers(0.8), network, 100, 30, 0.0, 0.0, (11, part))) for part in range(12)]
+    network, settings = misled(service=-2.0), dataclasses.replace(SETTINGS, requests=30)
+    parts = [collect(settings, two_workers(0.8), network, (100, (11, part))) for part in range(12)]
     found = joined(parts)
     to_go = np.cumsum(found.expected_cost[::-1], axis=0)[::-1]
     own = np.cumsum(found.cost[::-1], axis=0)[::-1]

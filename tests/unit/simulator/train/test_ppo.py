@@ -11,7 +11,8 @@ from support.two_workers import SERVICE, misled, two_workers
 pytest.importorskip("torch", reason="torch is not installed; make setup installs it")
 
 from simulator.train.pool import LocalPool, Processes  # after the check for torch
-from simulator.train.ppo import Ppo, PpoSettings, advantages
+from simulator.train.ppo import Ppo, advantages
+from simulator.train.settings import PpoSettings
 
 SETTINGS = PpoSettings(iterations=12, episodes=16, requests=100, hidden=2, critic_hidden=2, minibatch=200)
 SMALL = dataclasses.replace(SETTINGS, episodes=3, requests=30)
@@ -59,7 +60,7 @@ def test_equal_seeds_give_equal_weights_whatever_the_pool() -> None:
     with Processes(2) as processes:
         vectors = []
         for pool, seed in ((LocalPool(), 1), (processes, 1), (LocalPool(), 2)):
-            algorithm = Ppo(SMALL, two_workers(), seed)
+            algorithm = Ppo(SMALL, two_workers(), seed, misled())
             algorithm.iterate(pool)
             vectors.append(np.concatenate([np.ravel(part) for part in algorithm.network]))
     assert np.array_equal(vectors[0], vectors[1])
@@ -67,9 +68,9 @@ def test_equal_seeds_give_equal_weights_whatever_the_pool() -> None:
 
 
 def test_it_goes_on_from_its_state_exactly() -> None:
-    straight = Ppo(SMALL, two_workers(), seed=3)
+    straight = Ppo(SMALL, two_workers(), 3, misled())
     straight.iterate(LocalPool())
-    resumed = Ppo(SMALL, two_workers(), seed=3)
+    resumed = Ppo(SMALL, two_workers(), 3, misled())
     resumed.restore(straight.state())
     assert resumed.iteration == 1
     for algorithm in (straight, resumed):
@@ -79,10 +80,3 @@ def test_it_goes_on_from_its_state_exactly() -> None:
     assert any(name.endswith("exp_avg_sq") for name in left)
     for name in left:
         assert np.array_equal(left[name], right[name]), name
-
-
-def test_what_is_out_of_range_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"horizon\n.*greater than 0"):
-        PpoSettings(horizon=0)
-    with pytest.raises(ValueError, match=r"device\n.*'cpu' or 'cuda'"):
-        PpoSettings(device="gpu")

@@ -17,7 +17,7 @@ from simulator.batch import Batch
 from simulator.scenario import Scenario, load_scenario
 from simulator.train.arena import Arena
 from simulator.train.pool import LocalPool
-from simulator.train.ranges import _seen, ranges
+from simulator.train.record import _seen, ranges
 from simulator.train.scenarios import Randomised
 from simulator.view import BatchView
 

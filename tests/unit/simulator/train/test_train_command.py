@@ -25,10 +25,10 @@ from policies.learned.features import FEATURES
 from policies.random_choice import RandomChoice
 from simulator.scenario import load_scenario
 from simulator.train import plan as planning
-from simulator.train.checkpoint import read_checkpoint
 from simulator.train.pgpe import Pgpe
+from simulator.train.plan import initial
 from simulator.train.pool import TaskPool
-from simulator.train.weights import initial
+from simulator.train.trainer import read_checkpoint
 
 SMALL = (
     *("--scenarios", "stale-reports", "--scenarios", "homogeneous-steady", "--iterations", "24"),

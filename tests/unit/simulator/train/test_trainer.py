@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,20 +14,19 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from policies.base import FloatArray
 from policies.learned.network import Network, untrained
 from simulator.train import trainer
-from simulator.train.checkpoint import read_checkpoint
 from simulator.train.plan import ResolvedPlan
 from simulator.train.pool import LocalPool, TaskPool
 from simulator.train.scenarios import Randomised
-from simulator.train.settings import RunSettings
-from simulator.train.trainer import Trained, TrainingStep, train
+from simulator.train.settings import PgpeSettings
+from simulator.train.trainer import Trained, TrainingStep, read_checkpoint, train
 from simulator.train.validation import NetworkVerdict
 
 
 class Counting:
     """Its network's beta is 1 more than the iterations that are done."""
 
-    def __init__(self, iterations: int) -> None:
-        self.settings = SimpleNamespace(iterations=iterations, hidden=2)
+    def __init__(self, settings: PgpeSettings) -> None:
+        self.settings = settings
         self.iteration = 0
         self.decisions = 1
 
@@ -72,8 +70,8 @@ def _scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def run(folder: Path, costs: Sequence[float], iterations: int, every: int = 1, **how: Any) -> Trained:
     Scripted.costs = costs
     patience = how.pop("patience", 100)
-    settings = RunSettings(evaluate_every=every, patience=patience)
-    course = ResolvedPlan(Counting(iterations), settings, Randomised(random_share=1.0), (), ())
+    settings = PgpeSettings(iterations=iterations, evaluate_every=every, patience=patience)
+    course = ResolvedPlan(Counting(settings), Randomised(random_share=1.0), (), ())
     return train(course, folder, LocalPool(), **how)
 
 
