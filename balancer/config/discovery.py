@@ -8,15 +8,12 @@ from typing import Annotated, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from balancer.discovery.cluster.api import MAX_SELECTOR_CHARACTERS, ClusterAccess
-from balancer.discovery.dns import NameWanted
 from balancer.discovery.pods.watch import PodsWanted
-from balancer.discovery.workers import Port, WorkerList
+from balancer.discovery.workers import TRITON_PORTS, Port, WorkerList
 from balancer.files.schema import ConfigFile, StrictModel, field_error
 from balancer.kernel.settings import Settings
 
 _SETTINGS = Settings()
-_PODS = PodsWanted(ClusterAccess(""))
-_NAME = NameWanted("")
 _ObjectName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=253)]
 _Namespace = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 
@@ -34,9 +31,9 @@ class KubernetesSection(StrictModel):
     """Where the pods are; null: where the balancer is, or the kubeconfig's."""
     kubeconfig: ConfigFile | None = None
     """Credentials of the API, relative to the config file; null: the pod's service account."""
-    grpc_port: Port = _PODS.ports[0]
+    grpc_port: Port = TRITON_PORTS[0]
     """Triton's gRPC port, where neither an annotation nor a container port `grpc` says one."""
-    http_port: Port = _PODS.ports[1]
+    http_port: Port = TRITON_PORTS[1]
     """Its HTTP port, likewise (`http`)."""
 
     @model_validator(mode="after")
@@ -57,9 +54,9 @@ class DnsSection(StrictModel):
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9.])?$")]
     """Such as `triton.inference.svc.cluster.local`."""
-    grpc_port: Port = _NAME.ports[0]
+    grpc_port: Port = TRITON_PORTS[0]
     """Triton's gRPC port, the same for all."""
-    http_port: Port = _NAME.ports[1]
+    http_port: Port = TRITON_PORTS[1]
     """Its HTTP port."""
 
     @model_validator(mode="after")
@@ -67,9 +64,6 @@ class DnsSection(StrictModel):
         if self.grpc_port == self.http_port:
             raise field_error(("http_port",), self.http_port, "is the grpc_port too; each needs one of its own")
         return self
-
-    def wanted(self) -> NameWanted:
-        return NameWanted(self.name, (self.grpc_port, self.http_port))
 
 
 class DiscoverySection(StrictModel):

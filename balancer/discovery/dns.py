@@ -7,7 +7,6 @@ import contextlib
 import logging
 import socket
 from collections.abc import AsyncGenerator, Callable, Iterable
-from dataclasses import dataclass
 
 from balancer.discovery.pods.pod import is_of_a_pod
 from balancer.discovery.workers import TRITON_PORTS, Ports, WorkerSpec
@@ -17,15 +16,6 @@ logger = logging.getLogger(__name__)
 
 _LIMIT_S = 10.0
 MAX_ADDRESSES = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class NameWanted:
-    """Which name, and where the workers behind it listen."""
-
-    name: str
-    ports: Ports = TRITON_PORTS
-    every_s: float = 5.0
 
 
 def addresses_of(name: str) -> list[str]:
@@ -41,9 +31,15 @@ def addresses_of(name: str) -> list[str]:
 class DnsSource:
     """A `WorkerSource` that asks for the addresses of a name. While nobody answers, it yields nothing."""
 
-    def __init__(self, wanted: NameWanted, resolve: Callable[[str], Iterable[str]] = addresses_of) -> None:
-        self._wanted = wanted
-        self._resolve = resolve
+    def __init__(
+        self,
+        name: str,
+        ports: Ports = TRITON_PORTS,
+        resolve: Callable[[str], Iterable[str]] = addresses_of,
+        every_s: float = 5.0,
+    ) -> None:
+        """`ports`: of all workers behind the name."""
+        self._name, self._ports, self._resolve, self._every_s = name, ports, resolve, every_s
         self._failed = False
 
     async def updates(self, stop: asyncio.Event) -> AsyncGenerator[tuple[WorkerSpec, ...], None]:
@@ -56,10 +52,10 @@ class DnsSource:
                 last = workers
                 yield workers
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), self._wanted.every_s)
+                await asyncio.wait_for(stop.wait(), self._every_s)
 
     async def _ask(self, lookup: OffLoop[Iterable[str]]) -> tuple[WorkerSpec, ...] | None:
-        name = self._wanted.name
+        name = self._name
         try:
             addresses = await lookup.run(lambda: self._resolve(name))
         except (OSError, UnicodeError, TimeoutError) as error:
@@ -70,7 +66,7 @@ class DnsSource:
         if self._failed:
             logger.info("discovery.dns: %s has addresses again", name)
         self._failed = False
-        grpc_port, http_port = self._wanted.ports
+        grpc_port, http_port = self._ports
         usable = sorted(address for address in set(addresses) if is_of_a_pod(address))
         return tuple(
             WorkerSpec(name=address, address=address, grpc_port=grpc_port, http_port=http_port)

@@ -4,15 +4,17 @@ longer tells what was missed.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import random
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from balancer.discovery.cluster.api import ApiError, Cause, ClusterAccess, ObjectApi
 
@@ -29,7 +31,7 @@ _RELIST_AFTER_S = 1800.0
 _KEEPS_VERSION = frozenset(("unreachable", "unauthorized", "forbidden"))
 """Failures that say nothing of the resource version. A server that has just started refuses everybody for a moment."""
 _MOST_LINES_PER_S = 20
-"""Of what objects say. All complaints are counted."""
+"""Of what objects say. All invalid values are counted."""
 
 Item = TypeVar("Item")
 
@@ -45,7 +47,7 @@ class WatchCounts:
         self.failures: Counter[str] = Counter()
         self.events = 0
         """Of objects; bookmarks do not count."""
-        self.complaints: Counter[str] = Counter()
+        self.invalid_values: Counter[str] = Counter()
         """Values that were not taken, by field."""
 
 
@@ -244,8 +246,8 @@ class ObjectWatch(ABC, Generic[Item]):
             self._said = None
             logger.info("%s: the API answers again", FIELD)
 
-    def _complain(self, field: str, about: str, text: str) -> None:
-        self._counts.complaints[field] += 1
+    def _invalid(self, field: str, about: str, text: str) -> None:
+        self._counts.invalid_values[field] += 1
         self._say(logging.WARNING, f"{about}: {text}")
 
     def _say(self, level: int, text: str) -> None:
@@ -276,3 +278,31 @@ class ObjectWatch(ABC, Generic[Item]):
             api, self._api = self._api, None
         if api is not None:
             api.close()
+
+
+async def newest_of(make: Callable[[Callable[[Item], None]], Any], stop: asyncio.Event) -> AsyncGenerator[Item, None]:
+    """On the event loop what a watch publishes from its thread, until `stop` is set; of what comes faster than it is
+    taken, the newest. `make` gets the function that publishes."""
+    loop, queue = asyncio.get_running_loop(), asyncio.Queue[Item]()
+
+    def publish(item: Item) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(queue.put_nowait, item)
+
+    watch = make(publish)
+    watch.start()
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        while True:
+            item = asyncio.create_task(queue.get())
+            await asyncio.wait((item, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if stop.is_set():
+                item.cancel()
+                return
+            newest = item.result()
+            while not queue.empty():
+                newest = queue.get_nowait()
+            yield newest
+    finally:
+        watch.stop()
+        stopped.cancel()

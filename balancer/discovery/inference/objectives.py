@@ -15,8 +15,7 @@ from typing import Any, ClassVar
 
 from balancer.bounds import MAX_TEXT_BYTES
 from balancer.discovery.cluster.api import Cause, ClusterAccess, ObjectApi, Resource
-from balancer.discovery.cluster.newest import newest_of
-from balancer.discovery.cluster.watch import FIELD, ObjectWatch, WatchCounts
+from balancer.discovery.cluster.watch import FIELD, ObjectWatch, WatchCounts, newest_of
 from balancer.discovery.inference.pool import GROUP
 from balancer.files.schema import shown
 
@@ -44,7 +43,7 @@ class Objective:
     name: str
     priority: int | None
     """None: it is another pool's, or cannot be used."""
-    complaint: str = ""
+    invalid: str = ""
     """Why it cannot be used."""
 
 
@@ -93,7 +92,7 @@ class ObjectiveWatch(ObjectWatch[Objective]):
     def _read(self, found: Any) -> Objective | None:
         objective = read_objective(found, self._pool)
         if objective is None:
-            self._complain(_FIELD, "InferenceObjective ?", "it is not readable; it is left out")
+            self._invalid(_FIELD, "InferenceObjective ?", "it is not readable; it is left out")
         return objective
 
     def _replace(self, items: list[Objective], beyond: bool) -> None:
@@ -101,7 +100,7 @@ class ObjectiveWatch(ObjectWatch[Objective]):
         self._leave_out(beyond)
         for item in items:
             self._keep(item, before.get(item.name))
-        self._tell()
+        self._publish_changes()
 
     def _put(self, kind: str, item: Objective) -> None:
         before = self._kept.get(item.name)
@@ -111,7 +110,7 @@ class ObjectiveWatch(ObjectWatch[Objective]):
             self._leave_out(True)
         else:
             self._keep(item, before)
-        self._tell()
+        self._publish_changes()
 
     def _has_room_again(self) -> bool:
         return self._beyond and len(self._kept) < self._most
@@ -127,10 +126,10 @@ class ObjectiveWatch(ObjectWatch[Objective]):
 
     def _keep(self, item: Objective, before: Objective | None) -> None:
         self._kept[item.name] = item
-        if item.complaint and item != before:
-            self._complain(_FIELD, f"InferenceObjective {item.name}", item.complaint)
+        if item.invalid and item != before:
+            self._invalid(_FIELD, f"InferenceObjective {item.name}", item.invalid)
 
-    def _tell(self) -> None:
+    def _publish_changes(self) -> None:
         found = {each.name: each.priority for each in self._kept.values() if each.priority is not None}
         if found != self._published:
             self._published = found

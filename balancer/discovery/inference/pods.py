@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from balancer.discovery.cluster.api import ClusterAccess, ObjectApi
-from balancer.discovery.cluster.newest import newest_of
-from balancer.discovery.cluster.watch import ObjectWatch, WatchCounts
+from balancer.discovery.cluster.watch import ObjectWatch, WatchCounts, newest_of
 from balancer.discovery.inference.pool import POOLS, Pool, PoolRefusedError, read_pool
 from balancer.discovery.pods.watch import PodCounts, PodsWanted, PodWatch
 from balancer.discovery.workers import Ports, WorkerSpec
@@ -96,7 +95,7 @@ class PoolWatch(ObjectWatch[Pool | PoolRefusedError]):
         self._pool_counts.is_followed = False
         if why != self._missed:
             self._missed = why
-            self._complain(_POOL_FIELD, f"InferencePool {self._name}", f"{why}; until then {self._stays()}")
+            self._invalid(_POOL_FIELD, f"InferencePool {self._name}", f"{why}; until then {self._stays()}")
 
 
 class PoolPods:

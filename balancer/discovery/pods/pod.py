@@ -22,7 +22,7 @@ ZONE_LABEL = "topology.kubernetes.io/zone"
 """Of a pod: newer Kubernetes copies it from the pod's node."""
 MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0
 MAX_MEMORY_BYTES = 2**50
-_MAX_COMPLAINTS = 8
+_MAX_INVALID = 8
 _MAX_NUMBER = 40
 _DEVICE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._ -]{0,61}[A-Za-z0-9])?")
 _SIZE: TypeAdapter[ByteSize] = TypeAdapter(ByteSize)
@@ -63,7 +63,7 @@ class Pod:
     """Whether its Ready condition is true now; one that terminates may still be."""
     worker: WorkerSpec | None
     """None where it is `not_running` or `refused`."""
-    complaints: tuple[InvalidValue, ...] = ()
+    invalid_values: tuple[InvalidValue, ...] = ()
 
 
 def read_pod(pod: Any, ports: Ports, held: HeldPorts = FREE) -> Pod:
@@ -94,20 +94,20 @@ def _read(pod: Mapping[str, Any], ports: Ports, held: HeldPorts) -> Pod:
     annotations = _Annotations(metadata)
     worker = _worker(name, address, _ports(pod, ports, held, annotations), annotations)
     state = "refused" if worker is None else state
-    return Pod(name, uid, created, state, ready, worker, tuple(annotations.complaints[:_MAX_COMPLAINTS]))
+    return Pod(name, uid, created, state, ready, worker, tuple(annotations.invalid_values[:_MAX_INVALID]))
 
 
 class _Annotations:
-    """The annotations, then the labels, with a complaint for each that does not fit."""
+    """The annotations, then the labels, and each of them that does not fit."""
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
         self._said = {**labels, **annotations}
-        self.complaints: list[InvalidValue] = []
+        self.invalid_values: list[InvalidValue] = []
         for key in sorted(annotations):
             if key.startswith(PREFIX) and key.removeprefix(PREFIX) not in READERS:
                 hint = did_you_mean(key, (PREFIX + known for known in READERS))
-                self._complain("unknown", f"annotation {shown(key)} is unknown; {hint}")
+                self._invalid("unknown", f"annotation {shown(key)} is unknown; {hint}")
 
     def get(self, name: str, otherwise: Any, remedy: str = "the pod is taken without it") -> Any:
         """The value of an annotation; `otherwise` where it is missing or does not fit."""
@@ -117,7 +117,7 @@ class _Annotations:
         read, rule = READERS[name]
         value = read(text) if isinstance(text, str) else None
         if value is None:
-            self._complain(name, f"annotation {PREFIX}{name}: {shown(text)} is not allowed: must be {rule}; {remedy}")
+            self._invalid(name, f"annotation {PREFIX}{name}: {shown(text)} is not allowed: must be {rule}; {remedy}")
             return otherwise
         return value
 
@@ -127,10 +127,10 @@ class _Annotations:
 
     def refuse(self, field: str, value: Any, rule: str) -> None:
         """Complain of what makes a pod useless."""
-        self._complain(field, f"{field}: {shown(value)} is not allowed: {rule}; the pod is left out")
+        self._invalid(field, f"{field}: {shown(value)} is not allowed: {rule}; the pod is left out")
 
-    def _complain(self, field: str, text: str) -> None:
-        self.complaints.append(InvalidValue(field, text))
+    def _invalid(self, field: str, text: str) -> None:
+        self.invalid_values.append(InvalidValue(field, text))
 
 
 def _ports(
@@ -152,7 +152,7 @@ def _ports(
         annotated = metadata.get(f"{kind}-port", -1, remedy)
         if annotated != -1:
             return int(annotated)
-        if any(complaint.field == f"{kind}-port" for complaint in metadata.complaints):
+        if any(invalid.field == f"{kind}-port" for invalid in metadata.invalid_values):
             return None
         found = named.get(kind, default)
         return found if type(found) is int else None

@@ -23,10 +23,10 @@ class PodTable:
     while it is not Ready, or terminates, it drains.
     """
 
-    def __init__(self, most: int, complain: Callable[[str, InvalidValue], None]) -> None:
-        """`complain`: called with a pod's name for each new complaint."""
+    def __init__(self, most: int, on_invalid: Callable[[str, InvalidValue], None]) -> None:
+        """`on_invalid`: called with a pod's name for each new value that is not taken."""
         self._most = most
-        self._complain = complain
+        self._on_invalid = on_invalid
         self._pods: dict[str, Pod] = {}
         self._was_ready: dict[str, str] = {}
         """By name the uid of pods that were Ready once."""
@@ -96,10 +96,10 @@ class PodTable:
         return tuple(sorted(workers, key=lambda worker: worker.name))
 
     def _keep(self, pod: Pod, before: Pod | None) -> None:
-        known = before.complaints if before is not None and before.uid == pod.uid else ()
-        for complaint in pod.complaints:
-            if complaint not in known:
-                self._complain(pod.name, complaint)
+        known = before.invalid_values if before is not None and before.uid == pod.uid else ()
+        for invalid in pod.invalid_values:
+            if invalid not in known:
+                self._on_invalid(pod.name, invalid)
         self._pods[pod.name] = pod
         if pod.was_ready:
             self._was_ready[pod.name] = pod.uid
@@ -145,7 +145,7 @@ class PodWatch(ObjectWatch[Pod]):
         self._publish = publish
         self._pod_counts = counts
         self._ports, self._held = wanted.ports, FREE
-        self._table = PodTable(wanted.max_pods, self._complain_of)
+        self._table = PodTable(wanted.max_pods, self._invalid_value)
         self._published: tuple[WorkerSpec, ...] | None = None
         self._was_beyond = False
 
@@ -161,16 +161,16 @@ class PodWatch(ObjectWatch[Pod]):
         try:
             return read_pod(found, self._ports, self._held)
         except MalformedError as error:
-            self._complain("pod", "pod ?", f"it is not readable ({error}); the pod is left out")
+            self._invalid("pod", "pod ?", f"it is not readable ({error}); the pod is left out")
             return None
 
     def _replace(self, items: list[Pod], beyond: bool) -> None:
         self._table.replace(items, beyond=beyond)
-        self._tell()
+        self._publish_changes()
 
     def _put(self, kind: str, item: Pod) -> None:
         if self._table.remove(item.name) if kind == "DELETED" else self._table.put(item):
-            self._tell()
+            self._publish_changes()
 
     def _has_room_again(self) -> bool:
         return self._table.has_room_again
@@ -178,16 +178,16 @@ class PodWatch(ObjectWatch[Pod]):
     def _stays(self) -> str:
         return "there is no list of workers yet" if self._published is None else "the workers known last stay"
 
-    def _tell(self) -> None:
+    def _publish_changes(self) -> None:
         workers = self._table.workers()
         self._pod_counts.pods = dict(self._table.counts)
         if self._table.beyond and not self._was_beyond:
-            what = "%s: more than %d pods match, and the others are left out; raise max_pods there"
+            what = "%s: more than %d pods match, and the others are left out; narrow label_selector"
             logger.warning(what, FIELD, self._most)
         self._was_beyond = self._table.beyond
         if workers != self._published:
             self._published = workers
             self._publish(workers)
 
-    def _complain_of(self, pod: str, complaint: InvalidValue) -> None:
-        self._complain(complaint.field, f"pod {pod}", complaint.text)
+    def _invalid_value(self, pod: str, invalid: InvalidValue) -> None:
+        self._invalid(invalid.field, f"pod {pod}", invalid.text)

@@ -51,7 +51,8 @@ def source_of(
         metrics.register(lambda: pod_metrics(pods.counts, pods.pool_counts, objectives))
         return pods
     if config.discovery.dns is not None:
-        return DnsSource(config.discovery.dns.wanted())
+        dns = config.discovery.dns
+        return DnsSource(dns.name, (dns.grpc_port, dns.http_port))
     file = config.discovery_file(config_path)
     return None if file is None else FileSource(file, on_error)
 
@@ -116,7 +117,7 @@ def pod_metrics(counts: PodCounts, of_pool: PoolCounts | None, objectives: Clust
         known = len(objectives.priorities)
         yield gauge("balancer_kubernetes_objectives", "InferenceObjectives of the pool", known)
     yield counter("balancer_kubernetes_lists", "Whole lists of pods, by why", counts.lists.copy(), "why")
-    failures, refused = (_sum(each) for each in ([w.failures for w in watches], [w.complaints for w in watches]))
+    failures, refused = (_sum(each) for each in ([w.failures for w in watches], [w.invalid_values for w in watches]))
     yield counter("balancer_kubernetes_failures", "Requests to the API that failed, by cause", failures, "cause")
     yield counter("balancer_kubernetes_refused_values", "Values that were not taken, by field", refused, "field")
 

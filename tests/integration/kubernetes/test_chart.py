@@ -127,7 +127,7 @@ async def test_discovery_reads_of_a_pod_what_the_chart_says_of_it(kubernetes: Ku
     (worker,) = seen
     assert (worker.name, worker.grpc_endpoint) == ("fleet-balancer-triton-l4-0", "10.0.0.7:8001")
     assert (worker.weight, worker.device, worker.memory_bytes) == (0.4, "L4", 24 * 2**30)
-    assert source.counts.complaints == {}
+    assert source.counts.invalid_values == {}
 
 
 async def get(namespace: Namespace, version: str, kind: str, name: str) -> Object:

@@ -115,7 +115,7 @@ async def test_what_pods_say_of_themselves(namespace: Namespace, access: Cluster
     async with following(access, ports=(5001, 5000)) as fleet:
         await fleet.until({"annotated": False, "odd": False, "six": False})
         assert fleet.endpoints == {"annotated": "10.0.0.8:6001", "odd": "10.0.0.10:5001", "six": "[fd00::7]:7001"}
-        assert fleet.counts.complaints == {"grpc-port": 1, "weight": 1}
+        assert fleet.counts.invalid_values == {"grpc-port": 1, "weight": 1}
         assert fleet.counts.pods == {"ready": 3, "refused": 1}
 
 

@@ -147,14 +147,14 @@ async def test_what_is_missing_or_no_use_is_said_and_awaited(
         assert counts is not None
         await eventually(lambda: counts.failures["absent"], "the kind is missed")
         await install(bare)
-        await eventually(lambda: counts.complaints["inference_pool"] == 1, "the pool is missed")
+        await eventually(lambda: counts.invalid_values["inference_pool"] == 1, "the pool is missed")
         await namespace.create_all([pool("triton", 8001, 8002)])
-        await eventually(lambda: counts.complaints["inference_pool"] == 2, "several ports are refused")
+        await eventually(lambda: counts.invalid_values["inference_pool"] == 2, "several ports are refused")
         assert fleet.listed == []
         await patch(namespace, pool("triton", 8000, 8001))
         await fleet.until(a=("10.0.0.1:8001", "10.0.0.1:8000"))
         await delete(namespace, pool("triton"))
-        await eventually(lambda: counts.complaints["inference_pool"] == 3, "the pool is missed again")
+        await eventually(lambda: counts.invalid_values["inference_pool"] == 3, "the pool is missed again")
         await namespace.ready("b", last=2)
         await fleet.until(a=("10.0.0.1:8001", "10.0.0.1:8000"), b=("10.0.0.2:8001", "10.0.0.2:8000"))
     said = [message for message in caplog.messages if message.startswith(_AWAY)]

@@ -9,7 +9,6 @@ import pytest
 from balancer.config import config
 from balancer.config.config import ConfigError
 from balancer.discovery.cluster.api import ClusterAccess
-from balancer.discovery.dns import NameWanted
 from balancer.discovery.pods.watch import PodsWanted
 
 
@@ -26,13 +25,6 @@ def test_pods_are_wanted_as_the_config_says(tmp_path: Path) -> None:
     parsed = config.parse("discovery: {kubernetes: {inference_pool: triton.v1}}", "f").discovery.kubernetes
     assert parsed is not None
     assert parsed.wanted() == PodsWanted(ClusterAccess(""), pool="triton.v1")
-
-
-def test_a_name_is_wanted_as_the_config_says() -> None:
-    text = "discovery: {dns: {name: triton.svc, grpc_port: 5001, http_port: 5000}}"
-    section = config.parse(text, "f").discovery.dns
-    assert section is not None
-    assert section.wanted() == NameWanted("triton.svc", (5001, 5000))
 
 
 @pytest.mark.parametrize(

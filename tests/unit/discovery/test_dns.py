@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 import pytest
 from support.waiting import eventually
 
-from balancer.discovery.dns import MAX_ADDRESSES, DnsSource, NameWanted, addresses_of
+from balancer.discovery.dns import MAX_ADDRESSES, DnsSource, addresses_of
 from balancer.discovery.workers import WorkerSpec
 
 
@@ -32,7 +32,7 @@ class Followed:
         return self.has
 
     async def follow(self) -> None:
-        source = DnsSource(NameWanted("triton.svc", (5001, 5000), every_s=0.001), self.resolve)
+        source = DnsSource("triton.svc", (5001, 5000), self.resolve, every_s=0.001)
         async with contextlib.aclosing(source.updates(self.stop)) as updates:
             async for workers in updates:
                 self.workers = workers
@@ -100,7 +100,7 @@ async def test_a_resolver_that_hangs_holds_up_no_shutdown() -> None:
         return []
 
     async def follow() -> None:
-        async for _ in DnsSource(NameWanted("triton.svc"), resolve).updates(asyncio.Event()):
+        async for _ in DnsSource("triton.svc", resolve=resolve).updates(asyncio.Event()):
             pass
 
     task = asyncio.create_task(follow())

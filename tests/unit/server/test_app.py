@@ -75,6 +75,11 @@ def test_models_are_split_as_the_config_says_also_when_it_changes() -> None:
     assert splits.of == {}
 
 
+def test_workers_behind_a_name_have_the_ports_of_the_config() -> None:
+    app = App(from_mapping({"discovery": {"dns": {"name": "triton.svc", "grpc_port": 5001, "http_port": 5000}}}), None)
+    assert app._worker_source._ports == (5001, 5000)  # type: ignore[union-attr]
+
+
 def test_pods_without_the_client_of_kubernetes_are_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "is_installed", lambda: False)
     config = from_mapping({"discovery": {"kubernetes": {"label_selector": "app=triton"}}})

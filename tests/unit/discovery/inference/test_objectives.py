@@ -44,7 +44,7 @@ def test_a_priority_that_is_no_number_is_complained_of(priority: Any) -> None:
     found = read_objective(objective("a", priority), "triton")
     assert found is not None
     assert found.priority is None
-    assert "is not allowed: must be a whole number of 64 bits; the objective counts as none" in found.complaint
+    assert "is not allowed: must be a whole number of 64 bits; the objective counts as none" in found.invalid
 
 
 @given(
@@ -88,7 +88,7 @@ async def test_they_come_change_and_go() -> None:
         await following.until({"batch": -9})
         api.tell_of("DELETED", objective("batch", -9))
         await following.until({})
-        assert following.source.counts.complaints == {"inference_objective": 1}
+        assert following.source.counts.invalid_values == {"inference_objective": 1}
 
 
 async def test_of_too_many_the_first_count(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -101,7 +101,7 @@ async def test_a_pool_that_is_not_there_or_no_use_leaves_the_last_in_force(caplo
         cluster.pool.list()
         counts = cluster.source.pool_counts
         assert counts is not None
-        await eventually(lambda: counts.complaints == {"inference_pool": 1}, "it is missed")
+        await eventually(lambda: counts.invalid_values == {"inference_pool": 1}, "it is missed")
         assert (counts.connected, counts.is_followed, cluster.asked[1:]) == (True, False, [])
         cluster.says("ADDED", labels={"app": "a"})
         cluster.pods["app=a"].list(pod("a", 1))
@@ -109,9 +109,9 @@ async def test_a_pool_that_is_not_there_or_no_use_leaves_the_last_in_force(caplo
         assert counts.is_followed
         for _ in range(3):
             cluster.says("MODIFIED", targetPorts=[])
-        await eventually(lambda: counts.complaints == {"inference_pool": 2}, "it is refused")
+        await eventually(lambda: counts.invalid_values == {"inference_pool": 2}, "it is refused")
         cluster.says("DELETED", labels={"app": "a"})
-        await eventually(lambda: counts.complaints == {"inference_pool": 3}, "it is missed again")
+        await eventually(lambda: counts.invalid_values == {"inference_pool": 3}, "it is missed again")
         assert not counts.is_followed
         # Its pods are followed meanwhile.
         cluster.pods["app=a"].tell("MODIFIED", "a", 4)

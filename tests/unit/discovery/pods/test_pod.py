@@ -30,7 +30,7 @@ def annotated(**annotations: str) -> Pod:
 def test_a_pod_that_says_nothing() -> None:
     found = read()
     assert found.worker == WorkerSpec(name="triton-0", address="10.0.0.1", grpc_port=8001, http_port=8000)
-    assert (found.state, found.was_ready, found.complaints) == ("ready", True, ())
+    assert (found.state, found.was_ready, found.invalid_values) == ("ready", True, ())
 
 
 def test_everything_that_a_pod_may_say() -> None:
@@ -47,7 +47,7 @@ def test_everything_that_a_pod_may_say() -> None:
         memory_bytes="40GiB",
         draining=True,
     )
-    assert found.complaints == ()
+    assert found.invalid_values == ()
 
 
 def test_labels_say_the_same_and_annotations_win() -> None:
@@ -103,7 +103,7 @@ def test_states(more: dict[str, Any], state: str) -> None:
     found = read(**more)
     assert found.state == state
     assert (found.worker is None) == (state in ("not_running", "refused"))
-    assert bool(found.complaints) == (state == "refused")
+    assert bool(found.invalid_values) == (state == "refused")
 
 
 def test_a_pod_without_a_ready_condition_is_not_ready() -> None:
@@ -136,12 +136,12 @@ def test_a_pod_without_a_ready_condition_is_not_ready() -> None:
 def test_a_pod_is_taken_without_a_value_that_does_not_fit(name: str, value: str, rule: str) -> None:
     found = read(annotations={PREFIX + name: value})
     assert found.worker == read().worker
-    (complaint,) = found.complaints
-    assert complaint.field == name
-    assert complaint.text.startswith(f"annotation balancer/{name}: ")
-    assert complaint.text.endswith(f" is not allowed: {rule}; the pod is taken without it")
-    assert "\n" not in complaint.text
-    assert len(complaint.text) < 300
+    (invalid,) = found.invalid_values
+    assert invalid.field == name
+    assert invalid.text.startswith(f"annotation balancer/{name}: ")
+    assert invalid.text.endswith(f" is not allowed: {rule}; the pod is taken without it")
+    assert "\n" not in invalid.text
+    assert len(invalid.text) < 300
 
 
 def test_the_zone_is_that_of_the_annotation_then_that_of_the_node() -> None:
@@ -162,17 +162,17 @@ def test_the_zone_is_that_of_the_annotation_then_that_of_the_node() -> None:
 def test_a_pod_with_a_port_that_does_not_fit_is_left_out(name: str, value: str) -> None:
     found = read(annotations={PREFIX + name: value})
     assert found.state == "refused"
-    (complaint,) = found.complaints
-    assert complaint.field == name
-    assert complaint.text.endswith("must be a port from 1 to 65535; the pod is left out until it does")
+    (invalid,) = found.invalid_values
+    assert invalid.field == name
+    assert invalid.text.endswith("must be a port from 1 to 65535; the pod is left out until it does")
 
 
 def test_an_unknown_annotation_is_told_with_the_one_meant() -> None:
     found = read(annotations={"balancer/wieght": "2", "other/weight": "3"}, labels={"balancer/role": "gpu"})
     assert found.worker == read().worker
-    (complaint,) = found.complaints
-    assert complaint.field == "unknown"
-    assert complaint.text == 'annotation "balancer/wieght" is unknown; did you mean "balancer/weight"?'
+    (invalid,) = found.invalid_values
+    assert invalid.field == "unknown"
+    assert invalid.text == 'annotation "balancer/wieght" is unknown; did you mean "balancer/weight"?'
 
 
 def test_the_chapter_names_every_annotation() -> None:
@@ -181,7 +181,7 @@ def test_the_chapter_names_every_annotation() -> None:
 
 
 def test_complaints_are_bounded() -> None:
-    assert len(read(annotations={f"balancer/{number}": "" for number in range(100)}).complaints) == 8
+    assert len(read(annotations={f"balancer/{number}": "" for number in range(100)}).invalid_values) == 8
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ class Table(PodTable):
         self.told: list[tuple[str, str]] = []
         super().__init__(most, self._told)
 
-    def _told(self, name: str, complaint: InvalidValue) -> None:
-        self.told.append((name, complaint.field))
+    def _told(self, name: str, invalid: InvalidValue) -> None:
+        self.told.append((name, invalid.field))
 
     def set(self, name: str, last: int = 1, **more: Any) -> None:
         self.put(made(name, last, **more))

@@ -157,7 +157,7 @@ async def test_more_pods_than_are_kept(caplog: pytest.LogCaptureFixture) -> None
         api.tell("DELETED", "a", 1)
         await following.until({"b": False, "c": False})
         assert following.counts.lists == {"start": 1, "room": 1}
-    assert "more than 2 pods match, and the others are left out; raise max_pods" in caplog.text
+    assert "more than 2 pods match, and the others are left out; narrow label_selector" in caplog.text
 
 
 async def test_what_is_not_taken_names_pod_annotation_value_and_remedy(caplog: pytest.LogCaptureFixture) -> None:
@@ -165,7 +165,7 @@ async def test_what_is_not_taken_names_pod_annotation_value_and_remedy(caplog: p
     api.list(pod("a", annotations={"balancer/weight": "much"}), {"metadata": {}})
     async with followed(api) as following:
         await following.until({"a": False})
-        assert following.counts.complaints == {"weight": 1, "pod": 1}
+        assert following.counts.invalid_values == {"weight": 1, "pod": 1}
     assert (
         'discovery.kubernetes: pod a: annotation balancer/weight: "much" is not allowed: must be a number from 0.01 to '
         "100; the pod is taken without it" in caplog.messages
