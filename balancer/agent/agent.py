@@ -19,7 +19,7 @@ from balancer.bounds import OutOfBoundsError
 from balancer.errors import OperatorError
 from balancer.files.schema import UNIX
 from balancer.reports import control
-from balancer.reports.streams import Replicas
+from balancer.reports.replicas import Replicas
 from balancer.scheduler.events import Report
 from balancer.scheduler.others import ANSWER_WITHIN_S
 
@@ -195,5 +195,5 @@ class _Agent:
             memory_bytes=gpu.memory_bytes,
             memory_used_bytes=gpu.memory_used_bytes,
             utilisation=gpu.utilisation,
-            draining=self._drain.asked or (self._port is not None and self._port.stopping),
+            draining=self._drain.draining or (self._port is not None and self._port.stopping),
         )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 
-from balancer.agent.quiet import ended, is_busy, quiet_s
+from balancer.agent.quiet import Activity
 from balancer.agent.triton_source import TritonState
-from balancer.reports.streams import Replicas
+from balancer.reports.replicas import Replicas
 
 logger = logging.getLogger(__name__)
 
@@ -29,36 +28,27 @@ class Drain:
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
-        self._asked = False
-        self._incarnation = -1
-        self._finished = -1
-        self._busy_s = -math.inf
-        self._quiet_needed_s = quiet_s(())
-
-    @property
-    def asked(self) -> bool:
+        self.draining = False
         """Whether the worker is to drain, until its Triton starts anew."""
-        return self._asked
+        self._incarnation = -1
+        self._activity = Activity()
 
     def begin(self) -> None:
         """The worker is to get nothing new."""
-        if not self._asked:
+        if not self.draining:
             logger.info("asked to drain: the balancers are told that this worker gets nothing new")
-        self._asked = True
+        self.draining = True
 
     def observe(self, triton: TritonState, now_s: float) -> None:
         """Take in what Triton says now."""
         if triton.incarnation != self._incarnation:
-            if self._asked:
+            if self.draining:
                 logger.info("Triton started anew: the worker drains no more")
-            self._incarnation, self._asked, self._finished = triton.incarnation, False, -1
-        finished, busy = ended(triton.models), is_busy(triton.models)
-        unknown = not triton.reached and not triton.gone
-        if busy or unknown or (triton.reached and finished != self._finished):
-            self._busy_s = now_s
+            self._incarnation, self.draining, self._activity.finished = triton.incarnation, False, -1
         if triton.reached:
-            self._finished = finished
-            self._quiet_needed_s = quiet_s(triton.models)
+            self._activity.observe(triton.models, now_s)
+        elif not triton.gone:
+            self._activity.busy_s = now_s  # nobody knows what it does
 
     async def drained(self) -> None:
         """Wait until every connected balancer knows, and then until nothing is left.
@@ -66,20 +56,20 @@ class Drain:
         Raises:
             DrainError: if no balancer is connected.
         """
-        await self._told()
+        await self._acknowledged()
         loop = asyncio.get_running_loop()
-        told_s = loop.time()
-        while loop.time() - max(self._busy_s, told_s) < self._quiet_needed_s:
+        acknowledged_s = loop.time()
+        while loop.time() - max(self._activity.busy_s, acknowledged_s) < self._activity.quiet_needed_s:
             await asyncio.sleep(_POLL_S)
 
     def missing(self) -> str:
         """What `drained` waits for."""
         if unaware := self._replicas.unaware_of_draining:
             return f"balancers that have not acknowledged it: {', '.join(unaware)}"
-        quiet_s = asyncio.get_running_loop().time() - self._busy_s
-        return f"Triton was busy {max(quiet_s, 0.0):.1f} s ago, and is to be idle for {self._quiet_needed_s:.1f} s"
+        quiet_s, needed_s = asyncio.get_running_loop().time() - self._activity.busy_s, self._activity.quiet_needed_s
+        return f"Triton was busy {max(quiet_s, 0.0):.1f} s ago, and is to be idle for {needed_s:.1f} s"
 
-    async def _told(self) -> None:
+    async def _acknowledged(self) -> None:
         loop = asyncio.get_running_loop()
         alone_since_s = loop.time()
         while True:

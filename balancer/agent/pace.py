@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 
-from balancer.agent.quiet import ended, is_busy
+from balancer.agent.quiet import Activity
 from balancer.agent.triton_source import TritonState
 
 QUIET_AFTER_S = 2.0
@@ -17,8 +16,7 @@ class Pace:
     """Quiet: no balancer sends requests, and nothing is queued, executes or has ended at Triton of late."""
 
     def __init__(self) -> None:
-        self._finished = -1
-        self._busy_s = -math.inf
+        self._activity = Activity()
         self._flows = asyncio.Event()
         self._flows.set()
         self._pause_s = 0.0
@@ -31,10 +29,8 @@ class Pace:
             allowed_s: What the balancers allow; 0: requests flow.
             now_s: On any clock that only grows.
         """
-        finished = ended(triton.models)
-        if not triton.ready or is_busy(triton.models) or finished != self._finished:
-            self._finished, self._busy_s = finished, now_s
-        self._pause_s = allowed_s if now_s - self._busy_s >= QUIET_AFTER_S else 0.0
+        self._activity.observe(triton.models, now_s, busy=not triton.ready)
+        self._pause_s = allowed_s if now_s - self._activity.busy_s >= QUIET_AFTER_S else 0.0
         if self._pause_s:
             self._flows.clear()
         else:

@@ -1,7 +1,8 @@
-"""How long a Triton has to be quiet until nothing executes there."""
+"""When a Triton last did something, and how long it has to be quiet until nothing executes there."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from balancer.scheduler.events import ModelReport
@@ -11,13 +12,27 @@ _MOST_QUIET_S = 10.0
 _QUIET_SERVICE_TIMES = 2.0
 
 
-def is_busy(models: Iterable[ModelReport]) -> bool:
-    """Whether something waits or executes, as far as Triton says."""
-    return any(model.pending > 0 or model.executing > 0 for model in models)
+class Activity:
+    """When a Triton was last seen to do something, by what it reports of its models."""
 
+    def __init__(self, busy_s: float = -math.inf) -> None:
+        """`busy_s`: when it is taken to have been busy before it was looked at, on the clock of `observe`."""
+        self.busy_s = busy_s
+        self.finished = -1
+        """Requests that had ended, well or not, at the last look; -1: there was none."""
+        self._models: tuple[ModelReport, ...] = ()
 
-def ended(models: Iterable[ModelReport]) -> int:
-    return sum(model.succeeded + model.failed for model in models)
+    def observe(self, models: tuple[ModelReport, ...], now_s: float, *, busy: bool = False) -> None:
+        """Take in what it says now; `busy`: it counts as busy whatever that is."""
+        finished = sum(model.succeeded + model.failed for model in models)
+        if busy or finished != self.finished or any(model.pending > 0 or model.executing > 0 for model in models):
+            self.busy_s = now_s
+        self.finished, self._models = finished, models
+
+    @property
+    def quiet_needed_s(self) -> float:
+        """For how long nothing may happen before nothing executes."""
+        return quiet_s(self._models)
 
 
 def quiet_s(models: Iterable[ModelReport]) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from balancer.fleet_api.asking import FailedError, Failure
+from balancer.fleet_api.fan_out import FailedError, Failure
 from balancer.fleet_api.ports import REQUESTS, plain
 
 Plain = Any

@@ -20,8 +20,8 @@ from balancer.config.fleet import ANYBODY
 from balancer.config.listen import is_local
 from balancer.discovery.workers import WorkerSpec
 from balancer.extproc.picker import PER_SERVER
-from balancer.fleet_api.asking import Answers, Asking, FailedError, Failure, said_of
 from balancer.fleet_api.counts import FleetCallCounts
+from balancer.fleet_api.fan_out import Answers, FailedError, Failure, FanOut, said_of
 from balancer.fleet_api.members import Members
 from balancer.fleet_api.memory import Memory, MemoryChange, TooMuchError
 from balancer.fleet_api.ports import ask
@@ -44,7 +44,7 @@ class Control:
     def __init__(
         self,
         members: Members,
-        asking: Asking,
+        fan_out: FanOut,
         channels: Channels,
         config: Callable[[], Config],
         counts: FleetCallCounts,
@@ -52,7 +52,7 @@ class Control:
     ) -> None:
         """`replays`: this process makes changes again at workers that join; one of a machine's does."""
         self._members = members
-        self._asking = asking
+        self._fan_out = fan_out
         self._channels = channels
         self._config = config
         self._counts = counts
@@ -98,7 +98,7 @@ class Control:
         return None if file is None else Path(file)
 
     async def _each(self, names: Sequence[str], change: MemoryChange) -> Answers:
-        return await self._asking.each(
+        return await self._fan_out.each(
             names,
             lambda worker: ask(self._channels, worker, change.method, change.request, change.headers),
             self._config().fleet.control.timeout_s,

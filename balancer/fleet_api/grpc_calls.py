@@ -15,9 +15,9 @@ from balancer.channels.channels import Channels
 from balancer.extproc.kserve import HEALTH, SERVICE
 from balancer.extproc.names import FLEET_SERVICE, MISSING_HEADER, PRINCIPAL_HEADER
 from balancer.fleet_api import ports
-from balancer.fleet_api.asking import FailedError
 from balancer.fleet_api.control import Control
 from balancer.fleet_api.counts import FleetCallCounts
+from balancer.fleet_api.fan_out import FailedError
 from balancer.fleet_api.ports import REQUESTS, RESPONSES, message, plain
 from balancer.fleet_api.questions import Question, Questions
 
@@ -91,7 +91,7 @@ class GrpcCalls:
 
     async def _question(self, name: str, request: Any, context: Context) -> Message:
         headers = restricted.of_grpc(context.invocation_metadata() or ())
-        answer = await self._questions.answer(self._asked(name, request, headers))
+        answer = await self._questions.answer(self._question_of(name, request, headers))
         if answer.missing:
             context.set_trailing_metadata(((MISSING_HEADER, ",".join(answer.missing)[:1024]),))
         content = {"models": answer.content} if name == "RepositoryIndex" else answer.content
@@ -99,7 +99,7 @@ class GrpcCalls:
             content = {"regions": content}
         return message(RESPONSES[name], content)
 
-    def _asked(self, name: str, request: Any, headers: restricted.Headers) -> Question:
+    def _question_of(self, name: str, request: Any, headers: restricted.Headers) -> Question:
         """The question of a request. What the index is asked for is the same for all; its filter is applied to all."""
         sent = REQUESTS[name](repository_name=request.repository_name) if name == "RepositoryIndex" else request
 
@@ -130,7 +130,7 @@ class GrpcCalls:
             return _status(self._known())
         ready = REQUESTS["ServerReady"]()
         headers = restricted.of_grpc(context.invocation_metadata() or ())
-        answer = await self._questions.answer(self._asked("ServerReady", ready, headers))
+        answer = await self._questions.answer(self._question_of("ServerReady", ready, headers))
         return _status(answer.content["ready"])
 
 

@@ -74,9 +74,9 @@ class Memory:
 
     def make_room(self, change: MemoryChange) -> None:
         """TooMuchError where such a change could not be kept."""
-        others = [each for about, each in self._changes.items() if about != change.about]
-        size = sum(each.request.ByteSize() for each in (*others, change))
-        if len(others) >= MOST_CHANGES or size > MOST_BYTES:
+        kept = [each for about, each in self._changes.items() if about != change.about]
+        size = sum(each.request.ByteSize() for each in (*kept, change))
+        if len(kept) >= MOST_CHANGES or size > MOST_BYTES:
             raise TooMuchError(
                 f"more than {MOST_CHANGES} changes or {MOST_BYTES} bytes would have to be kept for workers that join; "
                 "put models and files into the repository"

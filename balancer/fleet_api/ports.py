@@ -18,7 +18,7 @@ from balancer.channels import restricted
 from balancer.channels.channels import Channels, UnknownWorkerError
 from balancer.channels.restricted import Headers
 from balancer.extproc.kserve import SERVICE
-from balancer.fleet_api.asking import FailedError, Failure
+from balancer.fleet_api.fan_out import FailedError, Failure
 
 _METHODS = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name
 REQUESTS: Mapping[str, type[Message]] = {name: GetMessageClass(its.input_type) for name, its in _METHODS.items()}

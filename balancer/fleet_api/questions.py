@@ -13,8 +13,8 @@ from typing import Any
 from balancer import bounds
 from balancer.config.config import Config
 from balancer.fleet_api import combine
-from balancer.fleet_api.asking import Answers, Asking
 from balancer.fleet_api.counts import FleetCallCounts
+from balancer.fleet_api.fan_out import Answers, FanOut
 from balancer.fleet_api.members import Members
 
 Plain = Any
@@ -53,9 +53,11 @@ class WorkerAnswer:
 
 
 class Questions:
-    def __init__(self, members: Members, asking: Asking, config: Callable[[], Config], counts: FleetCallCounts) -> None:
+    def __init__(
+        self, members: Members, fan_out: FanOut, config: Callable[[], Config], counts: FleetCallCounts
+    ) -> None:
         self._members = members
-        self._asking = asking
+        self._fan_out = fan_out
         self._config = config
         self._counts = counts
         self._last: OrderedDict[Hashable, Plain] = OrderedDict()
@@ -70,10 +72,10 @@ class Questions:
         """
         bounds.text("model", question.model)
         bounds.text("version", question.version)
-        return await self._asking.fresh(question.key, lambda: self._asked(question))
+        return await self._fan_out.fresh(question.key, lambda: self._ask_workers(question))
 
-    async def _asked(self, question: Question) -> WorkerAnswer:
-        answers = await self._asking.each(self._whom(question), question.ask, ANSWER_TIMEOUT_S)
+    async def _ask_workers(self, question: Question) -> WorkerAnswer:
+        answers = await self._fan_out.each(self._whom(question), question.ask, ANSWER_TIMEOUT_S)
         missing = tuple(worker for worker, failure in answers.failed.items() if failure.away)
         if missing:
             self._counts.unanswered.labels(question.call).inc(len(missing))

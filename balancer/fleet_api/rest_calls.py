@@ -18,10 +18,10 @@ from balancer.channels.channels import UnknownWorkerError
 from balancer.channels.rest import RestPorts
 from balancer.extproc.names import FLEET_HEALTH_PATH, MISSING_HEADER, PRINCIPAL_HEADER
 from balancer.fleet_api import ports
-from balancer.fleet_api.asking import FailedError, Failure
 from balancer.fleet_api.changes import answer_of, read_object, request_of, written
 from balancer.fleet_api.control import Control
 from balancer.fleet_api.counts import FleetCallCounts
+from balancer.fleet_api.fan_out import FailedError, Failure
 from balancer.fleet_api.questions import Question, Questions
 
 _MODEL = r"/v2/models/(?P<model>[^/]+)"
@@ -52,16 +52,16 @@ _SETTINGS = ("TraceSetting", "LogSettings")
 class PathCall(NamedTuple):
     """What a path asks for."""
 
-    call: str
+    method: str
     """As gRPC names it."""
-    methods: str
+    verbs: str
     """The HTTP methods of this path, separated by bars."""
     name: str
     """The model or shared-memory region that the path names; empty: none."""
     version: str = ""
 
 
-def asked_by(path: str) -> PathCall | None:
+def read_path(path: str) -> PathCall | None:
     """What a path asks for; None: nothing that is known."""
     decoded = unquote(path, errors="surrogateescape")
     if decoded.count("/") != path.count("/") or not decoded.isprintable():
@@ -99,16 +99,16 @@ class RestCalls:
         path = request.rel_url.raw_path
         if path == FLEET_HEALTH_PATH:
             return web.Response(status=200 if self._known() else 503)
-        asked = asked_by(path)
-        if asked is None:
+        call = read_path(path)
+        if call is None:
             return _error(404, "Not Found")
-        if request.method not in asked.methods.split("|"):
+        if request.method not in call.verbs.split("|"):
             return _error(405, "Method Not Allowed")
-        return await self._counted(asked, request)
+        return await self._counted(call, request)
 
-    async def _counted(self, asked: PathCall, request: web.BaseRequest) -> web.StreamResponse:
+    async def _counted(self, call: PathCall, request: web.BaseRequest) -> web.StreamResponse:
         try:
-            response, result = await self._answered(asked, request), "answered"
+            response, result = await self._answered(call, request), "answered"
         except FailedError as error:
             response, result = _failure(error.failure), "failed"
         except OutOfBoundsError as error:
@@ -120,44 +120,44 @@ class RestCalls:
         except Exception as error:
             self._failed(error)
             response, result = _error(500, "the balancer failed at this call; its log says how"), "mistake"
-        self._counts.calls.labels(asked.call, result).inc()
+        self._counts.calls.labels(call.method, result).inc()
         return response
 
-    async def _answered(self, asked: PathCall, request: web.BaseRequest) -> web.Response:
+    async def _answered(self, call: PathCall, request: web.BaseRequest) -> web.Response:
         body = await request.read()
         if request.headers.get("content-encoding", "identity").lower() != "identity":
             return _error(415, "a body of a call about the fleet may not be compressed")
-        changes = asked.call.endswith(_CHANGES) or (asked.call in _SETTINGS and request.method == "POST")
+        changes = call.method.endswith(_CHANGES) or (call.method in _SETTINGS and request.method == "POST")
         headers = restricted.of_http(request.headers.items())
         if changes:
             principal = request.headers.get(PRINCIPAL_HEADER, "")
-            return await self._change(asked, body, principal, headers)
-        if asked.call == "ServerLive":
+            return await self._change(call, body, principal, headers)
+        if call.method == "ServerLive":
             return web.Response()
-        if asked.call == "RepositoryIndex":
+        if call.method == "RepositoryIndex":
             ready = read_object(body).get("ready", False)
             if not isinstance(ready, bool):
                 return _error(400, "ready: is true or false")
         else:
             ready = False
         question = Question(
-            asked.call, "rest", self._asks(asked, request, headers), asked.name, asked.version, ready, headers
+            call.method, "rest", self._asker(call, request, headers), call.name, call.version, ready, headers
         )
         answer = await self._questions.answer(question)
-        response = _written(asked.call, answer.content)
+        response = _written(call.method, answer.content)
         if answer.missing:
             response.headers[MISSING_HEADER] = ",".join(answer.missing)[:1024]
         return response
 
-    async def _change(self, asked: PathCall, body: bytes, principal: str, headers: restricted.Headers) -> web.Response:
+    async def _change(self, call: PathCall, body: bytes, principal: str, headers: restricted.Headers) -> web.Response:
         # Callers who may not are refused whatever the body says.
-        self._control.admit(asked.call, principal)
-        change = request_of(asked.call, asked.name, body)
-        message = await self._control.change(asked.call, change, principal, restricted.as_grpc(headers))
-        return web.Response(body=answer_of(asked.call, message), content_type="application/json")
+        self._control.admit(call.method, principal)
+        change = request_of(call.method, call.name, body)
+        message = await self._control.change(call.method, change, principal, restricted.as_grpc(headers))
+        return web.Response(body=answer_of(call.method, message), content_type="application/json")
 
-    def _asks(
-        self, asked: PathCall, request: web.BaseRequest, headers: restricted.Headers
+    def _asker(
+        self, call: PathCall, request: web.BaseRequest, headers: restricted.Headers
     ) -> Callable[[str], Awaitable[Any]]:
         method, path = request.method, request.rel_url.raw_path
         # The index is asked for whole.
@@ -171,7 +171,7 @@ class RestCalls:
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 failure = Failure(grpc.StatusCode.UNAVAILABLE, f"{worker} does not answer: {error}")
                 raise FailedError(failure) from error
-            return _read(asked.call, answer.status, answer.body)
+            return _read(call.method, answer.status, answer.body)
 
         return ask
 

@@ -101,13 +101,13 @@ class _Stream:
     answered: int = 0
     draining: bool = False
     """What its last report said."""
-    heard_s: float = 0.0
+    received_s: float = 0.0
     """On the loop's clock."""
     ended: _EndedError | None = None
     """Why its task was cancelled, where that was our doing."""
     timer: asyncio.TimerHandle | None = None
     acknowledged_s: float = -math.inf
-    told_pause_s: float = 0.0
+    granted_pause_s: float = 0.0
     """By the last acknowledgement."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """gRPC takes one message after the other."""
@@ -123,10 +123,10 @@ class _Stream:
         now_s = loop.time()
         if now_s - due_s > self.silence_s / 4:
             # It was this process that stood still; what was sent meanwhile is still to be read.
-            self.heard_s = now_s
-        quiet_s = now_s - self.heard_s
+            self.received_s = now_s
+        quiet_s = now_s - self.received_s
         if quiet_s < self.silence_s:
-            due_s = self.heard_s + self.silence_s
+            due_s = self.received_s + self.silence_s
             self.timer = loop.call_at(due_s, self.watch, due_s)
         else:
             self.end(grpc.StatusCode.DEADLINE_EXCEEDED, f"no report for {self.silence_s} s")
@@ -147,12 +147,12 @@ class _Stream:
             if self.ended is not None:
                 return
             self.acknowledged_s = asyncio.get_running_loop().time()
-            self.told_pause_s = self.pause_s()
+            self.granted_pause_s = self.pause_s()
             ack = report_pb2.ReportAck(
                 received=self.received,
                 answered=self.answered,
                 in_flight=in_flight_of(in_flight),
-                quiet_period_s=self.told_pause_s or None,
+                quiet_period_s=self.granted_pause_s or None,
             )
             self.writing = asyncio.ensure_future(self.context.write(ack))
             await asyncio.shield(self.writing)
@@ -223,7 +223,7 @@ class Collector:
         self._max_streams = max_streams
         self._opened = 0
         self._streams: set[_Stream] = set()
-        self._telling: set[asyncio.Task[None]] = set()
+        self._acknowledging: set[asyncio.Task[None]] = set()
         self._speakers: dict[str, _Stream] = {}
         """The stream that each worker is."""
         self._throttle = LogThrottle(time.monotonic)
@@ -247,7 +247,7 @@ class Collector:
         task = asyncio.current_task()
         assert task is not None  # grpc.aio runs each handler as a task
         now_s = asyncio.get_running_loop().time()
-        stream = _Stream(context, ReportDecoder(), task, self._silence_s, self._pause_s, heard_s=now_s)
+        stream = _Stream(context, ReportDecoder(), task, self._silence_s, self._pause_s, received_s=now_s)
         stream.watch()
         self.counts.streams += 1
         self._streams.add(stream)
@@ -272,14 +272,14 @@ class Collector:
 
     async def wake(self) -> None:
         """Requests flow from now on: tell the agents that were told otherwise."""
-        for told, stream in enumerate([each for each in self._streams if each.told_pause_s], 1):
-            telling = asyncio.create_task(self._tell(stream))
-            self._telling.add(telling)
-            telling.add_done_callback(self._telling.discard)
-            if told % _WOKEN_AT_ONCE == 0:
+        for count, stream in enumerate([each for each in self._streams if each.granted_pause_s], 1):
+            acknowledging = asyncio.create_task(self._acknowledge(stream))
+            self._acknowledging.add(acknowledging)
+            acknowledging.add_done_callback(self._acknowledging.discard)
+            if count % _WOKEN_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
-    async def _tell(self, stream: _Stream) -> None:
+    async def _acknowledge(self, stream: _Stream) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
             await stream.acknowledge()  # else it ended meanwhile, which its own task is told of
 
@@ -288,7 +288,7 @@ class Collector:
         counts, decoder, on_event = self.counts, stream.decoder, self._on_event
         clock = asyncio.get_running_loop().time
         while isinstance(message := await _read(context), report_pb2.WorkerReport):
-            stream.heard_s = clock()
+            stream.received_s = clock()
             if message.asks:
                 await self._answer(stream, message)
                 continue
@@ -311,7 +311,7 @@ class Collector:
             due = stream.received % ACKNOWLEDGE_EVERY == 0 or report.draining != stream.draining
             stream.draining = report.draining
             stream.received += 1
-            if due or stream.heard_s - stream.acknowledged_s >= ACKNOWLEDGE_WITHIN_S:
+            if due or stream.received_s - stream.acknowledged_s >= ACKNOWLEDGE_WITHIN_S:
                 await stream.acknowledge()
 
     async def _answer(self, stream: _Stream, question: report_pb2.WorkerReport) -> None:

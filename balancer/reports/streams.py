@@ -1,15 +1,12 @@
-"""The agent's streams: one to each replica of the balancer, each broken, slow or gone without harm to the others."""
+"""The agent's stream of reports to one balancer."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import random
-import socket
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import grpc
@@ -18,10 +15,8 @@ from balancer import bounds
 from balancer.balancer_tls import BalancerTls, credentials
 from balancer.bounds import OutOfBoundsError
 from balancer.errors import OperatorError
-from balancer.files.schema import UNIX
 from balancer.reports import report_pb2
 from balancer.reports.codec import ReportEncoder, decode_in_flight
-from balancer.reports.others import all_but
 from balancer.reports.stream_failures import StreamFailure, StreamStatus, explain
 from balancer.scheduler.events import Report
 
@@ -32,7 +27,6 @@ WINDOW = 30
 """Reports that may be unacknowledged. Without a window they would pile up in the transport's buffers, of hundreds of
 KiB, and reach a slow balancer seconds old though it takes their age from their receipt."""
 _CONNECTED_WITHIN_S = 2.0
-_RESOLVE_PERIOD_S = 5.0
 _FIRST_PAUSE_S = 0.1
 _LAST_PAUSE_S = 1.0
 """Without a connection, or where another agent took the worker over: a restarted balancer is found in a second."""
@@ -76,10 +70,10 @@ class Replica:
         self,
         address: str,
         tls: BalancerTls | None = None,
-        told: Callable[[], None] = lambda: None,
+        answered: Callable[[], None] = lambda: None,
         flows: Callable[[], None] = lambda: None,
     ) -> None:
-        """`address` is `ip:port`, or `unix:/path`; `run` connects. `told` is called after each answer; `flows` when
+        """`address` is `ip:port`, or `unix:/path`; `run` connects. `answered` is called after each answer; `flows` when
         reports are wanted at full rate from now on."""
         self.address = address
         self._tls = tls
@@ -91,15 +85,15 @@ class Replica:
         self._received = 0
         self._draining_sent = 0
         """Which report of the stream was the first of those that now say draining; 0: they do not."""
-        self._heard_s = -math.inf
+        self._acknowledged_s = -math.inf
         self._status = StreamStatus(address)
-        self._told = told
+        self._on_answer = answered
         self._flows = flows
         self.pause_s = _LONGEST_PAUSE_S
         """Seconds that may pass between two reports; 0: as few as can be. Where there is no stream, nobody waits."""
-        self._asks = False
+        self._question_due = False
         """Whether a question is to be sent."""
-        self._asked = 0
+        self._questions = 0
         """Questions of this stream."""
         self._answered = -1
         """Of them; -1: the balancer has not said that it answers any."""
@@ -111,7 +105,7 @@ class Replica:
     @property
     def connected(self) -> bool:
         """Whether the balancer acknowledged a report of late."""
-        return asyncio.get_running_loop().time() - self._heard_s < _CONNECTED_WITHIN_S
+        return asyncio.get_running_loop().time() - self._acknowledged_s < _CONNECTED_WITHIN_S
 
     @property
     def knows_draining(self) -> bool:
@@ -121,14 +115,14 @@ class Replica:
     @property
     def owes(self) -> bool:
         """Whether a question is without an answer."""
-        return self.connected and 0 <= self._answered < self._asked
+        return self.connected and 0 <= self._answered < self._questions
 
     def ask(self) -> bool:
         """Ask what the balancer has in flight here, if it answers and owes no answer; whether it was asked."""
         if not self.connected or self._answered < 0 or self.owes:
             return False
-        self._asked += 1
-        self._asks = True
+        self._questions += 1
+        self._question_due = True
         self._wake.set()
         return True
 
@@ -144,14 +138,14 @@ class Replica:
         while self.wanted:
             began_s = loop.time()
             failure = await self._connection()
-            heard = self._heard_s > -math.inf
-            self._heard_s, self._draining_sent = -math.inf, 0
+            was_connected = self._acknowledged_s > -math.inf
+            self._acknowledged_s, self._draining_sent = -math.inf, 0
             self._forget_answers()
-            if heard and loop.time() - began_s > _STEADY_S:
+            if was_connected and loop.time() - began_s > _STEADY_S:
                 self._status.well()
             self._status.failed(failure, loop.time())
             # Two agents of one name take turns: they must not do so as fast as they can.
-            if heard and (failure.code is not grpc.StatusCode.ABORTED or loop.time() - began_s > _STEADY_S):
+            if was_connected and (failure.code is not grpc.StatusCode.ABORTED or loop.time() - began_s > _STEADY_S):
                 pause_s = _FIRST_PAUSE_S
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _LAST_REFUSED_PAUSE_S if failure.code in _REFUSALS else _LAST_PAUSE_S)
@@ -183,7 +177,7 @@ class Replica:
                 details = given or ""
             finally:
                 call.cancel()
-        if code is grpc.StatusCode.UNAVAILABLE and self._heard_s > -math.inf:
+        if code is grpc.StatusCode.UNAVAILABLE and self._acknowledged_s > -math.inf:
             return StreamFailure("the connection broke", details, code)
         return explain(code, details, self._shown())
 
@@ -210,8 +204,8 @@ class Replica:
             while not acknowledgements.done():
                 await self._wake.wait()
                 self._wake.clear()
-                if self._asks:
-                    self._asks = False
+                if self._question_due:
+                    self._question_due = False
                     if not await _write(call, _QUESTION):
                         break
                 if self._report is not None and self._sent - self._received < WINDOW:
@@ -232,9 +226,9 @@ class Replica:
 
     async def _read_acknowledgements(self, call: _Call) -> None:
         while isinstance(ack := await call.read(), report_pb2.ReportAck):
-            if self._heard_s == -math.inf:
+            if self._acknowledged_s == -math.inf:
                 self._status.connected()
-            self._heard_s = asyncio.get_running_loop().time()
+            self._acknowledged_s = asyncio.get_running_loop().time()
             self._received = ack.received
             self._want(ack.quiet_period_s)
             self._take_answer(ack)
@@ -247,7 +241,7 @@ class Replica:
             self._flows()
 
     def _take_answer(self, ack: report_pb2.ReportAck) -> None:
-        if not ack.HasField("answered") or ack.answered > self._asked:
+        if not ack.HasField("answered") or ack.answered > self._questions:
             return
         if ack.answered > max(self._answered, 0):
             try:
@@ -258,12 +252,12 @@ class Replica:
                     logger.warning("balancer %s: its answers are left out: %s", self.address, error)
                 self._odd = True
         self._answered = ack.answered
-        self._told()
+        self._on_answer()
 
     def _forget_answers(self) -> None:
-        self._asks, self._asked, self._answered, self.in_flight = False, 0, -1, None
+        self._question_due, self._questions, self._answered, self.in_flight = False, 0, -1, None
         self.pause_s = _LONGEST_PAUSE_S
-        self._told()
+        self._on_answer()
 
 
 async def _write(call: _Call, message: report_pb2.WorkerReport) -> bool:
@@ -295,93 +289,3 @@ async def _connected(channel: grpc.aio.Channel) -> bool:
         await channel.wait_for_state_change(state)
         state = channel.get_state(try_to_connect=True)
     return state is grpc.ChannelConnectivity.READY
-
-
-class Replicas:
-    """A stream to every address that the targets resolve to."""
-
-    def __init__(
-        self, targets: Sequence[str], tls: BalancerTls | None = None, flows: Callable[[], None] = lambda: None
-    ) -> None:
-        """`targets` are `host:port` or `unix:/path`; a name with several addresses stands for as many replicas.
-        `flows` is called when one of them wants reports at full rate from now on."""
-        self._flows = flows
-        self._tls = tls
-        self._targets = tuple(targets)
-        self._replicas: dict[str, Replica] = {}
-        self._unresolved: set[str] = set()
-        self._told = asyncio.Event()
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """`ip:port` or `unix:/path` of every replica that is streamed to, or tried."""
-        return tuple(self._replicas)
-
-    @property
-    def connected(self) -> int:
-        """How many balancers acknowledged a report of late."""
-        return sum(replica.connected for replica in self._replicas.values())
-
-    @property
-    def pause_s(self) -> float:
-        """Seconds that may pass between two reports by what all balancers say; 0: as few as can be."""
-        return min((replica.pause_s for replica in self._replicas.values()), default=0.0)
-
-    @property
-    def unaware_of_draining(self) -> list[str]:
-        """Connected balancers that have not acknowledged yet that this worker is draining."""
-        return [r.address for r in self._replicas.values() if r.connected and not r.knows_draining]
-
-    async def ask(self, within_s: float) -> None:
-        """Ask all balancers what they have in flight here, where there are several; returns once all answered, or then.
-
-        An answer that is late counts from the next report on.
-        """
-        if self.connected < 2:
-            return
-        asked = [replica for replica in self._replicas.values() if replica.ask()]
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                while any(replica.owes for replica in asked):
-                    self._told.clear()
-                    await self._told.wait()
-
-    def offer(self, report: Report) -> None:
-        """Send the report to all, as soon as each can take one, and with it what all others told to have in flight."""
-        told = {address: each.in_flight for address, each in self._replicas.items() if each.connected}
-        for address, replica in self._replicas.items():
-            others = all_but(address, told)
-            replica.offer(report if others is None else replace(report, others=others))
-
-    async def run(self) -> None:
-        """Resolve the targets, now and then again, and stream to what they resolve to; until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            while True:
-                addresses = {address for target in self._targets for address in await self._resolve(target)}
-                if not self._unresolved:
-                    for address, replica in self._replicas.items():
-                        replica.wanted = address in addresses
-                for address in addresses - self._replicas.keys():
-                    group.create_task(self._stream(address))
-                await asyncio.sleep(_RESOLVE_PERIOD_S)
-
-    async def _stream(self, address: str) -> None:
-        replica = self._replicas[address] = Replica(address, self._tls, self._told.set, self._flows)
-        try:
-            await replica.run()
-        finally:
-            del self._replicas[address]
-
-    async def _resolve(self, target: str) -> set[str]:
-        if target.startswith(UNIX):
-            return {target}
-        host, _, port = target.rpartition(":")
-        try:
-            found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-        except OSError as error:
-            if target not in self._unresolved:
-                logger.warning("balancer %s cannot be resolved, trying again: %s", target, error)
-            self._unresolved.add(target)
-            return set()
-        self._unresolved.discard(target)
-        return {f"[{address[0]}]:{port}" if ":" in str(address[0]) else f"{address[0]}:{port}" for *_, address in found}

@@ -19,9 +19,9 @@ from balancer.config.config import Config
 from balancer.config.listen import is_unix
 from balancer.discovery.workers import WorkerSpec
 from balancer.files.schema import UNIX, split_address
-from balancer.fleet_api.asking import Asking
 from balancer.fleet_api.control import Control
 from balancer.fleet_api.counts import FleetCallCounts
+from balancer.fleet_api.fan_out import FanOut
 from balancer.fleet_api.grpc_calls import GrpcCalls
 from balancer.fleet_api.members import Members
 from balancer.fleet_api.questions import Questions
@@ -59,10 +59,10 @@ class FleetFront:
         self._looked_s = 0.0
         counts = FleetCallCounts(metrics.registry)
         self._members = Members(router)
-        self._questions = Questions(self._members, Asking(), lambda: self._config, counts)
+        self._questions = Questions(self._members, FanOut(), lambda: self._config, counts)
         # With places of its own: changes take minutes, and nobody's question is to wait for them.
         self._control = Control(
-            self._members, Asking(), links.channels, lambda: self._config, counts, replays=process == 0
+            self._members, FanOut(), links.channels, lambda: self._config, counts, replays=process == 0
         )
         self._grpc = GrpcCalls(self._questions, self._control, links.channels, counts, lambda: self._known)
         internal_errors = InternalErrors(metrics.handler_errors, time.monotonic)

@@ -11,7 +11,7 @@ import grpc
 
 from balancer.balancer_tls import BalancerTls
 from balancer.reports.collector import OWN_SERVER_OPTIONS, SERVER_OPTIONS, Collector
-from balancer.reports.streams import Replicas
+from balancer.reports.replicas import Replicas
 from balancer.scheduler.events import Event, ModelReport, Report
 
 _PATIENCE_S = 60.0

@@ -13,7 +13,7 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
-from balancer.agent.quiet import ended, is_busy, quiet_s
+from balancer.agent.quiet import Activity
 from balancer.bounds import shown
 from balancer.discovery.workers import WorkerSpec
 from balancer.scheduler.events import Report
@@ -35,13 +35,10 @@ class _Drained:
 
     where: tuple[str, str]
     """Its endpoints: another process answers at others."""
-    busy_s: float
-    """When it was last seen to do something; at first, when its drain began."""
-    finished: int = -1
-    """Requests that had ended there at its last report; -1: none has come since the drain began."""
+    activity: Activity
+    """Its agent's reports since its drain began, at which it counts as busy."""
     queued: float = 0.0
-    """And those that waited or executed."""
-    quiet_needed_s: float = quiet_s(())
+    """Requests that waited or executed at the last of them."""
 
 
 class Drains:
@@ -75,7 +72,7 @@ class Drains:
         lists none of that name."""
         spec = self._find(worker)
         if worker not in self._drained:
-            self._drained[worker] = _Drained(_where(spec), self._clock())
+            self._drained[worker] = _Drained(_where(spec), Activity(self._clock()))
             logger.info("worker drained by hand", extra={"worker": worker, "by": by})
             self._relist(self._listed)
         return self.state(worker)
@@ -92,12 +89,8 @@ class Drains:
         drained = self._drained.get(report.worker)
         if drained is None:
             return
-        finished = ended(report.models)
-        if is_busy(report.models) or finished != drained.finished:
-            drained.busy_s = self._clock()
-        drained.finished = finished
+        drained.activity.observe(report.models, self._clock())
         drained.queued = sum(model.pending + model.executing for model in report.models)
-        drained.quiet_needed_s = quiet_s(report.models)
 
     def state(self, worker: str) -> dict[str, Any]:
         """How far a drain has got, for people and for `balancer drain`. UnlistedWorkerError as `drain`."""
@@ -124,15 +117,13 @@ class Drains:
         if settings.reports_required or fleet.workers[row].number >= 0:
             if now_s - fleet.reported_s[row] > settings.stale_after_s:
                 return "its agent is silent, so nobody knows what others have there"
-            if drained.finished < 0:
+            if drained.activity.finished < 0:
                 return "its agent has not reported since it drains"
         if drained.queued > 0:
             return f"its agent reports some {drained.queued:.1f} requests that wait or execute there"
-        quiet_for_s = now_s - max(drained.busy_s, float(fleet.queue.progress_s[row]))
-        if quiet_for_s < drained.quiet_needed_s:
-            return (
-                f"it was busy {max(quiet_for_s, 0.0):.1f} s ago, and is to be idle for {drained.quiet_needed_s:.1f} s"
-            )
+        quiet_for_s = now_s - max(drained.activity.busy_s, float(fleet.queue.progress_s[row]))
+        if quiet_for_s < (needed_s := drained.activity.quiet_needed_s):
+            return f"it was busy {max(quiet_for_s, 0.0):.1f} s ago, and is to be idle for {needed_s:.1f} s"
         return ""
 
     def _find(self, worker: str) -> WorkerSpec:

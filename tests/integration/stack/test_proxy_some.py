@@ -57,7 +57,7 @@ MODELS = (FORWARDED, "several_outputs", "decoupled_count")
 
 
 @dataclasses.dataclass
-class Asking(Stack):
+class FanOut(Stack):
     """Envoy has the module, which finds nothing that a balancer shares."""
 
     def new_envoy(self) -> EnvoyProcess:
@@ -85,7 +85,7 @@ async def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
             "tenants": {"named": {name: LIMITS[name.split()[0]] for name in TENANTS}},
         },
     }
-    stack = (Asking if asking else Stack)(directory, workers=2, settings=settings, models=MODELS)
+    stack = (FanOut if asking else Stack)(directory, workers=2, settings=settings, models=MODELS)
     try:
         await stack.start()
         yield stack

@@ -13,7 +13,8 @@ from support.waiting import eventually
 from balancer import bounds
 from balancer.reports import report_pb2
 from balancer.reports.collector import SERVICE
-from balancer.reports.streams import WINDOW, Replicas
+from balancer.reports.replicas import Replicas, peer_in_flight
+from balancer.reports.streams import WINDOW
 from balancer.scheduler.events import Event, Report, ReportsLost
 
 _PATIENCE_S = 60.0
@@ -187,7 +188,7 @@ async def test_every_address_of_a_name_gets_a_stream(monkeypatch: pytest.MonkeyP
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", fake_getaddrinfo)
-    monkeypatch.setattr("balancer.reports.streams._RESOLVE_PERIOD_S", 0.05)
+    monkeypatch.setattr("balancer.reports.replicas._RESOLVE_PERIOD_S", 0.05)
     async with collecting(first) as (_, address):
         port = int(address.rpartition(":")[2])
         replicas = Replicas([f"balancer.test:{port}", "nowhere.test:1"])
@@ -210,7 +211,7 @@ async def test_an_address_that_left_its_name_is_dropped_when_its_stream_breaks(m
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", fake_getaddrinfo)
-    monkeypatch.setattr("balancer.reports.streams._RESOLVE_PERIOD_S", 0.02)
+    monkeypatch.setattr("balancer.reports.replicas._RESOLVE_PERIOD_S", 0.02)
     lost = asyncio.Event()
 
     def on_event(event: Event) -> None:
@@ -231,3 +232,11 @@ async def test_an_address_that_left_its_name_is_dropped_when_its_stream_breaks(m
         await lost.wait()
         while "127.0.0.1" in {address.rpartition(":")[0] for address in replicas.addresses}:
             await asyncio.sleep(0.02)
+
+
+def test_a_sum_of_too_many_models_or_without_one_of_the_balancers_is_none() -> None:
+    half = bounds.MAX_MODELS_IN_FLIGHT // 2
+    first, second = ({f"{name}{i}": 1 for i in range(half)} for name in "ab")
+    assert len(peer_in_flight("x", {"y": first, "z": second}) or ()) == bounds.MAX_MODELS_IN_FLIGHT
+    assert peer_in_flight("x", {"y": first, "z": {**second, "one more": 1}}) is None
+    assert peer_in_flight("x", {"y": None, "z": first}) is None

@@ -13,9 +13,9 @@ from tritonclient.grpc import service_pb2
 from balancer.config.config import from_mapping
 from balancer.discovery.workers import WorkerSpec
 from balancer.fleet_api import control
-from balancer.fleet_api.asking import Asking
 from balancer.fleet_api.control import Control
 from balancer.fleet_api.counts import FleetCallCounts
+from balancer.fleet_api.fan_out import FanOut
 from balancer.fleet_api.members import Members
 from balancer.scheduler.router import Router
 from policies.round_robin import RoundRobin
@@ -35,7 +35,7 @@ def controlled(router: Router, monkeypatch: pytest.MonkeyPatch) -> Control:
     )
     config = from_mapping({"envoy": {"listen": "127.0.0.1:8080"}, "fleet": {"control": {"callers": ["*"]}}})
     channels = cast(Any, None)  # nobody is asked but the function above
-    return Control(members, Asking(), channels, lambda: config, FleetCallCounts(CollectorRegistry()), replays=False)
+    return Control(members, FanOut(), channels, lambda: config, FleetCallCounts(CollectorRegistry()), replays=False)
 
 
 async def test_a_load_is_answered_once_requests_for_the_model_find_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:

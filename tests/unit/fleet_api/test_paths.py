@@ -6,8 +6,8 @@ import pytest
 
 from balancer.bootstrap import fleet as bootstrap_fleet
 from balancer.fleet_api import changes
-from balancer.fleet_api.asking import FailedError
-from balancer.fleet_api.rest_calls import asked_by
+from balancer.fleet_api.fan_out import FailedError
+from balancer.fleet_api.rest_calls import read_path
 
 
 @pytest.mark.parametrize(
@@ -26,9 +26,9 @@ from balancer.fleet_api.rest_calls import asked_by
     ],
 )
 def test_a_path_asks_for_a_call(path: str, call: str, name: str, version: str) -> None:
-    asked = asked_by(path)
+    asked = read_path(path)
     assert asked is not None
-    assert (asked.call, asked.name, asked.version) == (call, name, version)
+    assert (asked.method, asked.name, asked.version) == (call, name, version)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_path_asks_for_a_call(path: str, call: str, name: str, version: str) -
     ],
 )
 def test_any_other_asks_for_none(path: str) -> None:
-    assert asked_by(path) is None
+    assert read_path(path) is None
 
 
 def test_what_envoy_sends_is_known() -> None:
@@ -64,7 +64,7 @@ def test_what_envoy_sends_is_known() -> None:
         ]
         met = [path for path in paths if re.fullmatch(pattern, path)]
         assert len(met) >= 6
-        assert all(asked_by(path) is not None for path in met)
+        assert all(read_path(path) is not None for path in met)
 
 
 def test_json_of_a_change_becomes_its_message() -> None:

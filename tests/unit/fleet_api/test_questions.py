@@ -12,8 +12,8 @@ from support.fleets import make_router
 
 from balancer.config.config import from_mapping
 from balancer.discovery.workers import WorkerSpec
-from balancer.fleet_api.asking import Asking, FailedError, Failure
 from balancer.fleet_api.counts import FleetCallCounts
+from balancer.fleet_api.fan_out import FailedError, Failure, FanOut
 from balancer.fleet_api.members import Members
 from balancer.fleet_api.questions import Question, Questions
 from policies.round_robin import RoundRobin
@@ -31,7 +31,7 @@ class Fleet:
         )
         self.registry = CollectorRegistry()
         config = from_mapping({"fleet": fleet})
-        self.questions = Questions(members, Asking(), lambda: config, FleetCallCounts(self.registry))
+        self.questions = Questions(members, FanOut(), lambda: config, FleetCallCounts(self.registry))
 
     async def answer(self, call: str, said: Mapping[str, Any]) -> Any:
         async def ask(worker: str) -> Any:

@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from balancer.fleet_api.asking import Answers, Asking, FailedError, Failure, said_of
+from balancer.fleet_api.fan_out import Answers, FailedError, Failure, FanOut, said_of
 
 NOT_FOUND = Failure(grpc.StatusCode.NOT_FOUND, "no such thing")
 GONE = Failure(grpc.StatusCode.UNAVAILABLE, "gone")
@@ -17,7 +17,7 @@ async def test_answers_and_failures_are_told_by_worker() -> None:
             raise FailedError(NOT_FOUND)
         return worker.upper()
 
-    answers = await Asking().each(["a", "b", "c"], ask, 5.0)
+    answers = await FanOut().each(["a", "b", "c"], ask, 5.0)
     assert (answers.given, answers.failed) == ({"a": "A", "c": "C"}, {"b": NOT_FOUND})
 
 
@@ -29,7 +29,7 @@ async def test_a_silent_worker_costs_its_own_answer_alone() -> None:
             await never.wait()
         return worker
 
-    answers = await Asking().each(["silent", "a"], ask, 0.05)
+    answers = await FanOut().each(["silent", "a"], ask, 0.05)
     assert answers.given == {"a": "a"}
     assert answers.failed["silent"].away
     assert answers.failed["silent"].words == "silent did not answer within 0.05 s"
@@ -45,7 +45,7 @@ async def test_so_many_are_asked_at_once() -> None:
         await asyncio.sleep(0)
         under_way -= 1
 
-    await Asking(at_once=3).each(map(str, range(20)), ask, 5.0)
+    await FanOut(at_once=3).each(map(str, range(20)), ask, 5.0)
     assert most == 3
 
 
@@ -58,7 +58,7 @@ def test_without_an_answer_what_a_worker_said_of_the_question_counts() -> None:
 
 
 async def test_who_asks_while_the_same_is_asked_gets_an_answer_that_begins_later() -> None:
-    asking, begun, gates = Asking(), 0, [asyncio.Event(), asyncio.Event()]
+    fan_out, begun, gates = FanOut(), 0, [asyncio.Event(), asyncio.Event()]
 
     async def ask() -> int:
         nonlocal begun
@@ -67,9 +67,9 @@ async def test_who_asks_while_the_same_is_asked_gets_an_answer_that_begins_later
         await gates[number].wait()
         return number
 
-    first = asyncio.create_task(asking.fresh("question", ask))
+    first = asyncio.create_task(fan_out.fresh("question", ask))
     await asyncio.sleep(0)
-    later = [asyncio.create_task(asking.fresh("question", ask)) for _ in range(5)]
+    later = [asyncio.create_task(fan_out.fresh("question", ask)) for _ in range(5)]
     await asyncio.sleep(0)
     assert begun == 1
     gates[0].set()
@@ -79,11 +79,11 @@ async def test_who_asks_while_the_same_is_asked_gets_an_answer_that_begins_later
     assert begun == 2
     gates.append(asyncio.Event())
     gates[2].set()
-    assert await asking.fresh("question", ask) == 2
+    assert await fan_out.fresh("question", ask) == 2
 
 
 async def test_a_failure_is_everybodys_who_asked_for_it_and_nobody_elses() -> None:
-    asking, gate, failing = Asking(), asyncio.Event(), True
+    fan_out, gate, failing = FanOut(), asyncio.Event(), True
 
     async def ask() -> str:
         await gate.wait()
@@ -91,24 +91,24 @@ async def test_a_failure_is_everybodys_who_asked_for_it_and_nobody_elses() -> No
             raise FailedError(GONE)
         return "well"
 
-    first, second = (asyncio.create_task(asking.fresh("question", ask)) for _ in range(2))
+    first, second = (asyncio.create_task(fan_out.fresh("question", ask)) for _ in range(2))
     await asyncio.sleep(0)
     gate.set()
     for task in (first, second):
         with pytest.raises(FailedError, match="gone"):
             await task
     failing = False
-    assert await asking.fresh("question", ask) == "well"
+    assert await fan_out.fresh("question", ask) == "well"
 
 
 async def test_a_caller_that_leaves_takes_the_answer_from_nobody() -> None:
-    asking, gate = Asking(), asyncio.Event()
+    fan_out, gate = FanOut(), asyncio.Event()
 
     async def ask() -> str:
         await gate.wait()
         return "well"
 
-    first, second, third = (asyncio.create_task(asking.fresh("question", ask)) for _ in range(3))
+    first, second, third = (asyncio.create_task(fan_out.fresh("question", ask)) for _ in range(3))
     await asyncio.sleep(0)
     first.cancel()
     second.cancel()
@@ -117,15 +117,15 @@ async def test_a_caller_that_leaves_takes_the_answer_from_nobody() -> None:
 
 
 async def test_different_questions_are_bounded() -> None:
-    asking, gate = Asking(most_rounds=2), asyncio.Event()
-    tasks = [asyncio.create_task(asking.fresh(number, gate.wait)) for number in range(2)]
+    fan_out, gate = FanOut(most_rounds=2), asyncio.Event()
+    tasks = [asyncio.create_task(fan_out.fresh(number, gate.wait)) for number in range(2)]
     await asyncio.sleep(0)
     with pytest.raises(FailedError, match="more than 2 different questions") as error:
-        await asking.fresh(3, gate.wait)
+        await fan_out.fresh(3, gate.wait)
     assert error.value.failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED
     gate.set()
     await asyncio.gather(*tasks)
-    assert await asking.fresh(3, gate.wait)
+    assert await fan_out.fresh(3, gate.wait)
 
 
 def test_one_failure_is_said_for_several() -> None:

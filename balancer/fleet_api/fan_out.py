@@ -76,7 +76,7 @@ class Answers:
         raise FailedError(failures[0] if failures else NOBODY)
 
 
-class Asking:
+class FanOut:
     """Belongs to one event loop."""
 
     def __init__(self, at_once: int = AT_ONCE, most_rounds: int = MOST_ROUNDS) -> None:

@@ -1,0 +1,125 @@
+"""The agent's streams: one to each replica of the balancer, each broken, slow or gone without harm to the others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from balancer import bounds
+from balancer.balancer_tls import BalancerTls
+from balancer.files.schema import UNIX
+from balancer.reports.streams import Replica
+from balancer.scheduler.events import Report
+
+logger = logging.getLogger(__name__)
+
+_RESOLVE_PERIOD_S = 5.0
+
+
+class Replicas:
+    """A stream to every address that the targets resolve to."""
+
+    def __init__(
+        self, targets: Sequence[str], tls: BalancerTls | None = None, flows: Callable[[], None] = lambda: None
+    ) -> None:
+        """`targets` are `host:port` or `unix:/path`; a name with several addresses stands for as many replicas.
+        `flows` is called when one of them wants reports at full rate from now on."""
+        self._flows = flows
+        self._tls = tls
+        self._targets = tuple(targets)
+        self._replicas: dict[str, Replica] = {}
+        self._unresolved: set[str] = set()
+        self._answers = asyncio.Event()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """`ip:port` or `unix:/path` of every replica that is streamed to, or tried."""
+        return tuple(self._replicas)
+
+    @property
+    def connected(self) -> int:
+        """How many balancers acknowledged a report of late."""
+        return sum(replica.connected for replica in self._replicas.values())
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds that may pass between two reports by what all balancers say; 0: as few as can be."""
+        return min((replica.pause_s for replica in self._replicas.values()), default=0.0)
+
+    @property
+    def unaware_of_draining(self) -> list[str]:
+        """Connected balancers that have not acknowledged yet that this worker is draining."""
+        return [r.address for r in self._replicas.values() if r.connected and not r.knows_draining]
+
+    async def ask(self, within_s: float) -> None:
+        """Ask all balancers what they have in flight here, where there are several; returns once all answered, or then.
+
+        An answer that is late counts from the next report on.
+        """
+        if self.connected < 2:
+            return
+        replicas = [replica for replica in self._replicas.values() if replica.ask()]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while any(replica.owes for replica in replicas):
+                    self._answers.clear()
+                    await self._answers.wait()
+
+    def offer(self, report: Report) -> None:
+        """Send the report to all, as soon as each can take one, and with it what all other balancers have in flight."""
+        answers = {address: each.in_flight for address, each in self._replicas.items() if each.connected}
+        for address, replica in self._replicas.items():
+            others = peer_in_flight(address, answers)
+            replica.offer(report if others is None else replace(report, others=others))
+
+    async def run(self) -> None:
+        """Resolve the targets, now and then again, and stream to what they resolve to; until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                addresses = {address for target in self._targets for address in await self._resolve(target)}
+                if not self._unresolved:
+                    for address, replica in self._replicas.items():
+                        replica.wanted = address in addresses
+                for address in addresses - self._replicas.keys():
+                    group.create_task(self._stream(address))
+                await asyncio.sleep(_RESOLVE_PERIOD_S)
+
+    async def _stream(self, address: str) -> None:
+        replica = self._replicas[address] = Replica(address, self._tls, self._answers.set, self._flows)
+        try:
+            await replica.run()
+        finally:
+            del self._replicas[address]
+
+    async def _resolve(self, target: str) -> set[str]:
+        if target.startswith(UNIX):
+            return {target}
+        host, _, port = target.rpartition(":")
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        except OSError as error:
+            if target not in self._unresolved:
+                logger.warning("balancer %s cannot be resolved, trying again: %s", target, error)
+            self._unresolved.add(target)
+            return set()
+        self._unresolved.discard(target)
+        return {f"[{address[0]}]:{port}" if ":" in str(address[0]) else f"{address[0]}:{port}" for *_, address in found}
+
+
+def peer_in_flight(address: str, answers: Mapping[str, Mapping[str, int] | None]) -> tuple[tuple[str, int], ...] | None:
+    """(model, requests) of all balancers but that at `address`; None where one has not answered, or they are too many.
+
+    `answers`: of each connected balancer, by its address.
+    """
+    peers = [counts for peer, counts in answers.items() if peer != address]
+    total: Counter[str] = Counter()
+    for counts in peers:
+        if counts is None:
+            return None
+        total.update(counts)
+    return tuple(total.items()) if peers and len(total) <= bounds.MAX_MODELS_IN_FLIGHT else None
