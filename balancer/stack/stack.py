@@ -14,7 +14,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
@@ -34,6 +34,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 READY_S = 90.0
 _POLL_S = 0.02
 _PAGE_S = 60.0
+_SWAP_S = 20.0
 _GPU = "EMULATED_GPU"
 
 
@@ -123,6 +124,18 @@ class Stack:
         for part in self.parts().values():
             if (status := part.process.returncode) is not None:
                 raise OperatorError(f"{part.called} ended with status {status}; {part.log_tail()}")
+
+    async def __aenter__(self) -> Self:
+        """Start; within all is ready."""
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
 
     async def start(self) -> None:
         """Start everything, and return once each balancer process can pick from every worker, and Envoy asks it."""
@@ -307,6 +320,24 @@ class OwnStack(Stack):
         """Put a config file in place; `sections` over all others."""
         text = dump(merged(DEFAULTS, {"policy": dict(policy)}, self.settings, self.addresses, sections))
         replace_text(self.config_path, text)
+
+    async def swap(self, policy: str) -> float:
+        """Name the policy in the config file, and return the seconds until it was in force.
+
+        Raises:
+            OperatorError: where that takes too long, with what the balancer says of the file.
+        """
+        began_s = time.monotonic()
+        self.write_config({"name": policy})
+        while time.monotonic() < began_s + _SWAP_S:
+            if (page := await self.get("/workers")) and page["policy"] == policy:
+                return time.monotonic() - began_s
+            await asyncio.sleep(_POLL_S)
+        says = (await self.get("/config") or {}).get("last_error")
+        raise OperatorError(
+            f"policy {policy} not in force {_SWAP_S:g} s after {self.config_path} was written, of "
+            f"which /config says {json.dumps(says)}; {self.balancer.log_tail()}"
+        )
 
     def list_workers(self, *specs: WorkerSpec) -> None:
         """What discovery lists from now on."""

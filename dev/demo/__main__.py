@@ -18,8 +18,8 @@ from balancer.errors import OperatorError
 from balancer.load.display import LiveLine, make_console, milliseconds, share
 from balancer.load.runner import Progress
 from dev.demo import page, plot, report, traffic
-from dev.demo.stack import DemoStack, interruptible
 from dev.demo.steps import PolicyOutcome, compare_policies, digits_accuracy
+from dev.stack import emulated, interruptible
 
 _DEFAULTS = traffic.Plan()
 _INTERRUPTED = 130
@@ -62,7 +62,7 @@ async def demo(console: Console, plan: traffic.Plan, out: pathlib.Path, workers:
     """
     began_s = time.monotonic()
     console.print(f"[bold]1[/] Starting Envoy, the balancer and {workers} Triton servers with emulated GPUs ...")
-    async with DemoStack(out / "run", workers, plan.policies[0]) as stack:
+    async with emulated(out / "run", workers, plan.policies[0]) as stack:
         console.print(f"  ready after {time.monotonic() - began_s:.0f} s; requests go to {stack.url}")
         console.print("[bold]2[/] Real inference: held-out handwritten digits to the model digits ...")
         digits = await digits_accuracy(stack.url)
@@ -83,7 +83,7 @@ async def demo(console: Console, plan: traffic.Plan, out: pathlib.Path, workers:
                 line.show(progress, f"window {turn + 1} of {windows}: {policy}")
 
             outcomes = await compare_policies(stack, plan, show)
-        found = report.make_report(digits, outcomes, plan, await stack.page("/workers"))
+        found = report.make_report(digits, outcomes, plan, await stack.get("/workers"))
     return finish(console, found, outcomes, out, time.monotonic() - began_s)
 
 

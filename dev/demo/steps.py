@@ -17,8 +17,8 @@ from balancer.load.runner import DriveOptions, Progress, drive
 from balancer.load.sender import make_sender
 from balancer.load.workload import IntArray
 from balancer.stack.digits import held_out
+from balancer.stack.stack import OwnStack
 from dev.demo import traffic
-from dev.demo.stack import DemoStack
 
 REQUIRED_ACCURACY = 0.95
 _IMAGES_AT_A_TIME = 16
@@ -92,7 +92,7 @@ async def digits_accuracy(url: str) -> DigitsOutcome:
 
 
 async def compare_policies(
-    stack: DemoStack, plan: traffic.Plan, on_progress: Callable[[int, str, Progress], None]
+    stack: OwnStack, plan: traffic.Plan, on_progress: Callable[[int, str, Progress], None]
 ) -> list[PolicyOutcome]:
     """Drive one window after the other, each under its policy; outcomes in the order of `plan.policies`.
 
@@ -144,7 +144,7 @@ async def compare_policies(
     ]
 
 
-async def _swap_soon(stack: DemoStack, policy: str, after_s: float) -> float:
+async def _swap_soon(stack: OwnStack, policy: str, after_s: float) -> float:
     await asyncio.sleep(after_s)
     return await stack.swap(policy)
 

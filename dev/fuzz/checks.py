@@ -11,16 +11,15 @@ from typing import Any
 
 import aiohttp
 import grpc
-import numpy as np
 import psutil
 from tritonclient.grpc import service_pb2
 
 from balancer.proxy.messages import INFER
 from balancer.stack.stack import read_samples
-from dev.fuzz.rig import Target
+from dev.fuzz.target import Target
 from dev.stack import MODEL, POLICY
 
-RSS_LIMIT = 0.05
+_RSS_LIMIT = 0.05
 """By how much resident memory may have grown, as a share."""
 _SPARE_DESCRIPTORS = 4
 """Connections that come and go by themselves."""
@@ -31,7 +30,7 @@ _IN_TURN = "round_robin"
 _POLL_S = 0.25
 _ANEW = (("cache-control", "no-cache"),)
 """Each honest request is to reach a worker."""
-_GAUGES = ("in_flight", "pending", "tokens", "error_rate")
+_GAUGES = tuple(f"balancer_worker_{name}" for name in ("in_flight", "pending", "tokens", "error_rate"))
 _UNKNOWN_ALLOWED = frozenset({"latency_s", "report_age_s", "utilisation", "tokens"})
 """Columns that /workers shows as null where there is no value yet."""
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Warning|Exit|Interrupt)\b.*")
@@ -40,115 +39,99 @@ _IN_JSON = re.compile(r"\\n((?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception)\b[
 
 @dataclass(frozen=True)
 class Size:
-    """Resident memory and descriptors of the processes under attack."""
+    """Of a process under attack."""
 
-    rss_bytes: dict[str, int]
-    descriptors: dict[str, int]
-
-
-def size(target: Target) -> Size:
-    processes = {
-        "balancer": psutil.Process(target.balancer.process.pid),
-        "envoy": psutil.Process(target.envoy.process.pid),
-    }
-    return Size(
-        {name: int(process.memory_info().rss) for name, process in processes.items()},
-        {name: process.num_fds() for name, process in processes.items()},
-    )
+    rss_bytes: int
+    descriptors: int
 
 
-async def settled(target: Target, before: Size | None = None) -> Size:
+def sizes(target: Target) -> dict[str, Size]:
+    processes = {name: psutil.Process(target.parts()[name].process.pid) for name in ("balancer", "envoy")}
+    return {name: Size(each.memory_info().rss, each.num_fds()) for name, each in processes.items()}
+
+
+async def settled(target: Target, before: dict[str, Size] | None = None) -> dict[str, Size]:
     """Once nothing is in flight, connections are closed and memory no longer falls; or after some seconds."""
     for _ in range(int(_PATIENCE_S / _POLL_S)):
-        if not any(worker["in_flight"] for worker in (await page(target, "/workers"))["workers"]):
+        if not any(worker["in_flight"] for worker in (await target.get("/workers"))["workers"]):
             break
         await asyncio.sleep(_POLL_S)
-    now = size(target)
+    now = sizes(target)
     for _ in range(int(_PATIENCE_S / _POLL_S)):
         await asyncio.sleep(_POLL_S)
-        last, now = now, size(target)
+        last, now = now, sizes(target)
         if last == now and (before is None or not growth(before, now)):
             break
     return now
 
 
-def growth(before: Size, after: Size) -> list[str]:
+def growth(before: dict[str, Size], after: dict[str, Size]) -> list[str]:
     """What has grown beyond the limits, in words."""
     found = []
-    for name, was in before.rss_bytes.items():
-        if after.rss_bytes[name] > was * (1 + RSS_LIMIT):
-            share = after.rss_bytes[name] / was - 1
-            found.append(
-                f"{name}: resident memory grew by {share:.1%}, from {was:,} to {after.rss_bytes[name]:,} bytes"
-            )
-    for name, had in before.descriptors.items():
-        if after.descriptors[name] > had + _SPARE_DESCRIPTORS:
-            found.append(f"{name}: descriptors grew from {had} to {after.descriptors[name]}")
+    for name, was in before.items():
+        now = after[name]
+        if now.rss_bytes > was.rss_bytes * (1 + _RSS_LIMIT):
+            found.append(f"{name}: resident memory grew from {was.rss_bytes:,} to {now.rss_bytes:,} bytes")
+        if now.descriptors > was.descriptors + _SPARE_DESCRIPTORS:
+            found.append(f"{name}: descriptors grew from {was.descriptors} to {now.descriptors}")
     return found
 
 
-async def page(target: Target, path: str) -> Any:
-    """A JSON page of the admin interface."""
-    timeout = aiohttp.ClientTimeout(total=_PATIENCE_S)
-    async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{target.admin()}{path}") as response:
-        return await response.json()
+async def all_of(target: Target) -> list[str]:
+    """All but growth: numbers are numbers, nothing failed inside, nothing passed by, honest requests are served."""
+    try:
+        found = [*await _honest(target), *await _numbers(target)]
+    except (aiohttp.ClientError, TimeoutError, TypeError) as error:
+        return [f"the admin pages do not answer after the attack: {error!r}"]
+    for worker in target.workers:
+        found += [f"{worker.name} got a call that is never balanced: {path}" for path in worker.bypassed]
+    return found
 
 
-async def columns(target: Target) -> list[str]:
-    """Numbers about workers that are no numbers, or negative, in words."""
+async def _numbers(target: Target) -> list[str]:
+    """Numbers about workers that are no numbers, or negative; and errors that handlers counted."""
     found = []
-    for worker in (await page(target, "/workers"))["workers"]:
-        for name, value in worker.items():
-            unknown = value is None and name not in _UNKNOWN_ALLOWED
-            if unknown or (isinstance(value, float | int) and not (math.isfinite(value) and value >= 0)):
-                found.append(f"/workers: {worker['worker']}.{name} is {value}")
+    for worker in (await target.get("/workers"))["workers"]:
+        values = {name: value for name, value in worker.items() if value is not None or name not in _UNKNOWN_ALLOWED}
         for model, service in worker["service"].items():
-            found += [
-                f"/workers: {worker['worker']}.service.{model}.{name} is {value}"
-                for name, value in service.items()
-                if value is None or not (math.isfinite(value) and value >= 0)
-            ]
-    gauges = [f"balancer_worker_{name}" for name in _GAUGES]
+            values |= {f"service.{model}.{name}": value for name, value in service.items()}
+        for name, value in values.items():
+            if value is None or (isinstance(value, float | int) and not (math.isfinite(value) and value >= 0)):
+                found.append(f"/workers: {worker['worker']}.{name} is {value}")
     for sample in await read_samples(target.admin()):
-        if sample.name in gauges and not (math.isfinite(sample.value) and sample.value >= 0):
+        if sample.name in _GAUGES and not (math.isfinite(sample.value) and sample.value >= 0):
             found.append(f"/metrics: {sample.name}{sample.labels} is {sample.value}")
+        if sample.name == "balancer_handler_errors_total" and sample.value:
+            found.append(f"/metrics: {sample.name}{sample.labels} is {sample.value}, not 0")
     return found
 
 
-async def honest(target: Target) -> list[str]:
+async def _honest(target: Target) -> list[str]:
     """Send honest requests, gRPC and REST, and say what was wrong with how they were served."""
-    deadline_s = asyncio.get_running_loop().time() + _PATIENCE_S
-    while not all(worker["ready"] for worker in (await page(target, "/workers"))["workers"]):
-        if asyncio.get_running_loop().time() > deadline_s:
-            return [
-                f"honest requests: not every worker is ready {_PATIENCE_S:g} s after the attack, for all its reports"
-            ]
-        await asyncio.sleep(_POLL_S)
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            while not all(worker["ready"] for worker in (await target.get("/workers"))["workers"]):
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        return [f"not every worker is ready {_PATIENCE_S:g} s after the attack, for all its reports"]
     picks = await target.metric("balancer_decisions_total")
     failures: Counter[str] = Counter()
-    idle: set[str] = set()
+    found = []
     async with grpc.aio.insecure_channel(target.url) as channel, aiohttp.ClientSession() as session:
         infer: Any = channel.unary_unary(INFER)
         for policy in (_IN_TURN, POLICY):
-            await _in_force(target, policy)
+            await target.swap(policy)
             served = {worker.name: worker.served for worker in target.workers}
             for _ in range(_HONEST // 4):
                 failures += await _ask(target, infer, session)
             if policy == _IN_TURN:
-                idle = {worker.name for worker in target.workers if worker.served == served[worker.name]}
-    found = [f"honest requests: {count} failed with {what}" for what, count in failures.items()]
+                idle = (worker.name for worker in target.workers if worker.served == served[worker.name])
+                found = [f"honest requests: none was served by {name}, in turn with the others" for name in idle]
+    found += [f"honest requests: {count} failed with {what}" for what, count in failures.items()]
     picked = int(await target.metric("balancer_decisions_total") - picks)
     if picked < _HONEST:
         found.append(f"honest requests: {picked} of {_HONEST} were placed by policy; Envoy fell back for the rest")
-    return [*found, *(f"honest requests: none was served by {name}, in turn with the others" for name in sorted(idle))]
-
-
-async def _in_force(target: Target, policy: str) -> None:
-    """Swap the policy, and return once it decides."""
-    target.write_config({"name": policy})
-    async with asyncio.timeout(_PATIENCE_S):
-        while (await page(target, "/workers"))["policy"] != policy:
-            await asyncio.sleep(_POLL_S)
+    return found
 
 
 async def _ask(target: Target, infer: Any, session: aiohttp.ClientSession) -> Counter[str]:
@@ -173,22 +156,21 @@ class Log:
         self._path = target.log_path
         self._read_bytes = self._path.stat().st_size if self._path.exists() else 0
 
-    def exceptions(self) -> Counter[str]:
+    def exceptions(self) -> set[str]:
         """Those since the last look, by their last line with numbers left out."""
         with self._path.open("rb") as log:
             log.seek(self._read_bytes)
             new = log.read()
         self._read_bytes += len(new)
-        found: Counter[str] = Counter()
+        found: set[str] = set()
         in_traceback = False
         for line in new.decode(errors="replace").splitlines():
-            for inside in _IN_JSON.findall(line):
-                found[_shape(inside)] += 1
+            found.update(map(_shape, _IN_JSON.findall(line)))
             if line.startswith("Traceback (most recent call last)"):
                 in_traceback = True
             elif in_traceback and line and not line.startswith((" ", "\t")):
                 if _EXCEPTION.match(line):
-                    found[_shape(line)] += 1
+                    found.add(_shape(line))
                 in_traceback = False
         return found
 
@@ -196,27 +178,3 @@ class Log:
 def _shape(line: str) -> str:
     """A message without what differs from one to the next."""
     return re.sub(r"-?\d[\d.e+-]*", "N", re.sub(r"'.*", "...", line))[:160]
-
-
-async def handler_errors(target: Target) -> dict[str, float]:
-    samples = await read_samples(target.admin())
-    return {
-        sample.labels.get("handler", ""): sample.value
-        for sample in samples
-        if sample.name == "balancer_handler_errors_total" and sample.value
-    }
-
-
-async def refused(target: Target) -> dict[str, float]:
-    """Inputs refused by message and field, and requests refused by reason."""
-    counts: dict[str, float] = {}
-    for sample in await read_samples(target.admin()):
-        if sample.value and sample.name in ("balancer_refused_inputs_total", "balancer_refusals_total"):
-            kind = "request" if sample.name == "balancer_refusals_total" else ""
-            texts = [text for _, text in sorted(sample.labels.items(), reverse=True)]
-            counts[" ".join(filter(None, [kind, *texts]))] = sample.value
-    return dict(sorted(counts.items(), key=lambda item: -item[1]))
-
-
-def megabytes(number: int) -> str:
-    return f"{np.round(number / 1e6, 1):,} MB"

@@ -1,10 +1,12 @@
-"""Hostile values: numbers, names, headers and paths that no honest sender has."""
+"""Hostile values, and honest messages with some of their fields made hostile."""
 
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 from google.protobuf import struct_pb2
+from google.protobuf.descriptor import FieldDescriptor
 
 from balancer.extproc.kserve import SERVICE
 from dev.stack import MODEL
@@ -41,37 +43,51 @@ REST_PATHS = (
     *(f"/v2/models/{MODEL}/infer",) * 4,
     *(f"/v2/models/{MODEL}/{what}" for what in ("versions/1/infer", "generate_stream", "ready", "trace/setting")),
     *(f"/v2/repository/models/{what}" for what in (f"{MODEL}/unload", f"{MODEL}%2funload", f"a/b/{MODEL}/load")),
-    *(
-        f"/v2/models/{MODEL}%2finfer",
-        f"/v2/models/{'x' * 8000}/infer",
-        f"/v2/models/{MODEL}/versions/{'9' * 3000}/infer",
-    ),
+    *(f"/v2/models/{what}" for what in (f"{MODEL}%2finfer", f"{'x' * 8000}/infer", f"{MODEL}/versions/{'9' * 3000}")),
     *("/v2/health/ready", "/v2", "/v2/", "/v2/models/stats", "/v2/repository/index", "/", "/v1/models", "*"),
     *("/v2/models//infer", "/v2/logging", "/v2/logging/", "/v2//logging", "//v2/logging", "/v2/./logging"),
     *("/v2/x/../logging", "/v2/%6cogging", "/v2%2flogging", "/v2/logging?x=1", "/v2/logging%3f", "/V2/LOGGING"),
     *("/v2/logging;x", "/v2\\logging", "/v2/logging#x", "/v2/trace/setting", "/v2/systemsharedmemory/status"),
     *("/v2/systemsharedmemory/region/x/register", "/v2/cudasharedmemory/unregister", "/v2/models/%ff%fe/infer"),
 )
-_NO_NUMBERS = (float("nan"), float("inf"), float("-inf"))
-_FLOATS = (1e308, -1e308, *_NO_NUMBERS, -1.0, 0.0, -0.0, 1e-320, 1.5, 2.0**63, 2.0**64, 4.0)
+_WORDS = (
+    *("sequence_id", "sequence_start", "priority", "timeout", "binary_data_size", "shared_memory_region", "FP32"),
+    *("BYTES", "model_name", "model_version", "inputs.shape", "parameters.key", "parameters.value.uint64_param"),
+    *("127.0.0.1:1", "::", "x,y", "[::1]:9", "14", "grpc-status", *ROUTING_HEADERS, *GRPC_PATHS, *REST_PATHS),
+)
+"""Texts that mean something somewhere."""
+_FLOATS = (1e308, -1e308, float("nan"), float("inf"), float("-inf"), -1.0, -0.0, 1e-320, 1.5, 2.0**63, 2.0**64, 4.0)
 _LARGEST_BYTES = 3_000_000
-_THROTTLE = 0.002
+_SHARES = (0.01, 0.05, 0.2, 0.6)
+"""Of the fields of one message that are made hostile."""
+_DEEPEST = 6
+_NESTED = 45
+"""Lists within lists, at most; protobuf itself reads 100."""
+_BITS = {
+    **dict.fromkeys((FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_ENUM, FieldDescriptor.CPPTYPE_UINT32), 32),
+    **dict.fromkeys((FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64), 64),
+}
+_UNSIGNED = (FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64)
 
 
 def name(rng: Random) -> str:
     """A name of a model, version, key or id; most are short, a few are megabytes."""
-    if rng.random() < _THROTTLE:
+    if rng.random() < 0.002:
         return "y" * rng.randrange(10_000, _LARGEST_BYTES)
     if rng.random() < 0.1:
-        return "".join(
-            chr(rng.choice((rng.randrange(1, 128), rng.randrange(0xA0, 0xD7FF)))) for _ in range(rng.randrange(40))
-        )
+        letters = (rng.choice((rng.randrange(1, 128), rng.randrange(0xA0, 0xD7FF))) for _ in range(rng.randrange(40)))
+        return "".join(map(chr, letters))
     return rng.choice(NAMES)
 
 
 def number(rng: Random) -> str:
     """What stands where a number should."""
     return rng.choice(NUMBERS) if rng.random() < 0.8 else str(rng.randrange(-(2**70), 2**70) >> rng.randrange(70))
+
+
+def text(rng: Random) -> str:
+    kind = rng.randrange(3)
+    return name(rng) if kind == 0 else number(rng) if kind == 1 else rng.choice(_WORDS)
 
 
 def octets(rng: Random, most: int = 200) -> bytes:
@@ -99,29 +115,15 @@ def real(rng: Random) -> float:
     return rng.choice(_FLOATS) if rng.random() < 0.7 else rng.uniform(-10.0, 1e6)
 
 
-def value(rng: Random, depth: int = 0) -> struct_pb2.Value:
-    """Metadata of any kind, lists in lists included."""
-    kind = rng.randrange(8 if depth < 6 else 5)
-    if kind == 0:
-        return struct_pb2.Value(number_value=real(rng))
-    if kind == 1:
-        return struct_pb2.Value(bool_value=rng.random() < 0.5)
-    if kind == 2:
-        return struct_pb2.Value(null_value=struct_pb2.NULL_VALUE)
-    if kind in {3, 4}:
-        return struct_pb2.Value(string_value=rng.choice((name, number))(rng))
-    if kind == 7:
-        return struct_pb2.Value(struct_value=struct_pb2.Struct(fields={"x": value(rng, depth + 1)}))
-    items = [value(rng, depth + 1) for _ in range(rng.choice((0, 1, 2, 3, 30 if depth < 2 else 1)))]
-    return struct_pb2.Value(list_value=struct_pb2.ListValue(values=items))
+def spoiled(rng: Random, message: Any) -> bytes:
+    """An honest message of protobuf as it is sent: some fields hostile, some bytes changed, or as it was."""
+    _spoil(rng, message, rng.choice((0.0, *_SHARES)))
+    return _sent(rng, message.SerializeToString())
 
 
-def nested(depth: int) -> struct_pb2.Value:
-    """One leaf below so many lists."""
-    result = struct_pb2.Value(string_value=MODEL)
-    for _ in range(depth):
-        result = struct_pb2.Value(list_value=struct_pb2.ListValue(values=[result]))
-    return result
+def spoiled_json(rng: Random, value: Any) -> Any:
+    """The same of what JSON says, before it is written."""
+    return _spoiled_value(rng, value, rng.choice(_SHARES))
 
 
 def garbled(rng: Random, original: bytes) -> bytes:
@@ -134,3 +136,102 @@ def garbled(rng: Random, original: bytes) -> bytes:
             damaged[rng.randrange(len(damaged))] = rng.randrange(256)
     cut = rng.randrange(len(damaged) + 1)
     return bytes(rng.choice((damaged, damaged[:cut], damaged[cut:] + damaged[:cut])))
+
+
+def _sent(rng: Random, message: bytes) -> bytes:
+    return garbled(rng, message) if rng.random() < 0.1 else message
+
+
+def _spoil(rng: Random, message: Any, share: float, depth: int = 0) -> None:
+    """Change fields of a message of any kind, and of those within it."""
+    if isinstance(message, struct_pb2.Value) and rng.random() < share / 4:
+        message.CopyFrom(_nested(rng.randrange(_NESTED)))
+        return
+    for field in message.DESCRIPTOR.fields:
+        hostile = rng.random() < share
+        if field.is_repeated:
+            if field.message_type and field.message_type.GetOptions().map_entry:
+                _spoil_map(rng, message, field, share if hostile else 0.0, depth)
+            else:
+                _spoil_list(rng, getattr(message, field.name), field, share, depth, more=hostile)
+        elif field.message_type is not None:
+            # Nothing that is not there is made below the depth that honest messages have, or they would never end.
+            if message.HasField(field.name) or (hostile and depth < _DEEPEST):
+                _spoil(rng, getattr(message, field.name), share, depth + 1)
+        elif hostile:
+            setattr(message, field.name, _scalar(rng, field))
+        if hostile and rng.random() < 0.2:
+            message.ClearField(field.name)
+
+
+def _spoil_list(rng: Random, items: Any, field: FieldDescriptor, share: float, depth: int, *, more: bool) -> None:
+    if field.message_type is None:
+        items.extend(_scalar(rng, field) for _ in range(_count(rng) if more else 0))
+        return
+    for item in items:
+        _spoil(rng, item, share, depth + 1)
+    for _ in range(_count(rng) if more and depth < _DEEPEST else 0):
+        added = items.add()
+        if items and rng.random() < 0.5:
+            added.CopyFrom(items[0])
+        _spoil(rng, added, share, depth + 1)
+
+
+def _spoil_map(rng: Random, message: Any, field: FieldDescriptor, share: float, depth: int) -> None:
+    entries = getattr(message, field.name)
+    keys = [*entries, *(text(rng)[:100] for _ in range(rng.randrange(4) if share and depth < _DEEPEST else 0))]
+    of_entry = field.message_type.fields_by_name["value"]
+    for key in keys:
+        if of_entry.message_type is not None:
+            _spoil(rng, entries[key], share, depth + 1)
+        elif rng.random() < share:
+            entries[key] = _scalar(rng, of_entry)
+
+
+def _count(rng: Random) -> int:
+    """How many more, of what there may be many."""
+    return rng.choice((1, 1, 1, 2, 5, 40, 300 if rng.random() < 0.1 else 1))
+
+
+def _scalar(rng: Random, field: FieldDescriptor) -> Any:
+    kind = field.cpp_type
+    if kind == FieldDescriptor.CPPTYPE_STRING:
+        return octets(rng, 400) if field.type == FieldDescriptor.TYPE_BYTES else text(rng)
+    if kind == FieldDescriptor.CPPTYPE_BOOL:
+        return rng.random() < 0.5
+    if kind == FieldDescriptor.CPPTYPE_DOUBLE:
+        return real(rng)
+    if kind == FieldDescriptor.CPPTYPE_FLOAT:
+        return drawn if abs(drawn := real(rng)) < 1e38 else float("inf")
+    unsigned = integer(rng, _BITS[kind])
+    return unsigned if kind in _UNSIGNED else unsigned - 2 ** (_BITS[kind] - 1)
+
+
+def _nested(depth: int) -> struct_pb2.Value:
+    """One leaf below so many lists."""
+    result = struct_pb2.Value(string_value=MODEL)
+    for _ in range(depth):
+        result = struct_pb2.Value(list_value=struct_pb2.ListValue(values=[result]))
+    return result
+
+
+def _spoiled_value(rng: Random, value: Any, share: float) -> Any:
+    if rng.random() < share / 2:
+        return _any_value(rng)
+    if isinstance(value, dict):
+        kept = {key: _spoiled_value(rng, each, share) for key, each in value.items() if rng.random() > share / 4}
+        added = {text(rng)[:99]: _any_value(rng) for _ in range(rng.randrange(3) if rng.random() < share else 0)}
+        return kept | added
+    if isinstance(value, list):
+        made = [_spoiled_value(rng, each, share) for each in value]
+        return made * rng.choice((0, 2, 40)) if rng.random() < share / 2 else made
+    return value
+
+
+def _any_value(rng: Random, depth: int = 0) -> Any:
+    kind = rng.randrange(9 if depth < 4 else 6)
+    if kind < 6:
+        kinds = (None, rng.random() < 0.5, integer(rng, 64), -integer(rng, 70), real(rng), text(rng)[:2000])
+        return kinds[kind]
+    inner = [_any_value(rng, depth + 1) for _ in range(rng.randrange(4))]
+    return {f"k{place}": each for place, each in enumerate(inner)} if kind == 6 else inner

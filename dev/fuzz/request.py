@@ -1,4 +1,4 @@
-"""Random requests for the module's reader, by the million: `python -m dev.fuzz.request`.
+"""Random requests for the module's reader, by the million.
 
 `entry.c` is an entry for any fuzzer. With libFuzzer: `clang -fsanitize=fuzzer,address,undefined entry.c` and the
 reader's sources. `driver.c` calls it with mutations of honest requests, where there is a C compiler only.
@@ -10,12 +10,10 @@ import gzip
 import os
 import struct
 import subprocess
-import time
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import click
 from tritonclient.grpc import service_pb2
 
 from balancer.native import header
@@ -102,18 +100,3 @@ def corpus() -> Iterator[bytes]:
 def _input(path: int, how: int, headers: Sequence[tuple[int, bytes]], body: bytes) -> bytes:
     start = bytes([path, how | _CHUNK, len(headers)])
     return start + b"".join(bytes([which, len(value)]) + value for which, value in headers) + body
-
-
-@click.command(help="Mutations of honest requests for the module's reader, compiled with sanitizers.")
-@click.option("--inputs", type=click.IntRange(min=1), default=10_000_000, show_default=True)
-@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Equal seeds try equal inputs.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("out/fuzz/request"), show_default=True)
-def main(inputs: int, seed: int, out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    start_s = time.monotonic()
-    says = fuzzed(out.absolute(), inputs, seed)
-    click.echo(f"{says}, {time.monotonic() - start_s:.0f} s, seed {seed}; none broke the reader")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Spoiled state for the module: `python -m dev.fuzz.state`.
+"""Spoiled state for the module.
 
 `spoil.c` decides and ends requests over a balancer's folder in which one file was cut short or changed
 before it is looked at, or is changed while it is in use.
@@ -10,8 +10,6 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-
-import click
 
 from balancer.kernel.compiled.library import PATH, Library
 from balancer.kernel.settings import Limits, Settings, SplitSettings
@@ -82,19 +80,3 @@ def _over(program: Path, policy: str, inputs: int, seed: int) -> str:
         command: list[str | Path] = [program, PATH, shared, copy, str(inputs), str(seed)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return f"{policy}: {done.stdout.strip()}"
-
-
-@click.command(help="Spoiled state for the module, compiled with sanitizers.")
-@click.option("--inputs", type=click.IntRange(min=len(POLICIES)), default=100_000, show_default=True)
-@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Equal ones spoil equal places.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("out/fuzz/state"), show_default=True)
-def main(inputs: int, seed: int, out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    start_s = time.monotonic()
-    for says in fuzzed(out.absolute(), inputs, seed):
-        click.echo(says)
-    click.echo(f"{time.monotonic() - start_s:.0f} s, seed {seed}; none broke the module")
-
-
-if __name__ == "__main__":
-    main()

@@ -19,7 +19,6 @@ from balancer.errors import OperatorError
 from balancer.stack.stack import REPOSITORY
 from dev.bench.machine import CpuMeter
 from dev.bench.results import Aim, Table, aims_table
-from dev.demo.stack import interruptible
 from dev.soak import plot, report
 from dev.soak.certificates import Certificates
 from dev.soak.client import Load
@@ -27,7 +26,7 @@ from dev.soak.deployment import Deployment, Sampler
 from dev.soak.faults import FAULTS, Fault, certificates_rotated
 from dev.soak.report import Soak
 from dev.soak.schedule import Schedule
-from dev.stack import new_tritons
+from dev.stack import interruptible, new_tritons
 
 PAGE = Path("docs/operate/failures.md")
 """The page that holds the table, from the repository."""

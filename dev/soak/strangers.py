@@ -13,7 +13,7 @@ import grpc
 
 from balancer.files.schema import split_address
 from balancer.proxy.messages import INFER
-from dev.fuzz import messages, wire
+from dev.fuzz import inputs, wire
 from dev.stack import MODEL
 
 _UPLOADS = 10
@@ -33,15 +33,15 @@ async def annoy(endpoint: str, rng: Random, seconds: float) -> Counter[str]:
         channel = await open_.enter_async_context(grpc.aio.insecure_channel(endpoint))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                odd = (_odd(host, port, rng, answers) for _ in range(_CLIENTS))
+                odd = (_odd(endpoint, rng, answers) for _ in range(_CLIENTS))
                 await asyncio.gather(*odd, _fickle(channel, rng, answers))
     return answers
 
 
-async def _odd(host: str, port: int, rng: Random, answers: Counter[str]) -> None:
+async def _odd(endpoint: str, rng: Random, answers: Counter[str]) -> None:
     while True:
         request = rng.choice((wire.http1_request, wire.http2_call))(rng)
-        answers[await wire.exchange(host, port, request)] += 1
+        answers[await wire.exchange(endpoint, request)] += 1
         await asyncio.sleep(_PAUSE_S)
 
 
@@ -49,7 +49,7 @@ async def _fickle(channel: grpc.aio.Channel, rng: Random, answers: Counter[str])
     """Calls whose client leaves at any moment."""
     infer: Any = channel.unary_unary(INFER)
     while True:
-        call = infer(messages.inference(rng)[:3000])
+        call = infer(inputs.inference(rng)[:3000])
         await asyncio.sleep(rng.random() * _GIVES_UP_S)
         call.cancel()
         answers["given up"] += 1

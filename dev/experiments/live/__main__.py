@@ -16,11 +16,11 @@ import uvloop
 
 from balancer.errors import OperatorError
 from balancer.load.display import LiveLine, make_console
-from dev.demo.stack import interruptible
 from dev.experiments.live import fidelity, plot, switchback
 from dev.experiments.live.record import Recording, record
 from dev.experiments.live.report import Report, make_report
 from dev.experiments.live.session import FIDELITY, QUICK, SWITCHBACK, Session, capacity_weights
+from dev.stack import interruptible
 from policies import BUILTIN
 
 _RECORDING = "recording.json"

@@ -19,9 +19,10 @@ from balancer.load.result import LoadResult, joined
 from balancer.load.runner import DriveOptions, Progress, drive
 from balancer.load.workload import LoadWorkload, ModelMix, RowSizes, mixed, streams
 from balancer.profile.measure import Profiler, Sweep
+from balancer.stack.stack import OwnStack
 from dev.demo import traffic
-from dev.demo.stack import DemoStack
 from dev.experiments.live.session import Session
+from dev.stack import emulated
 
 WORKERS = 4
 _SWEEP = Sweep(executions=30, seconds=2.5, warm_up=2)
@@ -131,7 +132,7 @@ async def record(
     Raises:
         OperatorError: a part cannot be started, or fails.
     """
-    async with DemoStack(out / "run", WORKERS, "round_robin", *_of_sessions(session)) as stack:
+    async with emulated(out / "run", WORKERS, "round_robin", *_of_sessions(session)) as stack:
         addresses = {worker.name: worker.grpc_endpoint for worker in stack.specs}
         say("service times of each Triton ...")
         # At once: they sleep rather than compute. `profile` sends one request at a time to each.
@@ -169,13 +170,13 @@ def _of_sessions(session: Session) -> tuple[dict[str, Any], dict[str, str]]:
     return {"requests": {"sticky_keys": False}}, {name: str(value) for name, value in cache.items()}
 
 
-async def _weigh(stack: DemoStack, weights: Mapping[str, float]) -> None:
+async def _weigh(stack: OwnStack, weights: Mapping[str, float]) -> None:
     """Write the weights into the list of workers, and wait until the balancer has them."""
     stack.list_workers(*(worker.model_copy(update={"weight": weights[worker.name]}) for worker in stack.specs))
     try:
         async with asyncio.timeout(_WEIGHTS_TIMEOUT_S):
             while True:
-                now = {worker["worker"]: worker["weight"] for worker in (await stack.page("/workers"))["workers"]}
+                now = {worker["worker"]: worker["weight"] for worker in (await stack.get("/workers"))["workers"]}
                 if now == weights:
                     return
                 await asyncio.sleep(_POLL_S)
@@ -199,8 +200,13 @@ def _easy_workload(session: Session, number: int) -> LoadWorkload:
     return mixed(time_s, [_EASY_MODEL], RowSizes(), models, rows)
 
 
+async def _decisions(stack: OwnStack) -> dict[str, float]:
+    """How many requests each policy has decided so far, by name: a guard's baseline counts for itself."""
+    return dict((await stack.get("/recent"))["decisions"])
+
+
 async def _send(
-    stack: DemoStack, session: Session, tell: Callable[[Progress], None]
+    stack: OwnStack, session: Session, tell: Callable[[Progress], None]
 ) -> tuple[LoadResult, tuple[float, ...], tuple[Mapping[str, float], ...]]:
     """The session's requests, and for each turn how long the swap took and who decided how many that count."""
     loop = asyncio.get_running_loop()
@@ -217,9 +223,9 @@ async def _send(
             stack.check()
             swaps_s.append(await stack.swap(turn.policy))
             await until(turn.counted_s)
-            before = await stack.decisions_now()
+            before = await _decisions(stack)
             await until(turn.end_s - _BEFORE_END_S)
-            after = await stack.decisions_now()
+            after = await _decisions(stack)
             decided.append({policy: count - before.get(policy, 0.0) for policy, count in after.items()})
         return swaps_s, decided
 

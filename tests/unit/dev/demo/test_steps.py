@@ -6,16 +6,16 @@ from support.fake_triton import FakeTriton, serving
 from balancer.errors import OperatorError
 from balancer.load.result import summarise
 from balancer.load.runner import Progress
-from dev.demo.stack import DemoStack
+from balancer.stack.stack import OwnStack
 from dev.demo.steps import compare_policies
 from dev.demo.traffic import Plan
 
 
-class FakeStack(DemoStack):
+class FakeStack(OwnStack):
     """No stack: the listener of a fake Triton, and swaps that take effect at once."""
 
     def __init__(self, directory: Path, url: str) -> None:
-        super().__init__(directory, workers=1, policy="random")
+        super().__init__(directory)
         self._url = url
         self.swaps: list[str] = []
 

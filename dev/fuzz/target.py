@@ -18,10 +18,10 @@ from aiohttp import web
 from tritonclient.grpc import service_pb2
 
 from balancer.discovery.workers import WorkerSpec
-from balancer.reports import report_pb2
+from balancer.reports.streams import METHOD
 from balancer.stack.ports import free_port_range
 from balancer.stack.stack import OwnStack
-from dev.fuzz.messages import CASCADE
+from dev.fuzz import inputs
 from dev.stack import MODEL
 
 _GRPC = "/inference.GRPCInferenceService/"
@@ -34,27 +34,30 @@ _CHANGES_OR_READS = {"TraceSetting": service_pb2.TraceSettingRequest, "LogSettin
 """Calls that change a server where they have settings in them."""
 _SETTINGS_PATHS = re.compile(r"/v2/((models/.+/)?trace/setting|logging)")
 """Likewise of HTTP, where they are no GET."""
+_WORKERS = 3
 _REPORT_PAUSE_S = 0.05
 _RECONNECT_S = 0.1
 _OUTCOME_TIMEOUT_S = 5.0
-_ALL_OF_THE_PROXY = {
-    **{"repeatable": True, "hedge": True, "once_s": 1, "cache_ttl_s": 1},
-    "batch": {"max_rows": 8},
+_PROXIED = {
+    "envoy": {"frontend": "proxy"},
+    "models": {
+        MODEL: {"proxy": {"repeatable": True, "hedge": True, "once_s": 1, "cache_ttl_s": 1, "batch": {"max_rows": 8}}}
+    },
+    # Small, so that what it keeps is full before the attack begins; and a name that several models serve.
+    "proxy": {
+        **{"once_bytes": "1MiB", "cache_bytes": "1MiB"},
+        "confidence_cascades": {
+            inputs.CASCADE: {"models": [MODEL, f"{MODEL}_more"], "output": "OUTPUT", "threshold": 0.5}
+        },
+    },
 }
-_SMALL = {
-    **{"once_bytes": "1MiB", "cache_bytes": "1MiB"},
-    "confidence_cascades": {CASCADE: {"models": [MODEL, f"{MODEL}_more"], "output": "OUTPUT", "threshold": 0.5}},
-}
-"""What the proxy keeps, so that it is full before the attack begins; and a name that several models serve."""
 
 
 @dataclass
-class FakeWorker:
+class Worker:
     """No Triton: answers every call, gRPC or HTTP, with the same bytes, and notes what should not have come."""
 
     name: str
-    grpc_port: int = 0
-    http_port: int = 0
     served: int = 0
     bypassed: Counter[str] = field(default_factory=Counter)
     """Calls that are never balanced, by path."""
@@ -63,21 +66,19 @@ class FakeWorker:
         self._answer = service_pb2.ModelInferResponse(model_name=MODEL, id=self.name).SerializeToString()
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)])
         self._server.add_generic_rpc_handlers((_Any(self),))
-        self.grpc_port = self._server.add_insecure_port("127.0.0.1:0")
+        grpc_port = self._server.add_insecure_port("127.0.0.1:0")
         await self._server.start()
         application = web.Application(client_max_size=2**30)
         application.router.add_route("*", "/{path:.*}", self._http)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.http_port = self._runner.addresses[0][1]
+        http_port = self._runner.addresses[0][1]
+        self.spec = WorkerSpec(name=self.name, address="127.0.0.1", grpc_port=grpc_port, http_port=http_port)
 
     async def stop(self) -> None:
         await self._server.stop(None)
         await self._runner.cleanup()
-
-    def spec(self) -> WorkerSpec:
-        return WorkerSpec(name=self.name, address="127.0.0.1", grpc_port=self.grpc_port, http_port=self.http_port)
 
     def note(self, path: str) -> None:
         """Count a call; one that should not be here by its path."""
@@ -106,7 +107,7 @@ class FakeWorker:
 class _Any(grpc.GenericRpcHandler):
     """Every method is served alike; unary calls are the same on the wire as streams of one message."""
 
-    def __init__(self, worker: FakeWorker) -> None:
+    def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
@@ -120,26 +121,18 @@ class _Any(grpc.GenericRpcHandler):
         return grpc.stream_stream_rpc_method_handler(call)
 
 
-@dataclass
 class Target(OwnStack):
-    """The gateway under attack, with honest reporters for its fake workers."""
+    """The gateway under attack, with honest reporters for its workers; `proxied`: the balancer forwards inferences."""
 
-    workers: list[FakeWorker] = field(default_factory=list)
-    proxied: bool = False
-    """Whether the balancer forwards inferences itself."""
-    _reporting: list[asyncio.Task[None]] = field(default_factory=list, init=False)
-
-    def __post_init__(self) -> None:
-        """As of `OwnStack`; picks that attackers abandon are soon given up, so that what stays behind shows."""
-        super().__post_init__()
+    def __init__(self, directory: Path, workers: list[Worker], *, proxied: bool) -> None:
+        super().__init__(directory, listed=[worker.spec for worker in workers], settings=_PROXIED if proxied else {})
+        self.workers = workers
+        self._reporting: list[asyncio.Task[None]] = []
         self.fleet_port = free_port_range(2)
         """Of calls about the fleet by gRPC; that of HTTP is the next."""
-        self.listed = [worker.spec() for worker in self.workers]
         self.addresses["listen"]["fleet"] = f"127.0.0.1:{self.fleet_port}"
+        # Picks that attackers abandon are soon given up, so that what stays behind shows.
         self.addresses["requests"] = {"outcome_timeout_s": _OUTCOME_TIMEOUT_S}
-        if self.proxied:
-            self.addresses["envoy"]["frontend"] = "proxy"
-            self.addresses |= {"models": {MODEL: {"proxy": _ALL_OF_THE_PROXY}}, "proxy": _SMALL}
 
     async def wait_ready(self) -> None:
         """As of `OwnStack`, with reports."""
@@ -163,37 +156,27 @@ class Target(OwnStack):
 
     async def _report(self, worker: str) -> None:
         """As an agent does: try for ever."""
-        incarnation = time.time_ns() // 1_000_000
-        number = 0
+        incarnation, number = time.time_ns() // 1_000_000, 0
         while True:
             async with grpc.aio.insecure_channel(self.config.reports_address(0)) as channel:
                 with contextlib.suppress(grpc.aio.AioRpcError):
-                    stream: Any = channel.stream_stream("/balancer.telemetry.v1.Reports/Stream")()
+                    stream: Any = channel.stream_stream(METHOD)()
                     while not stream.done():
                         number += 1
-                        await stream.write(_honest(worker, incarnation, number))
+                        await stream.write(inputs.report(worker, incarnation, number).SerializeToString())
                         await asyncio.sleep(_REPORT_PAUSE_S)
             await asyncio.sleep(_RECONNECT_S)
 
 
-def _honest(worker: str, incarnation: int, number: int) -> bytes:
-    report = report_pb2.WorkerReport(
-        worker=worker, incarnation=incarnation, number=number, ready=True, all_models=True, balancers=1
-    )
-    model = report.models.add(model=MODEL, version="1", ready=True, succeeded=number, max_batch_rows=1, instances=1)
-    model.batches.add(rows=1, executions=number, compute_s=number * 0.0005)
-    return report.SerializeToString()
-
-
 @contextlib.asynccontextmanager
-async def target(directory: Path, count: int = 3, *, proxied: bool = False) -> AsyncIterator[Target]:
-    """Everything started, and stopped afterwards; `proxied`: with the front end `proxy`."""
+async def target(directory: Path, *, proxied: bool) -> AsyncIterator[Target]:
+    """Everything started, and stopped afterwards."""
     async with contextlib.AsyncExitStack() as running:
-        workers = [FakeWorker(f"worker-{number}") for number in range(count)]
+        workers = [Worker(f"worker-{number}") for number in range(_WORKERS)]
         for worker in workers:
             await worker.start()
             running.push_async_callback(worker.stop)
-        started = Target(directory, workers=workers, proxied=proxied)
+        started = Target(directory, workers, proxied=proxied)
         running.push_async_callback(started.stop)
         await started.start()
         yield started
