@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from balancer.errors import OperatorError
+from balancer.errors import OperatorError, missing
 from balancer.stack.process import LocalProcess, ProcessExitedError
 
 _PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -80,6 +80,8 @@ def find_triton(cache_directory: Path | None = None) -> TritonInstallation:
     Raises:
         TritonUnavailableError: if the wheel, its stub for this Python, libpython, or NumPy 1 for it is missing.
     """
+    if words := missing((_wheel_directory, _libpython_directories, _python_environment)):
+        raise TritonUnavailableError(words)
     wheel = _wheel_directory()
     parts = wheel / "pytriton" / "tritonserver"
     backend = parts / "backends" / "python"

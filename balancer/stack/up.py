@@ -24,7 +24,7 @@ from balancer.config.frontend import AUTO, untraceable
 from balancer.config.listen import is_local
 from balancer.config.overrides import Overrides
 from balancer.discovery.file import dump_workers
-from balancer.errors import OperatorError
+from balancer.errors import OperatorError, missing
 from balancer.files.schema import join_address
 from balancer.files.yaml_document import dump
 from balancer.native.folder import default_folder
@@ -78,8 +78,11 @@ def run(options: UpOptions) -> None:
 
 def _check_parts(options: UpOptions) -> None:
     """Before anything starts: OperatorError, with the remedy, where a part is not installed."""
-    find_envoy()
-    find_triton()
+    if words := missing((find_envoy, find_triton, lambda: _check_models(options))):
+        raise OperatorError(words)
+
+
+def _check_models(options: UpOptions) -> None:
     if not options.model_repositories and not _MODELS.is_dir():
         raise OperatorError(
             "this installation brings no models, only a checkout does (triton/models); "

@@ -94,6 +94,18 @@ def test_what_is_missing_is_named_with_the_remedy(
         find_triton(tmp_path / "cache")
 
 
+def test_all_that_is_missing_is_named_at_once(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_libpython(wheel, monkeypatch)
+    without_old_numpy(wheel, monkeypatch)
+    without_wheel(wheel, monkeypatch)
+    with pytest.raises(TritonUnavailableError) as caught:
+        find_triton(tmp_path / "cache")
+    no_wheel, no_libpython, no_numpy = str(caught.value).splitlines()
+    assert "nvidia-pytriton" in no_wheel
+    assert "libpython3.11" in no_libpython
+    assert "NumPy 1" in no_numpy
+
+
 async def test_ending_a_server_that_never_started_is_harmless(tmp_path: Path) -> None:
     server = TritonServer(
         name="w", model_repository=tmp_path, grpc_port=1, http_port=2, metrics_port=3, log_path=tmp_path / "log"
