@@ -22,7 +22,6 @@ from balancer.scheduler.router import Router
 from balancer.scheduler.shown import silent
 from balancer.server.event_log import EventLog, some
 from balancer.server.metrics import Metrics
-from balancer.server.metrics.scraped import counted
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +125,7 @@ class EventReporter:
             return
         self._looked_s = now_s
         self._look_for_silence(now_s)
-        refused = counted(self._metrics.refusals)
+        refused = self._metrics.refusals.totals()
         for reason, count in refused.items():
             if more := int(count - self._refused.get(reason, 0)):
                 self._events.add("refused", "warning", f"requests refused: {reason}", more)

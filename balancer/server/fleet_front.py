@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 from aiohttp import web
+from prometheus_client import CollectorRegistry
 
 from balancer.channels.links import Links
 from balancer.config.config import Config
@@ -57,7 +58,9 @@ class FleetFront:
         self._config = config
         self._known = False
         self._looked_s = 0.0
-        counts = FleetCallCounts(metrics.registry)
+        registry = CollectorRegistry()
+        counts = FleetCallCounts(registry)
+        metrics.register(registry.collect)
         self._members = Members(router)
         self._questions = Questions(self._members, FanOut(), lambda: self._config, counts)
         # With places of its own: changes take minutes, and nobody's question is to wait for them.

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from prometheus_client import Counter
-
 from balancer.log_throttle import LogThrottle
+from balancer.server.metrics.series import Counters
 
 logger = logging.getLogger(__name__)
 
@@ -15,7 +14,7 @@ logger = logging.getLogger(__name__)
 class InternalErrors:
     """Takes in what handlers caught: an attacker who finds one must not fill the disk by it as well."""
 
-    def __init__(self, counter: Counter, clock: Callable[[], float]) -> None:
+    def __init__(self, counter: Counters, clock: Callable[[], float]) -> None:
         """`counter` has one label, the handler; `clock` gives seconds."""
         self._counter = counter
         self._throttle = LogThrottle(clock)

@@ -72,7 +72,7 @@ class Recorder:
         self.splits = picker.splits
         self.splits.returned = _log_return
         metrics.register(lambda: split_metrics(self.splits))
-        metrics.held_now.set_function(picker.holding.waiting.__len__)
+        metrics.held_now = picker.holding.waiting.__len__
 
     @property
     def awaited(self) -> int:

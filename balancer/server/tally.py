@@ -67,7 +67,7 @@ class Tally:
         self.outliers = Outliers()
 
     def decided(self, policy: str, seconds: Sequence[float]) -> None:
-        self._metrics.decisions_of(policy).inc(len(seconds))
+        self._metrics.decisions.labels(policy).inc(len(seconds))
         self._metrics.decision_duration.observe_all(seconds)
 
     def refused(self, reason: str, seconds: Sequence[float]) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client import CollectorRegistry
 
 from balancer.config.config import Config
 from balancer.discovery.inference.pods import PoolCounts
@@ -19,7 +19,7 @@ from balancer.reports.collector import ReportCounts
 from balancer.scheduler.canary.split import Splits
 from balancer.server.metrics import Metrics
 from balancer.server.metrics.canary import split_metrics
-from balancer.server.native.front import NativeCounts
+from balancer.server.native.front import native_metrics
 from balancer.server.workers.drains import Drains
 from balancer.server.workers.objectives import ClusterObjectives
 from balancer.server.workers.source import pod_metrics
@@ -52,23 +52,30 @@ def declared() -> dict[str, frozenset[str]]:
     state = SimpleNamespace(counts=lambda: dict.fromkeys(COUNTS, 0), in_flight=0)
     tables: Any = type("Tables", (), {"asked": 0, "seconds": 0.0, "wait_s": 0.0, "__len__": lambda _: 0})()
     router: Any = SimpleNamespace(state=state, replaced=0, tables=tables)
-    metrics.registry.register(NativeCounts(router))
+    metrics.register(lambda: native_metrics(router))
     objectives = ClusterObjectives(Config())
     metrics.register(lambda: pod_metrics(PodCounts(), PoolCounts(), objectives))
     metrics.register(Drains(make_router(1), lambda: 0.0, lambda _: None).metrics)
     metrics.register(lambda: split_metrics(Splits()))
-    FleetCounts(metrics.registry)
-    return dict((*_of_registry(metrics), *_of_families(metrics)))
+    registry = CollectorRegistry()
+    FleetCounts(registry)
+    library = (*registry._collector_to_names, metrics.decision_log_lines)
+    return dict((*_of_library(library), *_of_scraped(metrics), *_of_families(metrics)))
 
 
-def _of_registry(metrics: Metrics) -> Iterator[tuple[str, frozenset[str]]]:
-    for collector in metrics.registry._collector_to_names:
-        of_all = collector._labelnames if isinstance(collector, MetricWrapperBase) else ()
+def _of_library(collectors: Iterable[Any]) -> Iterator[tuple[str, frozenset[str]]]:
+    for collector in collectors:
         for family in collector.collect():
-            seen = {label for sample in family.samples for label in sample.labels}
-            labels = seen.union(of_all, getattr(family, "_labelnames", ()))
+            yield f"{family.name}_total", frozenset(collector._labelnames)
+
+
+def _of_scraped(metrics: Metrics) -> Iterator[tuple[str, frozenset[str]]]:
+    for family in (family for families in metrics.scraped for family in families()):
+        if family.name != "balancer_decision_log_lines":
+            labels = {label for sample in family.samples for label in sample.labels}
+            labels |= set(getattr(family, "_labelnames", ()))
             for suffix in SUFFIXES[family.type]:
-                yield family.name + suffix, frozenset(labels - {"le"} | ({"le"} if suffix == "_bucket" else set()))
+                yield family.name + suffix, frozenset(labels)
 
 
 def _of_families(metrics: Metrics) -> Iterator[tuple[str, frozenset[str]]]:

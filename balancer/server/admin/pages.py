@@ -23,7 +23,6 @@ from balancer.server.admin.server import AdminServer
 from balancer.server.admin.token import Token
 from balancer.server.internal_errors import InternalErrors
 from balancer.server.metrics.exposition import OPEN_TYPE, PLAIN_TYPE, wants_open_metrics
-from balancer.server.metrics.scraped import counted
 from balancer.server.page.browser import PageStreams, page
 from balancer.server.page.explain import canary, explain, read_question
 from balancer.server.page.maker import AdminSources, Maker
@@ -232,7 +231,7 @@ class Admin:
                 "window_s": window_s,
                 **asdict(summary(window_s, parts)),
                 **picked(parts),
-                "decisions": counted(sources.metrics.decisions),
+                "decisions": sources.metrics.decisions.totals(),
                 "splits": _splits(sources.splits),
                 "config_refused": error and [str(problem) for problem in error.problems],
             }

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from prometheus_client import generate_latest
+from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
@@ -40,21 +41,22 @@ class Text(NamedTuple):
 
 
 class Exposition:
-    """The text of a registry, and of families beside it."""
+    """The text of all families."""
 
     def __init__(
         self,
-        registry: Collector,
+        scraped: Sequence[Callable[[], Iterable[Metric]]],
         families: Sequence[Family[Any]],
         clock: Callable[[], float],
         prepare: Callable[[], None],
         open_metrics: bool = False,
     ) -> None:
-        """`clock` in seconds, which never goes back; `prepare` is called before a text is made. `open_metrics`: in that
-        format, with exemplars.
+        """`scraped`: what makes families as they are when called; `families`: those that count. Both may grow. `clock`
+        in seconds, which never goes back; `prepare` is called before a text is made; `open_metrics`: in that format,
+        with exemplars.
         """
         self._open = open_metrics
-        self._registry = registry
+        self._scraped = scraped
         self._families = families
         self._clock = clock
         self._prepare = prepare
@@ -67,7 +69,7 @@ class Exposition:
         encode: Callable[[Collector], bytes] = openmetrics.generate_latest if self._open else generate_latest
         before = ""
         self._prepare()
-        for metric in self._registry.collect():
+        for metric in (metric for families in self._scraped for metric in families()):
             text = encode(Scraped(lambda metric=metric: [metric])).removesuffix(_END)  # type: ignore[misc]  # mypy infers no lambda with a default
             yield text if metric.name != before else text.split(b"\n", _HEAD_LINES)[_HEAD_LINES]
             before = metric.name

@@ -8,8 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -25,7 +24,7 @@ from balancer.scheduler.shown import ready
 from balancer.scheduler.view import LiveView
 from balancer.server.metrics.canary import policy_metrics
 from balancer.server.metrics.exposition import Exposition, Text
-from balancer.server.metrics.scraped import Scraped, counter, gauge
+from balancer.server.metrics.scraped import counter, gauge
 from balancer.server.metrics.series import (
     OTHER,
     SLICE_SAMPLES,
@@ -43,7 +42,6 @@ prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]  # the lib
 LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _DECISION_BUCKETS_S = (1e-6, 2e-6, 5e-6, 10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 50e-3)
 _LAG_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
-_MOST_POLICIES = 256
 _STATUSES = frozenset(
     (*(f"grpc_{code}" for code in range(17)), "http_0", *(f"http_{status.value}" for status in HTTPStatus))
 )
@@ -52,102 +50,65 @@ _STATUSES = frozenset(
 
 class Metrics:
     def __init__(self, router: Router, clock: Callable[[], float], process: str = "0") -> None:
-        self.registry = prometheus.CollectorRegistry()
         self._router = router
         self.clock = clock
-        self.requests = Counters("balancer_requests", "Requests that ended, by status", "model", "worker", "status")
-        self.errors = Counters("balancer_errors", "Requests that failed by the worker's fault", "model", "worker")
-        self.latency = Histograms(
-            "balancer_request_duration_seconds",
-            "Latency of the worker's answer, successful unary inference",
-            LATENCY_BUCKETS_S,
-            "model",
-            "worker",
-        )
-        self.first_byte = Histograms(
-            "balancer_first_byte_seconds",
-            "Until the worker's answer began, successful unary inference",
-            LATENCY_BUCKETS_S,
-            "model",
-        )
-        self.received = Counters("balancer_received_bytes", "Bodies of the requests that workers got", "model")
-        self.sent = Counters("balancer_sent_bytes", "Bodies of their answers", "model")
-        decision = Histograms(
-            "balancer_decision_duration_seconds",
-            "Time to read a request, decide, and write the answer",
-            _DECISION_BUCKETS_S,
-        )
-        self.decision_duration = decision.labels()
-        self.held = Histograms(
-            "balancer_held_seconds",
-            "How long requests waited at the balancer for a worker with room, by what became of them",
-            LATENCY_BUCKETS_S,
-            "model",
-            "result",
-        )
-        self.families: tuple[Family[Any], ...] = (
-            *(self.requests, self.errors, self.latency),
-            *(self.first_byte, self.received, self.sent, decision, self.held),
-        )
+        self.families: list[Family[Any]] = []
+        self.requests = self._counter("requests", "Requests that ended, by status", "model", "worker", "status")
+        self.errors = self._counter("errors", "Requests that failed by the worker's fault", "model", "worker")
+        says = "Latency of the worker's answer, successful unary inference"
+        self.latency = self._histogram("request_duration_seconds", says, LATENCY_BUCKETS_S, "model", "worker")
+        says = "Until the worker's answer began, successful unary inference"
+        self.first_byte = self._histogram("first_byte_seconds", says, LATENCY_BUCKETS_S, "model")
+        self.received = self._counter("received_bytes", "Bodies of the requests that workers got", "model")
+        self.sent = self._counter("sent_bytes", "Bodies of their answers", "model")
+        says = "Time to read a request, decide, and write the answer"
+        self.decision_duration = self._histogram("decision_duration_seconds", says, _DECISION_BUCKETS_S).labels()
+        says = "How long requests waited at the balancer for a worker with room, by what became of them"
+        self.held = self._histogram("held_seconds", says, LATENCY_BUCKETS_S, "model", "result")
         self.decisions = self._counter("decisions", "Picks by the policy that made them", "policy")
         self.refusals = self._counter("refusals", "Requests answered without a worker", "reason")
         self.fallbacks = self._counter("fallbacks", "Requests not served as picked, by cause", "cause")
-        self.aborted = self._counter(
-            "aborted_requests", "Requests that were not answered to their end, by who ended them", "by"
-        )
-        self.handler_errors = self._counter(
-            "handler_errors",
-            "Calls that failed by a mistake of the balancer's; none was answered as if it had not",
-            "handler",
-        )
-        self.refused_inputs = self._counter(
-            "refused_inputs", "Messages refused because a field was out of bounds", "message", "field"
-        )
-        self.admin_closed = self._counter(
-            "admin_connections_closed", "Connections to the admin pages closed before they were answered", "cause"
-        )
-        self.loop_lag = prometheus.Histogram(
-            "balancer_event_loop_lag_seconds",
-            "By how much the event loop was late, looked at every 100 ms",
-            buckets=_LAG_BUCKETS_S,
-            registry=self.registry,
-        )
+        says = "Requests that were not answered to their end, by who ended them"
+        self.aborted = self._counter("aborted_requests", says, "by")
+        says = "Calls that failed by a mistake of the balancer's; none was answered as if it had not"
+        self.handler_errors = self._counter("handler_errors", says, "handler")
+        says = "Messages refused because a field was out of bounds"
+        self.refused_inputs = self._counter("refused_inputs", says, "message", "field")
+        says = "Connections to the admin pages closed before they were answered"
+        self.admin_closed = self._counter("admin_connections_closed", says, "cause")
+        says = "By how much the event loop was late, looked at every 100 ms"
+        self.loop_lag = self._histogram("event_loop_lag_seconds", says, _LAG_BUCKETS_S).labels()
         self.config_loads = self._counter("config_loads", "Config files seen, by what became of them", "result")
-        self.decision_log_lines = self._counter(
-            "decision_log_lines", "Lines of the decision log, by what became of them", "result"
+        says = "Times that a guard took a policy out of service, by why"
+        self.guard_breaches = self._counter("guard_breaches", says, "policy", "reason")
+        says = "Rollouts that returned to the old policy, by why"
+        self.rollout_returns = self._counter("rollout_returns", says, "policy", "reason")
+        self.held_now: Callable[[], int] = lambda: 0
+        # Of the library, which has a lock: a thread of its own writes the log.
+        self.decision_log_lines = prometheus.Counter(
+            "balancer_decision_log_lines",
+            "Lines of the decision log, by what became of them",
+            ["result"],
+            registry=None,
         )
-        self.guard_breaches = self._counter(
-            "guard_breaches", "Times that a guard took a policy out of service, by why", "policy", "reason"
-        )
-        self.rollout_returns = self._counter(
-            "rollout_returns", "Rollouts that returned to the old policy, by why", "policy", "reason"
-        )
-        self._made = prometheus.Gauge(
-            "balancer_metrics_timestamp_seconds",
-            "Unix time at which this text was begun; it is made once a second at most",
-            registry=self.registry,
-        )
-        self.held_now = prometheus.Gauge(
-            "balancer_held_requests", "Requests that wait for a worker with room", registry=self.registry
-        )
-        self.register(lambda: _fleet(router, clock()))
-        self.register(lambda: policy_metrics(router))
-        prometheus.Info("balancer_process", "This process", registry=self.registry).info({"number": process})
-        prometheus.ProcessCollector(registry=self.registry)
-        build = {"version": importlib.metadata.version("balancer"), "python": platform.python_version()}
-        prometheus.Info("balancer_build", "What runs", registry=self.registry).info(build)
+        self.scraped: list[Callable[[], Iterable[Metric]]] = [
+            lambda: _about(process),
+            lambda: [gauge("balancer_held_requests", "Requests that wait for a worker with room", self.held_now())],
+            prometheus.ProcessCollector(registry=None).collect,
+            self.decision_log_lines.collect,
+            lambda: _fleet(router, clock()),
+            lambda: policy_metrics(router),
+        ]
         self._plain, self._open = (
-            Exposition(self.registry, self.families, clock, self._prepare, open_metrics)
+            Exposition(self.scraped, self.families, clock, self._prepare, open_metrics)
             for open_metrics in (False, True)
         )
         self.catch_up: Callable[[], None] = lambda: None
         """Takes in what was not counted yet; before a text is made. Must not raise."""
-        # Looking a child up by its labels costs more than counting.
-        self.decisions_of = lru_cache(_MOST_POLICIES)(self.decisions.labels)
 
-    def register(self, families: Callable[[], Iterator[Metric]]) -> None:
+    def register(self, families: Callable[[], Iterable[Metric]]) -> None:
         """Show these too, read at the moment of the scrape."""
-        self.registry.register(Scraped(families))
+        self.scraped.append(families)
 
     def watch(
         self, streams: ReportCounts, envoys: Ads, config: ConfigState, certificates: Mapping[str, Certificates]
@@ -188,7 +149,6 @@ class Metrics:
             family.keep("model", self._router.fleet.models)
 
     def _prepare(self) -> None:
-        self._made.set(time.time())
         self.catch_up()
         self.forget_gone()
 
@@ -199,8 +159,21 @@ class Metrics:
         """As `exposition`, made at most once a second, while requests are served."""
         return await (self._open if open_metrics else self._plain).latest()
 
-    def _counter(self, name: str, says: str, *labels: str) -> prometheus.Counter:
-        return prometheus.Counter(f"balancer_{name}", says, labels, registry=self.registry)
+    def _counter(self, name: str, says: str, *labels: str) -> Counters:
+        self.families.append(family := Counters(f"balancer_{name}", says, *labels))
+        return family
+
+    def _histogram(self, name: str, says: str, bounds: Sequence[float], *labels: str) -> Histograms:
+        self.families.append(family := Histograms(f"balancer_{name}", says, bounds, *labels))
+        return family
+
+
+def _about(process: str) -> Iterator[Metric]:
+    says = "Unix time at which this text was begun; it is made once a second at most"
+    yield gauge("balancer_metrics_timestamp_seconds", says, time.time())
+    yield InfoMetricFamily("balancer_process", "This process", {"number": process})
+    build = {"version": importlib.metadata.version("balancer"), "python": platform.python_version()}
+    yield InfoMetricFamily("balancer_build", "What runs", build)
 
 
 def _fleet(router: Router, now_s: float) -> Iterator[Metric]:

@@ -30,12 +30,6 @@ def gauge(name: str, says: str, values: Values, *labels: str) -> GaugeMetricFami
     return _filled(GaugeMetricFamily, name, says, values, labels)
 
 
-def counted(counter: Collector) -> dict[str, float]:
-    """A counter's values by those of its labels, joined by a dot."""
-    samples = (sample for family in counter.collect() for sample in family.samples)
-    return {".".join(each.labels.values()): each.value for each in samples if each.name.endswith("_total")}
-
-
 def _filled(kind: type[FamilyT], name: str, says: str, values: Values, labels: tuple[str, ...]) -> FamilyT:
     if not isinstance(values, Mapping):
         return kind(name, says, value=float(values))

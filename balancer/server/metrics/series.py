@@ -140,6 +140,10 @@ class Counters(Family[Count]):
     def __init__(self, name: str, says: str, *labels: str) -> None:
         super().__init__(f"{name}_total", says, labels, Count, samples=1)
 
+    def totals(self) -> dict[str, float]:
+        """The values by those of their labels, joined by a dot."""
+        return {".".join(values): child.value for values, child in self._children.items()}
+
     def _lines(self, labels: str, child: Count, exemplars: bool) -> str:
         return f"{self.name}{{{labels}}} {child.value}\n"
 

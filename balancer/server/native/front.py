@@ -6,14 +6,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client.core import Metric
 
 from balancer.discovery.workers import WorkerSpec
 from balancer.extproc.kserve import HeaderNames
-from balancer.native.layouts import COUNTS
 from balancer.native.router import SharedRouter
 from balancer.server.metrics import Metrics
+from balancer.server.metrics.scraped import counter, gauge
 from balancer.server.native.outcomes import NativeOutcomes
 from balancer.server.native.recording import NativeRecording
 from balancer.server.recorder import Recorder
@@ -33,31 +32,16 @@ _LOOK_EVERY_S = 0.1
 _LOST = ("outcomes_lost", "lines_lost", "trials_lost")
 
 
-class NativeCounts(Collector):
-    """What Envoy's module counts of requests, in metrics, read at the moment of the scrape."""
-
-    def __init__(self, router: SharedRouter) -> None:
-        self._router = router
-
-    def collect(self) -> Iterator[Metric]:
-        state, counts = self._router.state, self._router.state.counts()
-        requests = CounterMetricFamily(
-            "balancer_native_requests", "Requests that Envoy's module saw, by what became of them", labels=["result"]
-        )
-        lost = CounterMetricFamily(
-            "balancer_native_lost", "What the module did not tell, since too much of it waited", labels=["what"]
-        )
-        for name in COUNTS:
-            if name in _LOST:
-                lost.add_metric([name.removesuffix("_lost")], counts[name])
-            else:
-                requests.add_metric([name], counts[name])
-        yield requests
-        yield lost
-        yield GaugeMetricFamily("balancer_native_in_flight", "Requests that the module counted in", state.in_flight)
-        yield CounterMetricFamily(
-            "balancer_native_states", "States given up since somebody kept the lock", self._router.replaced
-        )
+def native_metrics(router: SharedRouter) -> Iterator[Metric]:
+    """What Envoy's module counts of requests."""
+    counts = router.state.counts()
+    requests = {name: count for name, count in counts.items() if name not in _LOST}
+    says = "Requests that Envoy's module saw, by what became of them"
+    yield counter("balancer_native_requests", says, requests, "result")
+    lost = {name.removesuffix("_lost"): counts[name] for name in _LOST}
+    yield counter("balancer_native_lost", "What the module did not tell, since too much of it waited", lost, "what")
+    yield gauge("balancer_native_in_flight", "Requests that the module counted in", router.state.in_flight)
+    yield counter("balancer_native_states", "States given up since somebody kept the lock", router.replaced)
 
 
 class NativeFront:
@@ -65,7 +49,7 @@ class NativeFront:
         self._router, self._internal_errors = router, recorder.internal_errors
         self._outcomes = NativeOutcomes(router, recorder.tally, recorder.decision_lines, recorder.compare)
         router.share_splits(recorder.splits)
-        metrics.registry.register(NativeCounts(router))
+        metrics.register(lambda: native_metrics(router))
         metrics.catch_up = self.catch_up
         self._said = ""
         self._worked_s = self._given_up_s = self._told_s = self._looked_s = 0.0

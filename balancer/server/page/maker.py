@@ -22,7 +22,6 @@ from balancer.scheduler.view import LiveView
 from balancer.scheduler.worker import Worker as Known
 from balancer.server.event_log import EventLog
 from balancer.server.metrics import Metrics
-from balancer.server.metrics.scraped import counted
 from balancer.server.page.document import (
     DOCUMENT,
     MOST_MODELS,
@@ -141,9 +140,9 @@ class Maker:
                 Column(name, TITLES[name], DECLARED[name].unit, DECLARED[name].says) for name in why.get("reads", ())
             ],
             config=_config(sources.config),
-            refusals=counted(sources.metrics.refusals),
-            fallbacks=counted(sources.metrics.fallbacks),
-            refused_inputs=dict(Counter(counted(sources.metrics.refused_inputs)).most_common(_MOST_INPUTS)),
+            refusals=sources.metrics.refusals.totals(),
+            fallbacks=sources.metrics.fallbacks.totals(),
+            refused_inputs=dict(Counter(sources.metrics.refused_inputs.totals()).most_common(_MOST_INPUTS)),
             events=sources.events.newest_first(),
             canary=canary(router, now_s),
         )

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from prometheus_client import Counter
 from support.fleets import model, report
 from support.waiting import eventually
 
@@ -13,6 +12,7 @@ from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
 from balancer.scheduler.events import Finished, WorkerAdded
 from balancer.scheduler.router import Router
 from balancer.server.internal_errors import InternalErrors
+from balancer.server.metrics.series import Counters
 from balancer.server.traffic import QUIET_AFTER_S, Traffic, quiet_pause_s
 from policies import BUILTIN
 from policies.base import Request
@@ -74,7 +74,7 @@ def test_rare_reports_are_never_old_reports() -> None:
 async def test_the_first_request_is_told_and_workers_that_change_are_looked_at() -> None:
     rig = Rig()
     ticks, began, stop = [0], asyncio.Event(), asyncio.Event()
-    internal_errors = InternalErrors(Counter("internal_errors", "", ["handler"], registry=None), lambda: rig.now_s)
+    internal_errors = InternalErrors(Counters("internal_errors", "", "handler"), lambda: rig.now_s)
 
     async def tick(_now_s: float) -> None:
         ticks[0] += 1

@@ -96,7 +96,7 @@ class Served:
         return [name for name in self.router.fleet.names if name in self.drains]
 
     def errors(self) -> float:
-        return self.metrics.registry.get_sample_value("balancer_handler_errors_total", {"handler": "admin"}) or 0.0
+        return self.metrics.handler_errors.labels("admin").value
 
 
 @pytest.fixture
@@ -258,7 +258,7 @@ async def test_the_lag_of_the_event_loop_is_told(served: Served) -> None:
     await served.start()
 
     def looked() -> float:
-        return served.metrics.registry.get_sample_value("balancer_event_loop_lag_seconds_count") or 0.0
+        return sum(served.metrics.loop_lag.counts)
 
     await eventually(lambda: looked() >= 2, "the loop's lag was looked at")
 

@@ -20,7 +20,7 @@ from balancer.native.layouts import ENDERS, OUTCOME, UNKNOWN_MODEL, VOIDS, Decid
 from balancer.native.router import SharedRouter
 from balancer.scheduler.events import WorkerAdded
 from balancer.server.metrics import Metrics
-from balancer.server.native.front import NativeCounts
+from balancer.server.native.front import native_metrics
 from balancer.server.native.outcomes import NativeOutcomes
 from balancer.server.recent import Recent
 from balancer.server.tally import Tally
@@ -43,7 +43,7 @@ def router(tmp_path: Path) -> SharedRouter:
 def take(router: SharedRouter) -> Take:
     """Take one outcome in; then values of metrics by their labels."""
     metrics = Metrics(router, lambda: 1.0)
-    metrics.registry.register(NativeCounts(router))
+    metrics.register(lambda: native_metrics(router))
     outcomes = NativeOutcomes(router, Tally(metrics, Recent()), None, None)  # type: ignore[arg-type]  # neither is wanted
     router.tell({"w0": "10.0.0.1:8001"}, {"w0": "10.0.0.1:8000"})
 

@@ -90,8 +90,7 @@ async def test_who_does_not_read_is_cut_off_and_makes_nothing_grow(
         await eventually(waits, "it is waited for")
         await eventually(lambda: len(admin._streams) == 0, "it is cut off")
         silent.close()
-        closed = fleet.metrics.registry.get_sample_value
-        assert closed("balancer_admin_connections_closed_total", {"cause": "timeout"}) == 1
+        assert fleet.metrics.admin_closed.totals() == {"timeout": 1}
 
 
 async def test_who_reads_may_stay_longer_than_one_answer_may_take(
