@@ -53,7 +53,7 @@ bench: setup ## speed and memory; report in out/bench
 	$(BIN)/python -m dev.bench
 
 fuzz: setup ## random hostile inputs: 10,000,000 for the module's reader, 100,000 states for it, 100,000 at every port, 25 minutes
-	for part in request state ports proxied; do $(BIN)/python -m dev.fuzz $$part; done
+	for part in request state ports proxied; do PYTHONPATH=tests $(BIN)/python -m fuzz $$part; done
 
 wheel: setup ## a package with kernel and module in it, for machines without a compiler; in out/wheel. ARCH=aarch64: for those (extra balancer[cc])
 	@$(if $(ARCH),$(BIN)/python -m balancer.kernel.compiled.build --target $(ARCH) --out out/$(ARCH)/kernel.so)
@@ -79,7 +79,7 @@ newest: ## all tests over the newest of all that pyproject.toml allows, in an en
 	out/newest/bin/pytest -n 3
 
 soak: setup ## 1,000,000 requests while parts die, hang and change, 25 minutes; report in out/soak
-	$(BIN)/python -m dev.soak
+	PYTHONPATH=tests $(BIN)/python -m soak
 
 dashboard: setup ## the Grafana dashboard, made of its description; writes deploy/observability/dashboard.json
 	$(BIN)/python -m dev.dashboard deploy/observability/dashboard.json

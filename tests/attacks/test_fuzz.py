@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from dev.fuzz import inputs, wire
-from dev.fuzz.attack import Attack, generator
-from dev.fuzz.kinds import FORWARDED, KINDS
-from dev.fuzz.target import target
+from fuzz import inputs, wire
+from fuzz.attack import Attack, generator
+from fuzz.kinds import FORWARDED, KINDS
+from fuzz.target import target
 
 INPUTS = 3_000
 SEED = 7

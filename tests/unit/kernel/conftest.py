@@ -3,9 +3,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from fuzz.request import SANITIZED, compiled
 from support.understand import PROGRAM, Reader
-
-from dev.fuzz.request import SANITIZED, compiled
 
 
 @pytest.fixture(scope="session")

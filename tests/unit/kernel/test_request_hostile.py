@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from fuzz.request import OPTIMISED, SANITIZED, fuzzed
 from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -22,7 +23,6 @@ from tritonclient.grpc import service_pb2
 
 from balancer import bounds
 from balancer.extproc.kserve import SERVICE
-from dev.fuzz.request import OPTIMISED, SANITIZED, fuzzed
 
 GRPC = {"content-type": "application/grpc", ":path": INFER}
 REST = {"content-type": "application/json", ":path": "/v2/models/m/infer"}

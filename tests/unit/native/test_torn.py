@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from fuzz.state import POLICIES, fuzzed
 from support.settling import SEED, SETTINGS, begin, endpoint, script
 
 from balancer.kernel.compiled.library import PATH, Compiled, Library
@@ -19,7 +20,6 @@ from balancer.native.folder import Folder
 from balancer.native.router import SharedRouter
 from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
 from balancer.scheduler.router import Router
-from dev.fuzz.state import POLICIES, fuzzed
 from policies import BUILTIN
 
 BALANCER_DECIDES = 0

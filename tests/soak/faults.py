@@ -11,9 +11,9 @@ from pathlib import Path
 
 from balancer.stack.process import Child, LocalProcess
 from balancer.stack.stack import READY_S, replace_text
-from dev.soak.deployment import NotSoError, Site, hang, until
-from dev.soak.strangers import annoy
 from dev.stack import POLICY
+from soak.deployment import NotSoError, Site, hang, until
+from soak.strangers import annoy
 
 _GARBAGE = (
     "policy: [",

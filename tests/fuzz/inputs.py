@@ -15,8 +15,8 @@ from tritonclient.grpc import service_pb2
 
 from balancer.extproc.names import EXTRACTION
 from balancer.reports import report_pb2
-from dev.fuzz import hostile
 from dev.stack import MODEL
+from fuzz import hostile
 
 CASCADE = "several"
 """Of a balancer with the front end `proxy`: a name that several models serve."""

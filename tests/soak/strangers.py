@@ -10,10 +10,10 @@ from random import Random
 from typing import Any
 
 import grpc
+from fuzz import inputs, wire
 
 from balancer.files.schema import split_address
 from balancer.proxy.messages import INFER
-from dev.fuzz import inputs, wire
 from dev.stack import MODEL
 
 _UPLOADS = 10

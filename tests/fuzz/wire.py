@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from random import Random
 
-from dev.fuzz import hostile, inputs
+from fuzz import hostile, inputs
 
 _ANSWER_S = 0.5
 _PARTS_S = 0.05

@@ -21,8 +21,8 @@ from balancer.discovery.workers import WorkerSpec
 from balancer.reports.streams import METHOD
 from balancer.stack.ports import free_port_range
 from balancer.stack.stack import OwnStack
-from dev.fuzz import inputs
 from dev.stack import MODEL
+from fuzz import inputs
 
 _GRPC = "/inference.GRPCInferenceService/"
 _CHANGES = re.compile(

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from dev.soak.client import Failure, Load
-from dev.soak.deployment import Event, Sample
-from dev.soak.faults import FAULTS
 from simulator.compare.text import put_between_marks
+from soak.client import Failure, Load
+from soak.deployment import Event, Sample
+from soak.faults import FAULTS
 
 ON_KILLED_TRITON = "executing or queued on a killed Triton"
 ON_CRASHED_TRITON = "executing or queued on a Triton that crashed by itself"

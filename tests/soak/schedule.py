@@ -11,9 +11,9 @@ from pathlib import Path
 from random import Random
 
 from balancer.stack.stack import READY_S
-from dev.soak.client import Load
-from dev.soak.deployment import Deployment, Event, NotSoError, Site
-from dev.soak.faults import Fault
+from soak.client import Load
+from soak.deployment import Deployment, Event, NotSoError, Site
+from soak.faults import Fault
 
 _PAUSE_S = (0.5, 2.0)
 _SECOND_PAUSE_S = (3.0, 12.0)

@@ -1,4 +1,4 @@
-"""`python -m dev.fuzz PART`: attack one part with random inputs; status 1 where it did not hold."""
+"""`python -m fuzz PART`: attack one part with random inputs; status 1 where it did not hold."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import click
 
-from dev.fuzz import request, state
-from dev.fuzz.attack import Attack
-from dev.fuzz.kinds import FORWARDED, KINDS
-from dev.fuzz.target import target
+from fuzz import request, state
+from fuzz.attack import Attack
+from fuzz.kinds import FORWARDED, KINDS
+from fuzz.target import target
 
 _COUNTS = {"request": 10_000_000, "state": 100_000, "ports": 100_000, "proxied": 100_000}
 
@@ -58,4 +58,4 @@ async def _ports(count: int, seed: int, replay: str | None, *, proxied: bool) ->
 
 
 if __name__ == "__main__":
-    main(prog_name="python -m dev.fuzz")
+    main(prog_name="python -m fuzz")

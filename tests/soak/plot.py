@@ -8,7 +8,7 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 
-from dev.soak.report import Soak
+from soak.report import Soak
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt  # after the back end is chosen

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
-from dev.fuzz import checks
-from dev.fuzz.kinds import Attacker, Kind
-from dev.fuzz.target import Target
+from fuzz import checks
+from fuzz.kinds import Attacker, Kind
+from fuzz.target import Target
 
 _CHUNK = 250
 """Inputs after which the balancer is looked at."""

@@ -1,4 +1,4 @@
-"""`python -m dev.soak`: see the package."""
+"""`python -m soak`: see the package."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from balancer.errors import OperatorError
 from balancer.stack.stack import REPOSITORY
 from dev.bench.machine import CpuMeter
 from dev.bench.results import Aim, Table, aims_table
-from dev.soak import plot, report
-from dev.soak.certificates import Certificates
-from dev.soak.client import Load
-from dev.soak.deployment import Deployment, Sampler
-from dev.soak.faults import FAULTS, Fault, certificates_rotated
-from dev.soak.report import Soak
-from dev.soak.schedule import Schedule
 from dev.stack import interruptible, new_tritons
+from soak import plot, report
+from soak.certificates import Certificates
+from soak.client import Load
+from soak.deployment import Deployment, Sampler
+from soak.faults import FAULTS, Fault, certificates_rotated
+from soak.report import Soak
+from soak.schedule import Schedule
 
 PAGE = Path("docs/operate/failures.md")
 """The page that holds the table, from the repository."""
@@ -207,4 +207,4 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(prog_name="python -m dev.soak")
+    main(prog_name="python -m soak")

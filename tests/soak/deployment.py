@@ -20,9 +20,9 @@ from balancer.stack.envoyproxy import EnvoyProcess
 from balancer.stack.process import Child, LocalProcess
 from balancer.stack.stack import OwnStack, get_json
 from balancer.stack.tritonserver import TritonServer
-from dev.soak.certificates import Certificates
-from dev.soak.client import ID_HEADER, Load
 from dev.stack import MODEL
+from soak.certificates import Certificates
+from soak.client import ID_HEADER, Load
 
 _ANSWERS = "http.inference.ext_proc.stream_msgs_received"
 _POLL_S = 0.02

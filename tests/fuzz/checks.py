@@ -16,8 +16,8 @@ from tritonclient.grpc import service_pb2
 
 from balancer.proxy.messages import INFER
 from balancer.stack.stack import read_samples
-from dev.fuzz.target import Target
 from dev.stack import MODEL, POLICY
+from fuzz.target import Target
 
 _RSS_LIMIT = 0.05
 """By how much resident memory may have grown, as a share."""

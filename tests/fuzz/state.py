@@ -20,7 +20,7 @@ from balancer.native.header import SOURCES
 from balancer.native.router import SharedRouter
 from balancer.scheduler.canary.split import Splits
 from balancer.scheduler.events import ModelReport, Report, WorkerAdded
-from dev.fuzz.request import SANITIZED, STRICT
+from fuzz.request import SANITIZED, STRICT
 from policies import BUILTIN
 
 WORKERS, MODELS = 21, ("a", "b", "c")

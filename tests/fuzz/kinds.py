@@ -11,8 +11,8 @@ import grpc
 
 from balancer.proxy.messages import INFER, STREAM
 from balancer.reports.streams import METHOD as REPORTS
-from dev.fuzz import inputs, wire
-from dev.fuzz.target import Target
+from fuzz import inputs, wire
+from fuzz.target import Target
 
 _PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 _OUTCOMES = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
