@@ -200,11 +200,8 @@ class Config(StrictModel):
         canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
-    def build_policy(self) -> Policy:
-        return self.policy.built
-
     def plan(self, policy: Policy) -> CanaryPlan:
-        """What guard, shadow and rollout are to do beside `policy`, which is the one that `build_policy` gave."""
+        """What guard, shadow and rollout are to do beside `policy`, which is `self.policy.built`."""
         baseline = self.guard.baseline.built
         new = None if self.rollout is None else self.rollout.built
         guarded = self.guard.settings(self.telemetry.stale_after_s)
@@ -248,17 +245,6 @@ class Config(StrictModel):
 
     def proxy_settings(self) -> ProxySettings:
         return ProxySettings(self.proxy, {name: row.proxy for name, row in self.models.items()})
-
-    def own_envoy_address(self, process: int) -> str:
-        """The address that process number `process` (from 0) alone listens on for Envoy, beside the shared one."""
-        return self.listen.envoy_addresses(process)[-1]
-
-    def reports_address(self, process: int) -> str:
-        """Where process number `process` (from 0) takes reports."""
-        return self.listen.reports_address(process)
-
-    def admin_address(self, process: int) -> str:
-        return self.listen.admin_address(process)
 
     def bootstrap_options(self) -> BootstrapOptions:
         return bootstrap_options(self)

@@ -99,7 +99,7 @@ def _native(config: Config) -> NativeOptions | None:
 
 def _balancers(config: Config) -> tuple[str, ...]:
     """Where this machine's Envoy reaches each process: an outcome must get back to the one that picked."""
-    return tuple(_reachable(config.own_envoy_address(process)) for process in range(config.processes))
+    return tuple(_reachable(config.listen.envoy_addresses(process)[-1]) for process in range(config.processes))
 
 
 def _kept(config: Config) -> Kept:

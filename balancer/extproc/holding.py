@@ -33,7 +33,7 @@ class HoldingListener(Protocol):
     def held(self, request: Request, seconds: float, how: str) -> None:
         """A request waits no longer: `placed`, `refused` or `withdrawn`, after so many seconds."""
 
-    def mistaken(self, error: Exception) -> None:
+    def failed_internally(self, error: Exception) -> None:
         """A mistake of ours kept a dispatch from its end."""
 
 
@@ -82,17 +82,17 @@ class Holding:
             if self._settings != self.waiting.settings:
                 self._take_settings()
             now_s = self._clock()
-            self._tell(self.waiting.expire(now_s), now_s)
-            self._tell(self.waiting.dispatch(now_s), now_s)
+            self._settle(self.waiting.expire(now_s), now_s)
+            self._settle(self.waiting.dispatch(now_s), now_s)
         except Exception as error:  # a policy of somebody else's may raise anything
             if self.listener is not None:
-                self.listener.mistaken(error)
+                self.listener.failed_internally(error)
         self._arm()
 
     def place_all(self) -> None:
         """Nobody waits any longer: before the process ends."""
         now_s = self._clock()
-        self._tell(self.waiting.place_all(now_s), now_s)
+        self._settle(self.waiting.place_all(now_s), now_s)
 
     def explain(self, model: str, now_s: float) -> dict[str, Any]:
         """Who waits for a worker with the model, in order, and what each worker has to do; empty: nobody may wait."""
@@ -120,10 +120,10 @@ class Holding:
     def _take_settings(self) -> None:
         """Whose model is not held any more waits no longer. All others wait on, by the order that is in force now."""
         now_s = self._clock()
-        self._tell(self.waiting.place_all(now_s, but=self.waiting.settings.models), now_s)
+        self._settle(self.waiting.place_all(now_s, but=self.waiting.settings.models), now_s)
         self._settings = self.waiting.settings
 
-    def _tell(self, gone: list[Departure], now_s: float) -> None:
+    def _settle(self, gone: list[Departure], now_s: float) -> None:
         for left in gone:
             future = self._futures.pop(left.place)
             if not future.done():

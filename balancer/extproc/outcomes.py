@@ -148,7 +148,7 @@ class OutcomeListener(Protocol):
     def out_of_bounds(self, field: str) -> None:
         """A value of an outcome was refused; the rest of it counts."""
 
-    def mistaken(self, error: Exception) -> None:
+    def failed_internally(self, error: Exception) -> None:
         """A mistake of ours: an outcome is lost."""
 
 
@@ -215,7 +215,7 @@ class AccessLog:
             try:
                 found = read(entry)
             except Exception as error:
-                self._listener.mistaken(error)
+                self._listener.failed_internally(error)
                 continue
             if found is not None:
                 yield found

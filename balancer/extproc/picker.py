@@ -21,7 +21,7 @@ PER_SERVER = (
     "this call changes one server and not the fleet, so it is not balanced; who operates the balancer may allow it "
     "(fleet.control.callers), or send it to each Triton server itself"
 )
-_MISTAKE = "the balancer failed at this request; its log says why"
+_FAILED = "the balancer failed at this request; its log says why"
 
 
 class Addresses:
@@ -171,7 +171,7 @@ class Picker:
 
     def _turned_away(self, call: Call, error: RoutingError, draw: VersionDraw | None) -> Pick:
         refused = responses.refusal(error, call.grpc) + self._refused
-        return Pick(refused + self._tell(call), error=error, draw=draw)
+        return Pick(refused + self._log_metadata(call), error=error, draw=draw)
 
     def _picked(
         self, call: Call, decision: Decision, allowed: Allowed, own: bool, draw: VersionDraw | None, version: str
@@ -182,7 +182,7 @@ class Picker:
         answer += responses.decision(self._process, self._run, decision.number)
         if version:
             answer += self._for_a_version(call, version, own)
-        return Pick(answer + self._tell(call, decision.policy), decision, draw=draw, version=version)
+        return Pick(answer + self._log_metadata(call, decision.policy), decision, draw=draw, version=version)
 
     def _for_a_version(self, call: Call, version: str, own: bool) -> bytes:
         if own:
@@ -203,9 +203,9 @@ class Picker:
 
     def failed(self, grpc: bool) -> Pick:
         """Refuse a request that a mistake of ours kept from being decided."""
-        return Pick(responses.immediate(*responses.INTERNAL_CODES, _MISTAKE, grpc) + self._refused)
+        return Pick(responses.immediate(*responses.INTERNAL_CODES, _FAILED, grpc) + self._refused)
 
-    def _tell(self, call: Call, policy: str = "") -> bytes:
+    def _log_metadata(self, call: Call, policy: str = "") -> bytes:
         return responses.for_logs(call.request.model, policy) if self._for_logs else b""
 
     def _route(self, call: Call, allowed: Collection[str] | None) -> Decision:

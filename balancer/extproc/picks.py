@@ -58,7 +58,7 @@ class PickListener(Protocol):
     def refused(self, error: OutOfBoundsError) -> None:
         """A request was refused because a field of it was out of bounds."""
 
-    def mistaken(self, error: Exception) -> None:
+    def failed_internally(self, error: Exception) -> None:
         """A mistake of ours: the request at hand was answered by an error."""
 
 
@@ -85,7 +85,7 @@ class ExternalProcessor:
         self._turned_away = turned_away
         self._inflating = 0
         """Requests of our own Envoy that may be compressed."""
-        self._telling: dict[str, None] = {}
+        self._reporting: dict[str, None] = {}
         """Connections by which response headers came, oldest first."""
 
     def may_wait(self) -> bool:
@@ -127,7 +127,7 @@ class ExternalProcessor:
             if not found.outcome.done():
                 await stream.write(wait(found.longest_answer_s))
                 await found.outcome
-            pick = self._tell(found.call, self._picker.later(found), seconds)
+            pick = self._report(found.call, self._picker.later(found), seconds)
             await stream.write(pick.answer)
         else:
             await stream.write(found.answer)
@@ -167,7 +167,7 @@ class ExternalProcessor:
         call, found = self._answer(first, own=True, may_wait=True, fields=read.fields())
         if isinstance(found, Later):
             await found.outcome
-            found = self._tell(found.call, self._picker.later(found), 0.0)
+            found = self._report(found.call, self._picker.later(found), 0.0)
         await stream.write(found.answer)
         if call is None or found.decision is None:
             return
@@ -231,16 +231,16 @@ class ExternalProcessor:
             self._listener.refused(error)
             return None, self._picker.invalid(error, grpc_call)
         except Exception as error:
-            self._listener.mistaken(error)
+            self._listener.failed_internally(error)
             return None, self._picker.failed(grpc_call)
-        return call, self._tell(call, pick, time.perf_counter() - start_s)
+        return call, self._report(call, pick, time.perf_counter() - start_s)
 
-    def _tell(self, call: Call, pick: Pick, seconds: float) -> Pick:
+    def _report(self, call: Call, pick: Pick, seconds: float) -> Pick:
         """The pick; the listener is told of it, after so many seconds of work."""
         try:
             self._listener.picked(call, pick, seconds)
         except Exception as error:
-            self._listener.mistaken(error)
+            self._listener.failed_internally(error)
         return pick
 
     async def _follow(self, stream: Stream, call: Call, exchange: Exchange) -> None:
@@ -256,19 +256,19 @@ class ExternalProcessor:
                 if kind is None:
                     await stream.abort(grpc.StatusCode.INVALID_ARGUMENT, "a message of the stream is empty")
                 await stream.write(exchange.answer(message, kind))
-                if exchange.answered and connection not in self._telling:
+                if exchange.answered and connection not in self._reporting:
                     self._remember(connection)
         finally:
             if exchange.left:
                 self._picker.splits.left[call.request.model, exchange.left] += 1
             # A client that leaves may have the stream cancelled.
-            if exchange.answered or connection in self._telling:
+            if exchange.answered or connection in self._reporting:
                 self._listener.served(call, exchange.ended(time.perf_counter()))
 
     def _remember(self, connection: str) -> None:
-        self._telling[connection] = None
-        if len(self._telling) > _MOST_CONNECTIONS:
-            del self._telling[next(iter(self._telling))]
+        self._reporting[connection] = None
+        if len(self._reporting) > _MOST_CONNECTIONS:
+            del self._reporting[next(iter(self._reporting))]
 
 
 def _read(data: bytes) -> object:

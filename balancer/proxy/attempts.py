@@ -148,9 +148,9 @@ class Attempts:
         try:
             if not tried and self._holding is not None and self._holding.waiting.holds(arrived.call.request):
                 future = self._held(arrived, self._holding)
-                asked_s = self._clocks.stopwatch()
+                held_since_s = self._clocks.stopwatch()
                 decision = await self._outcome(arrived, future)
-                waited_s = self._clocks.stopwatch() - asked_s
+                waited_s = self._clocks.stopwatch() - held_since_s
             else:
                 decision = self._route(arrived, tried)
             return decision

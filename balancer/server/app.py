@@ -34,8 +34,7 @@ from balancer.server import logs
 from balancer.server.admin import Admin, AdminSources
 from balancer.server.canary_state import CanaryState, state_file
 from balancer.server.decision_log.kept_log import KeptLog
-from balancer.server.event_log import EventLog
-from balancer.server.event_reporter import EventReporter
+from balancer.server.events import EventLog, EventReporter
 from balancer.server.fleet_front import FleetFront
 from balancer.server.listener_probe import ListenerProbe
 from balancer.server.metrics import Metrics
@@ -142,7 +141,7 @@ class App:
             splits=self._picker.splits,
             held=self._picker.holding.explain,
         )
-        local = is_local(config.admin_address(process))
+        local = is_local(config.listen.admin_address(process))
         self.admin = Admin(sources, config.admin, self._listeners.role("admin"), local)
         self._apply(config)
 
@@ -174,7 +173,8 @@ class App:
         try:
             await self._serve_grpc()
             port = await self._serve_admin()
-            where = {"envoy": config.listen.envoy, "reports": config.reports_address(self._process), "admin_port": port}
+            reports = config.listen.reports_address(self._process)
+            where = {"envoy": config.listen.envoy, "reports": reports, "admin_port": port}
             logger.info("serving", extra={**where, "process_number": self._process})
             self._serving()
             async with asyncio.TaskGroup() as tasks:
@@ -236,7 +236,7 @@ class App:
         await self._fleet.listen(self._listeners.certificates.get("envoy"))
 
     async def _serve_admin(self) -> int:
-        address = self.state.config.admin_address(self._process)
+        address = self.state.config.listen.admin_address(self._process)
         certificates = self._listeners.certificates.get("admin")
         try:
             return await self.admin.start(address, None if certificates is None else certificates.ssl_context())
@@ -264,7 +264,7 @@ class App:
 
     def _apply(self, config: Config) -> None:
         """Make the swappable part of a config the one in force, all at once: nothing here waits."""
-        policy = config.build_policy()
+        policy = config.policy.built
         selector = self._selector(config, policy)
         self._picker.splits.configure(config.splits())
         self._decided.resume(config, policy, selector, self._picker.splits, self._clock())

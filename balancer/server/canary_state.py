@@ -20,7 +20,7 @@ from typing import Any
 from balancer.config.config import Config
 from balancer.files.off_loop import OffLoop
 from balancer.files.regular import UnreadableError, read_regular
-from balancer.scheduler.canary import decided as trials
+from balancer.scheduler.canary import decided
 from balancer.scheduler.canary.decided import Verdict
 from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
 from balancer.scheduler.canary.split import Splits
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _MOST_BYTES = 2**20
 _MOST_CHARACTERS = 1000
-_STATES = (trials.FINISHED, trials.RETURNED, trials.FALLEN)
+_STATES = (decided.FINISHED, decided.RETURNED, decided.FALLEN)
 _LIMIT_S = 5.0
 _EVERY_S = 0.5
 
@@ -42,7 +42,7 @@ class CanaryState:
         self._file = file
         self._before = {} if file is None else _read(file)
         self._about: dict[str, str] = {}
-        """By trial, what it is about: a verdict holds for exactly that."""
+        """By what is decided, what it is about: a verdict holds for exactly that."""
         self._written = self._before
         self._looked_s = -math.inf
         self._writer: OffLoop[None] = OffLoop(_LIMIT_S)
@@ -51,12 +51,12 @@ class CanaryState:
     def resume(
         self, config: Config, policy: Policy, selector: PolicySelector | None, splits: Splits, now_s: float
     ) -> None:
-        """A config comes into force: the trials of the first one begin with what was decided before."""
+        """A config comes into force: guard, rollout and splits of the first one begin with what was decided before."""
         self._about = _about(policy, config.plan(policy), splits)
         verdicts = {name: verdict for name, (about, verdict) in self._before.items() if self._about.get(name) == about}
         self._before = {}
-        trials.resume(selector, verdicts, now_s)
-        trials.resume_splits(splits.of, verdicts)
+        decided.resume(selector, verdicts, now_s)
+        decided.resume_splits(splits.of, verdicts)
         for name, verdict in verdicts.items():
             logger.info("decided before the start: %s is %s", name, verdict.state, extra={"reason": verdict.words})
 
@@ -65,14 +65,14 @@ class CanaryState:
         if self._file is None or now_s - self._looked_s < _EVERY_S or (self._writing and not self._writing.done()):
             return
         self._looked_s = now_s
-        found = trials.decided(selector, splits.of)
+        found = decided.decided(selector, splits.of)
         kept = {name: (self._about[name], _cut(verdict)) for name, verdict in found.items() if name in self._about}
         if kept != self._written:
             # Also where it fails: tried again when something changes.
             self._written = kept
             self._writing = asyncio.get_running_loop().create_task(self._write(self._file, kept))
 
-    async def _write(self, file: Path, kept: _Kept) -> None:
+    async def _write(self, file: Path, kept: _State) -> None:
         try:
             await self._writer.run(lambda: _write(file, kept))
         except (OSError, TimeoutError) as error:
@@ -80,7 +80,7 @@ class CanaryState:
             logger.warning("what is decided is not kept for the next start: %s: %s; %s", file, error, remedy)
 
 
-_Kept = dict[str, tuple[str, Verdict]]
+_State = dict[str, tuple[str, Verdict]]
 
 
 def _cut(verdict: Verdict) -> Verdict:
@@ -89,11 +89,11 @@ def _cut(verdict: Verdict) -> Verdict:
 
 def _about(policy: Policy, plan: CanaryPlan, splits: Splits) -> dict[str, str]:
     baseline = None if plan.baseline is None else policy_hash(plan.baseline)
-    about = {trials.split_of(model): _digest(split.settings) for model, split in splits.of.items()}
-    about[trials.GUARD] = _digest(policy_hash(policy), baseline, plan.guard)
+    about = {decided.split_of(model): _digest(split.settings) for model, split in splits.of.items()}
+    about[decided.GUARD] = _digest(policy_hash(policy), baseline, plan.guard)
     if plan.new is not None:
-        about[trials.ROLLOUT] = _digest(policy_hash(policy), policy_hash(plan.new), plan.rollout)
-        about[trials.NEW_GUARD] = _digest(policy_hash(plan.new), baseline, plan.guard_new)
+        about[decided.ROLLOUT] = _digest(policy_hash(policy), policy_hash(plan.new), plan.rollout)
+        about[decided.NEW_GUARD] = _digest(policy_hash(plan.new), baseline, plan.guard_new)
     return about
 
 
@@ -102,10 +102,10 @@ def _digest(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _read(file: Path) -> _Kept:
+def _read(file: Path) -> _State:
     try:
         content = json.loads(read_regular(file, _MOST_BYTES))
-        return {str(trial): _kept(each) for trial, each in content["decided"].items()}
+        return {str(name): _entry(each) for name, each in content["decided"].items()}
     except UnreadableError:
         return {}  # at the first start there is none
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -113,7 +113,7 @@ def _read(file: Path) -> _Kept:
         return {}
 
 
-def _kept(each: Mapping[str, Any]) -> tuple[str, Verdict]:
+def _entry(each: Mapping[str, Any]) -> tuple[str, Verdict]:
     """ValueError, TypeError or KeyError where it is none."""
     state, quiet_s = each["state"], float(each["quiet_s"])
     if state not in _STATES or not 0 <= quiet_s < math.inf:
@@ -121,8 +121,8 @@ def _kept(each: Mapping[str, Any]) -> tuple[str, Verdict]:
     return str(each["about"]), _cut(Verdict(state, str(each["reason"])[:_MOST_CHARACTERS], str(each["words"]), quiet_s))
 
 
-def _write(file: Path, kept: _Kept) -> None:
-    content = {trial: {"about": about, **verdict._asdict()} for trial, (about, verdict) in kept.items()}
+def _write(file: Path, kept: _State) -> None:
+    content = {name: {"about": about, **verdict._asdict()} for name, (about, verdict) in kept.items()}
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = file.with_name(f".{file.name}.{os.getpid()}")
     try:

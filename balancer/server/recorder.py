@@ -115,7 +115,7 @@ class Recorder:
     def held(self, request: Request, seconds: float, how: str) -> None:
         self.metrics.held.labels(self.metrics.model_label(request.model), how).observe(seconds)
 
-    def mistaken(self, error: Exception) -> None:
+    def failed_internally(self, error: Exception) -> None:
         """Count a mistake of ours, which cost one request its answer, or one outcome."""
         self.internal_errors.caught("pick", error)
 

@@ -181,7 +181,7 @@ class Stack:
 
     def new_agent(self, triton: TritonServer, further: Sequence[str] = (), control: Path | None = None) -> Child:
         """`balancer agent` for this Triton, to be started; `control` is the socket of `balancer agent drain`."""
-        balancers = [self.config.reports_address(process) for process in range(self.config.processes)]
+        balancers = [self.config.listen.reports_address(process) for process in range(self.config.processes)]
         arguments = [
             "agent",
             *("--worker", triton.name),
@@ -242,7 +242,7 @@ class Stack:
 
     def admin(self, process: int = 0) -> str:
         """URL of the admin pages of one process."""
-        return f"http://{self.config.admin_address(process)}"
+        return f"http://{self.config.listen.admin_address(process)}"
 
     async def get(self, page: str, process: int = 0) -> Any:
         """A JSON page of the admin interface; None where nobody answers."""

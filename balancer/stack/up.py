@@ -154,9 +154,8 @@ class _Up:
         stack, config = self._stack, self._stack.config
         (stack.directory / "workers.yaml").write_text(dump_workers(tuple(stack.specs)))
         _changes_file(self._options).unlink(missing_ok=True)  # of a run before, whose models are gone
-        self._say(
-            "balancer", f"{config.own_envoy_address(0)}, admin {self._admin_urls()[0]}, processes: {config.processes}"
-        )
+        address = config.listen.envoy_addresses(0)[-1]
+        self._say("balancer", f"{address}, admin {self._admin_urls()[0]}, processes: {config.processes}")
         await stack.start_balancer()
         # Envoy that finds no balancer waits, and complains: so it starts when there is one.
         await stack.balancer.answers(f"{self._admin_urls()[0]}/live", READY_S)

@@ -99,7 +99,7 @@ async def _balancer_bytes(directory: Path, workers: int) -> int:
         await stack.start_balancer()
         await stack.balancer.answers(f"{stack.admin()}/live", READY_S)
         sender = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", reports.__name__, stack.config.reports_address(0), str(workers), "0.5")
+            *(sys.executable, "-m", reports.__name__, stack.config.listen.reports_address(0), str(workers), "0.5")
         )
         async with asyncio.timeout(_ALL_REPORTED_S):
             while not await _all_reported(stack):

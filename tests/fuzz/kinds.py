@@ -26,11 +26,11 @@ class Attacker:
     def __init__(self, target: Target) -> None:
         self._target = target
         config = target.config
-        self._envoy = grpc.aio.insecure_channel(config.own_envoy_address(0))
-        self._agents = grpc.aio.insecure_channel(config.reports_address(0))
+        self._envoy = grpc.aio.insecure_channel(config.listen.envoy_addresses(0)[-1])
+        self._agents = grpc.aio.insecure_channel(config.listen.reports_address(0))
         self._fleet = grpc.aio.insecure_channel(f"127.0.0.1:{target.fleet_port}")
         self._fleet_http = f"127.0.0.1:{target.fleet_port + 1}"
-        self._admin = config.admin_address(0)
+        self._admin = config.listen.admin_address(0)
 
     async def close(self) -> None:
         for channel in (self._envoy, self._agents, self._fleet):

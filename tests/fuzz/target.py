@@ -158,7 +158,7 @@ class Target(OwnStack):
         """As an agent does: try for ever."""
         incarnation, number = time.time_ns() // 1_000_000, 0
         while True:
-            async with grpc.aio.insecure_channel(self.config.reports_address(0)) as channel:
+            async with grpc.aio.insecure_channel(self.config.listen.reports_address(0)) as channel:
                 with contextlib.suppress(grpc.aio.AioRpcError):
                     stream: Any = channel.stream_stream(METHOD)()
                     while not stream.done():

@@ -74,7 +74,7 @@ class _Heard:
     def out_of_bounds(self, field: str) -> None:
         raise AssertionError(f"{field} of an outcome is out of bounds")
 
-    def mistaken(self, error: Exception) -> None:
+    def failed_internally(self, error: Exception) -> None:
         raise AssertionError("an outcome could not be read") from error
 
 

@@ -58,7 +58,7 @@ class Listening:
     def refused(self, error: OutOfBoundsError) -> None:
         self.refusals.append(error.field)
 
-    def mistaken(self, error: Exception) -> None:
+    def failed_internally(self, error: Exception) -> None:
         self.internal_errors.append(error)
 
 

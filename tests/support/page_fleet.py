@@ -12,7 +12,7 @@ from balancer.config.watch import ConfigState
 from balancer.scheduler.events import ReportsLost, WorkerAdded
 from balancer.scheduler.router import Router
 from balancer.server.admin import Admin
-from balancer.server.event_log import EventLog
+from balancer.server.events import EventLog
 from balancer.server.metrics import Metrics
 from balancer.server.page.maker import AdminSources, Maker
 from balancer.server.recent import OutcomeKey, Recent

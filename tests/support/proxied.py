@@ -112,7 +112,7 @@ async def proxied(
             **sections,
         }
     )
-    router = Router(config.build_policy(), config.settings())
+    router = Router(config.policy.built, config.settings())
     metrics = Metrics(router, time.monotonic)
     picker = Picker(router, time.monotonic)
     recorder = Recorder(router, picker, metrics, time.monotonic)

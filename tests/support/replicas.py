@@ -40,7 +40,7 @@ class Gateways:
     @property
     def admins(self) -> tuple[str, str]:
         """Of the balancers."""
-        return self.stack.config.admin_address(0), self.second.config.admin_address(0)
+        return self.stack.config.listen.admin_address(0), self.second.config.listen.admin_address(0)
 
     async def all_ready(self) -> None:
         """Wait until both balancers have heard of every worker, and are asked."""

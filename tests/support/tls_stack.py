@@ -19,7 +19,7 @@ class TlsStack(Stack):
 
     async def get(self, page: str, process: int = 0) -> object:
         """As of Stack."""
-        url = f"https://{self.config.admin_address(process)}{page}"
+        url = f"https://{self.config.listen.admin_address(process)}{page}"
         try:
             async with (
                 aiohttp.ClientSession() as session,

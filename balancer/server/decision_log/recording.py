@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from balancer.scheduler.canary.selector import Role
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import Finished, Withdrawn
 from balancer.scheduler.fleet import Fleet
 from balancer.scheduler.router import Answered, Decision, Router
 from balancer.server.decision_log import lines
+from balancer.server.decision_log.files import DecisionFiles
 from policies.base import Policy, Request
 from policies.hashing import mix, unit
 
@@ -17,25 +16,23 @@ _SERVICE_PERIOD_S = 2.0
 """Between two rounds of what workers report of their executions."""
 
 
-class Sink(Protocol):
-    """Where lines go; see `DecisionFiles.put`."""
-
-    def put(self, line: bytes, standing: str = "") -> None:
-        """Write a line soon."""
-
-    def lost(self, count: int) -> None:
-        """So many lines were dropped before they came here."""
-
-
 class Recording:
-    """A witness of one router; in use from the moment when it is the router's `observer`."""
+    """What one router decides, as lines; from the moment when it is the router's `observer`."""
 
     def __init__(
-        self, router: Router, sink: Sink, *, process: str, seed: int, share: float, now_s: float, unix_s: float
+        self,
+        router: Router,
+        files: DecisionFiles,
+        *,
+        process: str,
+        seed: int,
+        share: float,
+        now_s: float,
+        unix_s: float,
     ) -> None:
         """`seed`: the router's; `now_s` and `unix_s`: the same moment in the router's clock and since 1970."""
         self._router = router
-        self._sink = sink
+        self._files = files
         self._share = share
         self._workers_changes = -1
         self._service_row = 0
@@ -44,7 +41,7 @@ class Recording:
         """Those that have a line, and what each was there for; a policy's place is its number."""
         self._numbers: dict[tuple[int, Role], tuple[int, Policy]] = {}
         """By identity, which is quicker than equality, and kept, so that no other policy gets the same one."""
-        sink.put(lines.header(process, seed, share, now_s, unix_s, router.fleet.kernel.compiled), "header")
+        files.put(lines.header(process, seed, share, now_s, unix_s, router.fleet.kernel.compiled), "header")
 
     def decided(self, answered: Answered, decision: Decision | None) -> None:
         """Record a decision, and whatever in it was not known yet."""
@@ -57,38 +54,38 @@ class Recording:
         known = self._numbers.get(answered_as)
         if known is None:
             known = self._numbers[answered_as] = self._record_policy(answered.policy, answered.role), answered.policy
-        self._sink.put(lines.decision(answered, decision, known[0]))
+        self._files.put(lines.decision(answered, decision, known[0]))
         if answered.at_s >= self._service_due_s:
             self._record_service(self._router.fleet, answered.at_s)
 
     def refused(self, request: Request, error: RoutingError, at_s: float) -> None:
         if self._wants(request.number):
-            self._sink.put(lines.refusal(request, error, at_s))
+            self._files.put(lines.refusal(request, error, at_s))
 
     def ended(self, event: Finished | Withdrawn, at_s: float) -> None:
         if event.number >= 0 and self._wants(event.number):
-            self._sink.put(lines.outcome(event, at_s))
+            self._files.put(lines.outcome(event, at_s))
 
     def no_inference(self, number: int) -> None:
         if self._wants(number):
-            self._sink.put(lines.no_inference(number))
+            self._files.put(lines.no_inference(number))
 
     def _wants(self, number: object) -> bool:
         assert isinstance(number, int)  # arrays are for the simulator's views
         return self._share >= 1 or unit(mix(number)) < self._share
 
     def close(self) -> None:
-        """It is no longer the router's witness."""
+        """It is no longer the router's observer."""
 
     def _record_workers(self, among: lines.NamedWorkers) -> None:
         if among.changes != self._workers_changes:
             self._workers_changes = among.changes
-            self._sink.put(lines.workers(among), "workers")
+            self._files.put(lines.workers(among), "workers")
 
     def _record_service(self, fleet: Fleet, at_s: float) -> None:
         """One worker with each decision until all had their turn, so that no decision waits for a large fleet."""
         if self._service_row < len(fleet.workers):
-            self._sink.put(lines.service(fleet, self._service_row, at_s))
+            self._files.put(lines.service(fleet, self._service_row, at_s))
             self._service_row += 1
         else:
             self._service_row, self._service_due_s = 0, at_s + _SERVICE_PERIOD_S
@@ -97,6 +94,6 @@ class Recording:
         """The number of a policy, whose line is written where none is equal to it."""
         known = (policy, role)
         if known not in self._policies:
-            self._sink.put(lines.policy(len(self._policies), *known), f"policy {len(self._policies)}")
+            self._files.put(lines.policy(len(self._policies), *known), f"policy {len(self._policies)}")
             self._policies.append(known)
         return self._policies.index(known)

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 _BEAT_S, _QUIET_BEAT_S = 0.02, 0.05
 """Well within `STALE_AFTER_S`."""
 _QUIET_S = 0.25
-_TELL_EVERY_S = 0.1
+_OUTCOMES_EVERY_S = 0.1
 """For what people see: many outcomes at once cost half as much each. The ring holds as many as 160,000 a second."""
 _GIVE_UP_EVERY_S = 1.0
 _LOOK_EVERY_S = 0.1
@@ -51,8 +51,8 @@ class NativeFront:
         router.share_splits(recorder.splits)
         metrics.register(lambda: native_metrics(router))
         metrics.catch_up = self.catch_up
-        self._said = ""
-        self._worked_s = self._given_up_s = self._told_s = self._looked_s = 0.0
+        self._warned_of = ""
+        self._worked_s = self._given_up_s = self._outcomes_s = self._looked_s = 0.0
 
     def workers(self, workers: Iterable[WorkerSpec]) -> None:
         listed = list(workers)
@@ -104,12 +104,12 @@ class NativeFront:
         state = self._router.state
         self._router.serve(may_pick)
         why = self._router.asked_because
-        if why and why != self._said:
+        if why and why != self._warned_of:
             logger.warning("Envoy asks the balancer for each request, and does not decide itself: %s", why)
-        self._said = why
+        self._warned_of = why
         self._router.learn()
-        if now_s - self._told_s >= _TELL_EVERY_S:
-            self._told_s = now_s
+        if now_s - self._outcomes_s >= _OUTCOMES_EVERY_S:
+            self._outcomes_s = now_s
             self._take_outcomes()
         for batch in state.lines():
             self._outcomes.lines(batch)

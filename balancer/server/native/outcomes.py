@@ -19,8 +19,8 @@ from balancer.server.logs import DecisionLines
 from balancer.server.metrics.series import OTHER
 from balancer.server.tally import REASONS, Ended, Measured, Tally
 
-_Told: Any = namedtuple("_Told", OUTCOME.names or ())  # type: ignore[misc]  # the layout names them
-_Line: Any = namedtuple("_Line", LINE.names or ())  # type: ignore[misc]  # likewise
+_OutcomeRow: Any = namedtuple("_OutcomeRow", OUTCOME.names or ())  # type: ignore[misc]  # the layout names them
+_DecisionRow: Any = namedtuple("_DecisionRow", LINE.names or ())  # type: ignore[misc]  # likewise
 _INVALID = INVALID_CODES[1]
 _MULTIPLIERS = np.random.default_rng().integers(2**64, size=OUTCOME.itemsize // 8, dtype=np.uint64) | np.uint64(1)
 _KINDS = tuple(Kind)
@@ -39,46 +39,46 @@ class NativeOutcomes:
         models = {column: model for model, column in self._router.fleet.models.items()}
         models |= {0: "", UNKNOWN_MODEL: OTHER}
         for rows in _alike(batch):
-            told: Any = _Told._make(rows[0].item())
-            if told.source == Source.REFUSED:
-                self._refused(told, rows, models)
+            first: Any = _OutcomeRow._make(rows[0].item())
+            if first.source == Source.REFUSED:
+                self._refused(first, rows, models)
             else:
-                self._ended(told, rows, models)
+                self._ended(first, rows, models)
 
-    def _policy(self, told: Any) -> str:
-        return self._router.policy_of(told.directory, told.decider)
+    def _policy(self, first: Any) -> str:
+        return self._router.policy_of(first.directory, first.decider)
 
-    def _refused(self, told: Any, rows: npt.NDArray[Any], models: dict[int, str]) -> None:
-        if told.refusal == _INVALID:
-            self._tally.invalid(told.endpoint.decode("utf-8", "replace"), len(rows))
+    def _refused(self, first: Any, rows: npt.NDArray[Any], models: dict[int, str]) -> None:
+        if first.refusal == _INVALID:
+            self._tally.invalid(first.endpoint.decode("utf-8", "replace"), len(rows))
         else:
-            self._tally.refused(REASONS[ERRORS[told.refusal]], rows["decision_s"].tolist())
-        ended = _ended_as(told, models, "")
+            self._tally.refused(REASONS[ERRORS[first.refusal]], rows["decision_s"].tolist())
+        ended = _ended_as(first, models, "")
         self._tally.unserved(ended, rows["at_s"].tolist())
-        self._tell_split(told, rows, ended._replace(grpc_status=told.refusal))
+        self._compare_versions(first, rows, ended._replace(grpc_status=first.refusal))
 
-    def _ended(self, told: Any, rows: npt.NDArray[Any], models: dict[int, str]) -> None:
-        picked = told.source == Source.BY_POLICY
-        policy = self._policy(told) if picked else ""
+    def _ended(self, first: Any, rows: npt.NDArray[Any], models: dict[int, str]) -> None:
+        picked = first.source == Source.BY_POLICY
+        policy = self._policy(first) if picked else ""
         if picked:
             self._tally.decided(policy, rows["decision_s"].tolist())
-        ended = _ended_as(told, models, self._router.worker_at(_text(told.endpoint)), policy)
-        if not told.endpoint:
+        ended = _ended_as(first, models, self._router.worker_at(_text(first.endpoint)), policy)
+        if not first.endpoint:
             self._tally.unserved(ended, rows["at_s"].tolist())
             return
-        self._router.outcomes["matched" if told.matched else "unmatched"] += len(rows)
+        self._router.outcomes["matched" if first.matched else "unmatched"] += len(rows)
         times = (rows[name].tolist() for name in ("at_s", "latency_s", "first_byte_s"))
         moved = (int(rows[name].sum()) for name in ("bytes_in", "bytes_out"))
         self._tally.served(ended, Measured(*times, *moved))
-        self._tally.placed(picked, told.attempts, len(rows))
-        self._tell_split(told, rows, ended)
+        self._tally.placed(picked, first.attempts, len(rows))
+        self._compare_versions(first, rows, ended)
 
-    def _tell_split(self, told: Any, rows: npt.NDArray[Any], ended: Ended) -> None:
+    def _compare_versions(self, first: Any, rows: npt.NDArray[Any], ended: Ended) -> None:
         """How requests ended that a lot gave a version."""
-        split = self._router.split_of(told.directory, told.split) if told.split else None
+        split = self._router.split_of(first.directory, first.split) if first.split else None
         if split is None:
             return
-        keyed, new = bool(told.draw & DrawFlags.DRAWN_BY_KEY), bool(told.draw & DrawFlags.DRAWN_NEW)
+        keyed, new = bool(first.draw & DrawFlags.DRAWN_BY_KEY), bool(first.draw & DrawFlags.DRAWN_NEW)
         for key, latency_s, at_s in zip(*(rows[name].tolist() for name in ("key", "latency_s", "at_s")), strict=True):
             draw = split.drawn(key if keyed else None, new)
             self._compare(draw, ended.grpc_status, ended.http_status, ended.by, latency_s, at_s)
@@ -86,36 +86,36 @@ class NativeOutcomes:
     def lines(self, batch: npt.NDArray[Any]) -> None:
         """Decisions of which the log is to tell, as `LINE`."""
         for row in batch.tolist():
-            told: Any = _Line._make(row)
-            named = [self._router.worker_at(endpoint) for endpoint in _text(told.named).split(",") if endpoint]
+            first: Any = _DecisionRow._make(row)
+            named = [self._router.worker_at(endpoint) for endpoint in _text(first.named).split(",") if endpoint]
             self._lines.write(
-                number=None if told.refusal else told.number,
-                request_id=_text(told.request_id),
-                triton_request_id=_text(told.id),
-                model=_text(told.model),
+                number=None if first.refusal else first.number,
+                request_id=_text(first.request_id),
+                triton_request_id=_text(first.id),
+                model=_text(first.model),
                 worker=named[0] if named else "",
-                policy=self._policy(told),
-                propensity=told.propensity,
+                policy=self._policy(first),
+                propensity=first.propensity,
                 fallbacks=tuple(named[1:]),
-                reason=REASONS[ERRORS[told.refusal]] if told.refusal else "picked",
+                reason=REASONS[ERRORS[first.refusal]] if first.refusal else "picked",
             )
 
 
-def _text(told: bytes) -> str:
-    return told.decode("utf-8", "replace")
+def _text(field: bytes) -> str:
+    return field.decode("utf-8", "replace")
 
 
-def _ended_as(told: Any, models: dict[int, str], worker: str, policy: str = "") -> Ended:
+def _ended_as(first: Any, models: dict[int, str], worker: str, policy: str = "") -> Ended:
     return Ended(
-        model=models.get(told.column, OTHER),
+        model=models.get(first.column, OTHER),
         worker=worker,
-        grpc_status=told.grpc_status if told.grpc else -1,
-        http_status=told.http_status,
-        inference=_KINDS[told.kind] is Kind.INFERENCE,
-        picked=told.source == Source.BY_POLICY,
-        ok=bool(told.ok),
-        void=VOIDS[told.void_kind],
-        by=ENDERS[told.aborted],
+        grpc_status=first.grpc_status if first.grpc else -1,
+        http_status=first.http_status,
+        inference=_KINDS[first.kind] is Kind.INFERENCE,
+        picked=first.source == Source.BY_POLICY,
+        ok=bool(first.ok),
+        void=VOIDS[first.void_kind],
+        by=ENDERS[first.aborted],
         policy=policy,
     )
 

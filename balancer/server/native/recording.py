@@ -18,8 +18,9 @@ from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import Finished, Withdrawn
 from balancer.scheduler.router import Answered, Decision, Router
 from balancer.scheduler.view import LiveView
+from balancer.server.decision_log.files import DecisionFiles
 from balancer.server.decision_log.lines import COLUMNS
-from balancer.server.decision_log.recording import Recording, Sink
+from balancer.server.decision_log.recording import Recording
 from policies.base import FleetView, Request
 from policies.columns import Columns
 
@@ -29,27 +30,25 @@ _MOST_AT_ONCE_BYTES = 128 * 2**10
 """Of the journal: some milliseconds."""
 
 
-def recording_of(router: Router, sink: Sink, **about: Any) -> Recording:
+def recording_of(router: Router, files: DecisionFiles, **about: Any) -> Recording:
     if isinstance(router, SharedRouter):
-        return NativeRecording(router, sink, **about)
-    return Recording(router, sink, **about)
+        return NativeRecording(router, files, **about)
+    return Recording(router, files, **about)
 
 
 class NativeRecording(Recording):
     """Of a router that shares its fleet state. What is decided here waits until what Envoys decided before was read."""
 
-    def __init__(
-        self, router: SharedRouter, sink: Sink, *, process: str, seed: int, share: float, now_s: float, unix_s: float
-    ) -> None:
-        super().__init__(router, sink, process=process, seed=seed, share=share, now_s=now_s, unix_s=unix_s)
-        self._shared, self._out = router, sink
+    def __init__(self, router: SharedRouter, files: DecisionFiles, *, share: float, **about: Any) -> None:
+        super().__init__(router, files, share=share, **about)
+        self._shared = router
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         """What happened here, and how far the journal was written then."""
         router.tell_decisions(share)
         self._journal = router.journal
 
     def close(self) -> None:
-        """Have Envoys tell no more, and record what they told."""
+        """Have Envoys tell no more, and record what they decided."""
         if self._shared.journal is self._journal:
             self._shared.tell_decisions(None)
         while self.drain():
@@ -86,17 +85,17 @@ class NativeRecording(Recording):
         self._waiting.append((0 if self._journal is None else self._journal.written, record))
 
     def drain(self, most_bytes: int = _MOST_AT_ONCE_BYTES) -> bool:
-        """Record some of what Envoys told; whether there is more."""
+        """Record some of what Envoys decided; whether there is more."""
         journal = self._journal
         if journal is None:
             return False
         try:
-            for told in journal.take(most_bytes):
-                self._record_before(told.at)
-                self._take(told)
+            for entry in journal.take(most_bytes):
+                self._record_before(entry.at)
+                self._take(entry)
         except TornError as error:
             logger.error("decisions of Envoys are not recorded, another journal takes the torn one's place: %s", error)
-            self._out.lost(1)
+            self._files.lost(1)
             self._record_before(math.inf)
             if self._shared.journal is journal:
                 self._shared.journal_is_torn()
@@ -104,7 +103,7 @@ class NativeRecording(Recording):
             return False
         self._record_before(journal.read)
         if dropped := journal.dropped():
-            self._out.lost(dropped)
+            self._files.lost(dropped)
         return not journal.caught_up
 
     def _record_before(self, at: float) -> None:
@@ -112,16 +111,16 @@ class NativeRecording(Recording):
         while self._waiting and self._waiting[0][0] <= at:
             self._waiting.popleft()[1]()
 
-    def _take(self, told: Told) -> None:
-        if isinstance(told, JournalDecision):
-            self._record(told.answered, told.decision, told.basis)
-            if told.question and told.decision is not None:
-                super().no_inference(told.decision.number)
-        elif isinstance(told, JournalRefusal):
-            super().refused(told.request, ERRORS[told.grpc_status](), told.at_s)
+    def _take(self, entry: Told) -> None:
+        if isinstance(entry, JournalDecision):
+            self._record(entry.answered, entry.decision, entry.basis)
+            if entry.question and entry.decision is not None:
+                super().no_inference(entry.decision.number)
+        elif isinstance(entry, JournalRefusal):
+            super().refused(entry.request, ERRORS[entry.grpc_status](), entry.at_s)
         else:
-            worker = self._shared.worker_at(told.endpoint)
-            super().ended(told.event(worker), told.at_s)
+            worker = self._shared.worker_at(entry.endpoint)
+            super().ended(entry.event(worker), entry.at_s)
 
 
 def _kept(view: FleetView) -> Columns:

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 def router_of(config: Config, seed: int) -> Router:
     """By the compiled kernel where there is one that fits, and shared with Envoys where that is wanted."""
-    policy, settings, folder = config.build_policy(), config.settings(), config.shared_folder
+    policy, settings, folder = config.policy.built, config.settings(), config.shared_folder
     try:
         library = Library()
     except LibraryError as error:

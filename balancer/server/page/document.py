@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, with_config
 
 from balancer.config.watch import Applied
-from balancer.server.event_log import Event
+from balancer.server.events import Event
 from balancer.server.recent import TrafficSummary
 
 MOST_WORKERS = 512

@@ -20,7 +20,7 @@ from balancer.scheduler.router import Router
 from balancer.scheduler.shown import reasons
 from balancer.scheduler.view import LiveView
 from balancer.scheduler.worker import Worker as Known
-from balancer.server.event_log import EventLog
+from balancer.server.events import EventLog
 from balancer.server.metrics import Metrics
 from balancer.server.page.document import (
     DOCUMENT,

@@ -103,7 +103,7 @@ class Listeners:
         await self._open("gateways", (listen.gateways,), envoy_options, services)
         await self._open("health", (listen.health,), shared, services)
         await self._open("fleet", (listen.fleet_addresses(self._process) or (None,))[:1], fleet_options, services)
-        await self._open("reports", (config.reports_address(self._process),), reports_options, services)
+        await self._open("reports", (config.listen.reports_address(self._process),), reports_options, services)
 
     async def _open(
         self,

@@ -50,7 +50,7 @@ class Noting:
     def refused(self, error: OutOfBoundsError) -> None:
         self.refusals.append(error.field)
 
-    def mistaken(self, error: Exception) -> None:
+    def failed_internally(self, error: Exception) -> None:
         raise AssertionError from error
 
 

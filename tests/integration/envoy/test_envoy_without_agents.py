@@ -47,7 +47,7 @@ async def test_an_envoy_that_starts_while_all_agents_are_dead_serves(tmp_path: P
             """Whether every process has waited for reports for as long as it does."""
             for process in range(processes):
                 try:
-                    async with session.get(f"http://{config.admin_address(process)}/ready") as answer:
+                    async with session.get(f"http://{config.listen.admin_address(process)}/ready") as answer:
                         if "no worker is ready" not in await answer.text():
                             return False
                 except aiohttp.ClientError:

@@ -15,7 +15,7 @@ from balancer.config.sections import AdminSection
 from balancer.files.yaml_document import ConfigError, Problem
 from balancer.scheduler.canary.selector import PolicySelector
 from balancer.scheduler.canary.switchback import Finding
-from balancer.server.event_reporter import EventReporter
+from balancer.server.events import EventReporter
 from dev.browser import MISSING, Tab, chromium, tab
 from policies.base import Request
 from policies.expected_latency import ExpectedLatency

@@ -125,8 +125,8 @@ async def test_renewed_certificates_fail_no_request(tmp_path: Path, frontend: st
                 for address, part in (
                     (stack.url, "envoy"),
                     (stack.config.listen.envoy, "balancer"),
-                    (stack.config.reports_address(0), "balancer"),
-                    (stack.config.admin_address(0), "balancer"),
+                    (stack.config.listen.reports_address(0), "balancer"),
+                    (stack.config.listen.admin_address(0), "balancer"),
                 ):
 
                     async def is_shown(address: str = address, serial: int = serials[part]) -> bool:

@@ -232,7 +232,7 @@ async def test_envoy_and_balancer_log_a_request_with_the_same_ids(stack: Stack) 
     picked = next(spec for spec in stack.specs if spec.name == decision["worker"])
     if stack.config.envoy.frontend == "proxy":
         # Envoy knows no more than which process forwards.
-        assert access["served"] == stack.config.own_envoy_address(0)
+        assert access["served"] == stack.config.listen.envoy_addresses(0)[-1]
     else:
         assert access["served"] == picked.grpc_endpoint
         assert access["triton_request_id"] == ids["triton_request_id"]

@@ -180,7 +180,7 @@ def test_empty_mapping_is_all_defaults_of_the_core() -> None:
     parsed = config.parse("{}", "balancer.yaml")
     assert parsed == Config()
     assert parsed.settings() == Settings()
-    assert parsed.build_policy() == BUILTIN["expected_latency"]()
+    assert parsed.policy.built == BUILTIN["expected_latency"]()
 
 
 def test_example_is_good() -> None:
@@ -216,14 +216,14 @@ def test_everything_reaches_the_core() -> None:
 @pytest.mark.parametrize("name", BUILTIN)
 def test_every_policy_is_built_with_its_defaults_and_refuses_what_it_does_not_know(name: str) -> None:
     parsed = config.from_mapping({"policy": {"name": name}})
-    assert parsed.build_policy() == BUILTIN[name]()
+    assert parsed.policy.built == BUILTIN[name]()
     assert parsed.policy.options == BUILTIN[name]().options()
     with pytest.raises(ConfigError, match=r"policy\.options\.no_such_option: unknown field"):
         config.from_mapping({"policy": {"name": name, "options": {"no_such_option": 1}}})
 
 
 def test_options_reach_the_policy() -> None:
-    policy = config.parse("policy: {name: power_of_two, options: {choices: 5, weighted: true}}", "f").build_policy()
+    policy = config.parse("policy: {name: power_of_two, options: {choices: 5, weighted: true}}", "f").policy.built
     assert dataclasses.asdict(policy) == {"choices": 5, "weighted": True}
 
 
@@ -272,18 +272,18 @@ def test_what_needs_a_restart(content: str, fields: list[str]) -> None:
 
 def test_processes_have_addresses_of_their_own_and_envoy_knows_them() -> None:
     parsed = config.parse("processes: 2\nlisten: {envoy: '0.0.0.0:9002', reports: 'a:9102', admin: '[::1]:8090'}", "f")
-    assert [parsed.own_envoy_address(i) for i in range(2)] == ["0.0.0.0:9003", "0.0.0.0:9004"]
+    assert [parsed.listen.envoy_addresses(i)[-1] for i in range(2)] == ["0.0.0.0:9003", "0.0.0.0:9004"]
     assert parsed.listen.envoy_addresses(1) == ("0.0.0.0:9002", "0.0.0.0:9004")
-    assert [parsed.reports_address(i) for i in range(2)] == ["a:9102", "a:9103"]
-    assert [parsed.admin_address(i) for i in range(2)] == ["[::1]:8090", "[::1]:8091"]
+    assert [parsed.listen.reports_address(i) for i in range(2)] == ["a:9102", "a:9103"]
+    assert [parsed.listen.admin_address(i) for i in range(2)] == ["[::1]:8090", "[::1]:8091"]
     assert parsed.bootstrap_options().balancers == ("127.0.0.1:9003", "127.0.0.1:9004")
 
 
 def test_a_unix_socket_is_of_one_process() -> None:
     parsed = config.parse("processes: 2\nlisten: {envoy: unix:/run/b/envoy, reports: unix:/run/b/reports}", "f")
     assert parsed.listen.envoy_addresses(1) == ("unix:/run/b/envoy.1",)
-    assert parsed.own_envoy_address(1) == "unix:/run/b/envoy.1"
-    assert parsed.reports_address(0) == "unix:/run/b/reports.0"
+    assert parsed.listen.envoy_addresses(1)[-1] == "unix:/run/b/envoy.1"
+    assert parsed.listen.reports_address(0) == "unix:/run/b/reports.0"
     assert parsed.bootstrap_options().balancers == ("unix:/run/b/envoy.0", "unix:/run/b/envoy.1")
 
 

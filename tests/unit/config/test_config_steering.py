@@ -13,7 +13,7 @@ from policies import BUILTIN
 
 def plan(content: str) -> CanaryPlan:
     parsed = config.parse(content, "balancer.yaml")
-    return parsed.plan(parsed.build_policy())
+    return parsed.plan(parsed.policy.built)
 
 
 @pytest.mark.parametrize(

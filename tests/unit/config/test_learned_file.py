@@ -38,14 +38,14 @@ def file(tmp_path: Path) -> Path:
 def test_it_is_found_from_the_folder_of_the_config(file: Path) -> None:
     loaded = config.load(file)
     assert loaded.policy.options == {"file": str(file.parent / "mine.npz")}
-    assert loaded.build_policy().digest == write_weights(file.parent / "mine.npz")
+    assert loaded.policy.built.digest == write_weights(file.parent / "mine.npz")
 
 
 def test_shipped_is_no_file_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "balancer.yaml").write_text("policy: {name: learned}\n")
     loaded = config.load(tmp_path / "balancer.yaml")
     assert loaded.policy.options == {"file": "shipped"}
-    assert loaded.build_policy() == Learned()
+    assert loaded.policy.built == Learned()
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_what_the_check_read_is_what_serves_even_if_the_file_is_gone(file: Path)
     file.write_text(MINE + "shadow: {name: learned, options: {file: mine.npz}, share: 1.0}\n")
     loaded = config.load(file)
     (file.parent / "mine.npz").unlink()
-    policy = loaded.build_policy()
+    policy = loaded.policy.built
     assert policy.digest
     assert loaded.plan(policy).shadow == policy
 

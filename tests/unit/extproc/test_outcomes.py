@@ -135,7 +135,7 @@ def test_a_latency_out_of_bounds_is_counted_and_not_told(seconds: int) -> None:
         def out_of_bounds(self, field: str) -> None:
             self.refused.append(field)
 
-        def mistaken(self, error: Exception) -> None:
+        def failed_internally(self, error: Exception) -> None:
             raise AssertionError from error
 
     entry = accesslog_pb2.HTTPAccessLogEntry()
@@ -189,7 +189,7 @@ async def test_what_the_module_counts_is_not_counted_again() -> None:
         def out_of_bounds(self, field: str) -> None:
             raise AssertionError(field)
 
-        def mistaken(self, error: Exception) -> None:
+        def failed_internally(self, error: Exception) -> None:
             raise AssertionError from error
 
     class FakeStream:

@@ -19,8 +19,7 @@ from balancer.kernel.settings import GuardSettings, RolloutSettings
 from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
 from balancer.server.decision_log.reading import read_log
 from balancer.server.decision_log.recorded import DecisionLog
-from balancer.server.event_log import EventLog
-from balancer.server.event_reporter import EventReporter
+from balancer.server.events import EventLog, EventReporter
 from balancer.server.metrics import Metrics
 from balancer.server.page.explain import explain, who_decides
 from policies.base import FleetView, FloatArray, Request
@@ -58,7 +57,7 @@ def test_a_fall_and_a_return_are_a_line_each_and_in_the_metrics(caplog: pytest.L
     assert samples(metrics)[fallen] == 0
     breach = frozenset({("policy", "moody"), ("reason", "invalid")})
     assert samples(metrics)["balancer_guard_breaches_total", breach] == 1
-    fell, returned = (record for record in caplog.records if record.name == "balancer.server.event_reporter")
+    fell, returned = (record for record in caplog.records if record.name == "balancer.server.events")
     assert fell.levelname == "WARNING"
     assert "out of service, a baseline decides: RuntimeError: moody" in fell.getMessage()
     assert (fell.policy, fell.reason, fell.quiet_s) == ("moody", "invalid", 2.0)  # type: ignore[attr-defined]  # extra
@@ -85,7 +84,7 @@ def test_a_rollout_is_told_step_by_step_with_what_holds_it_and_how_far_its_proof
         watched = explain(g.router, M, g.now_s)["rollout"]
         assert who_decides(g.router, g.now_s) == "power_of_two (rolled out, in place of random)"
         g.serve(2500)
-    told = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "balancer.server.event_reporter"]
+    told = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "balancer.server.events"]
     assert told == [
         ("INFO", "rollout: next step"),
         ("INFO", f"rollout: step held: {held['held']}"),

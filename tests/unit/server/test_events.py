@@ -6,8 +6,7 @@ import pytest
 from support.page_fleet import PageFleet
 
 from balancer.scheduler.events import ReportsLost
-from balancer.server.event_log import MOST_EVENTS, EventLog, some
-from balancer.server.event_reporter import EventReporter
+from balancer.server.events import MOST_EVENTS, EventLog, EventReporter, some
 
 
 class Clock:
