@@ -5,28 +5,22 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
 
 from balancer.config.policy_options import read_policy_file
-from dev.experiments.sealed import numbers, opening, page, rivals, written
+from dev.experiments.sealed import opening, page, rivals
 from dev.experiments.sealed.page import Told
-from dev.experiments.sealed.runs import Task, seconds
-from dev.experiments.sealed.store import Store
 from policies.base import Policy
 from policies.learned.policy import SHIPPED, Learned
 from simulator.train.trainer import write_whole
 
 PAGE = Path("docs/learned/sealed.md")
 DISTRIBUTION = Path("docs/learned/sealed_distribution.csv")
-KEPT = Path("out/sealed/runs")
 SCENARIOS, SEEDS = 24, 8
 _JOBS = click.option("--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Processes.")
-_FILE = click.option(
-    "--file", "files", multiple=True, help="Weights, one file for each training seed; repeat. [default: the shipped]"
-)
+_FILE = click.option("--file", default=SHIPPED, help="Weights. [default: the shipped]")
 
 
 @click.group()
@@ -40,7 +34,7 @@ def main() -> None:
 @click.option("--out", "path", type=click.Path(dir_okay=False, path_type=Path), default=DISTRIBUTION, show_default=True)
 def distribution(path: Path) -> None:
     """Write down the distribution, as CSV."""
-    write_whole(path, written.as_csv().encode())
+    write_whole(path, page.distribution().encode())
 
 
 @main.command()
@@ -48,15 +42,6 @@ def distribution(path: Path) -> None:
 def tune(out: Path) -> None:
     """Tune the rivals on what `learned` is trained on, and keep what was found; some minutes."""
     write_whole(out, rivals.written(rivals.tune(said=click.echo)).encode())
-
-
-@main.command()
-@_FILE
-def weigh(files: tuple[str, ...]) -> None:
-    """Say what files of weights make of what rivals are tuned on, by the loss that they are tuned by."""
-    for name, policy in trained(files or (SHIPPED,)).items():
-        mean, p99, loss = rivals.loss_of(policy)
-        click.echo(f"{name}: mean x{mean:.4f}, p99 x{p99:.4f} of {rivals.BASELINE}'s, loss {loss:.4f}")
 
 
 @main.command()
@@ -69,15 +54,11 @@ def weigh(files: tuple[str, ...]) -> None:
 @click.option("--out", type=click.Path(path_type=Path), default=Path("out/sealed"), show_default=True)
 @_FILE
 @_JOBS
-def rehearse(
-    seed: int, scenarios: int, seeds: int, requests: int | None, out: Path, files: tuple[str, ...], jobs: int
-) -> None:
+def rehearse(seed: int, scenarios: int, seeds: int, requests: int | None, out: Path, file: str, jobs: int) -> None:
     """All of it on a seed of your own, which seals nothing."""
     more = "" if requests is None else f" --requests {requests}"
     command = f"python -m dev.experiments.sealed rehearse --seed {seed} --scenarios {scenarios} --seeds {seeds}{more}"
-    drawn = opening.draw(
-        seed, scenarios, seeds, rivals.read_tuned(), trained(files or (SHIPPED,)), requests
-    )  # fmt: skip
+    drawn = opening.draw(seed, scenarios, seeds, rivals.read_tuned(), trained(file), requests)
     _judge(drawn, out / PAGE.name, Told(command, "a seed for trying it, so these were no secret"), jobs)
 
 
@@ -85,7 +66,7 @@ def rehearse(
 @click.option("--page", "path", type=click.Path(dir_okay=False, path_type=Path), default=PAGE, show_default=True)
 @_FILE
 @_JOBS
-def open_sealed(path: Path, files: tuple[str, ...], jobs: int) -> None:
+def open_sealed(path: Path, file: str, jobs: int) -> None:
     """Open them: the seed is a hash of the commit that this runs in, which must have all of it and no page yet."""
     if path.exists():
         raise click.ClickException(f"{path} is there: they were opened. Scenarios of other seeds: rehearse --seed N")
@@ -93,41 +74,24 @@ def open_sealed(path: Path, files: tuple[str, ...], jobs: int) -> None:
         raise click.ClickException(f"not all is committed, so no commit seals it: commit or remove\n{changed}")
     commit = _git("rev-parse", "HEAD")
     seed = opening.seed_of(commit)
-    drawn = opening.draw(seed, SCENARIOS, SEEDS, rivals.read_tuned(), trained(files or (SHIPPED,)), None)
+    drawn = opening.draw(seed, SCENARIOS, SEEDS, rivals.read_tuned(), trained(file), None)
     _judge(drawn, path, Told("python -m dev.experiments.sealed open", f"the hash of commit {commit}"), jobs)
 
 
-def trained(files: Sequence[str]) -> dict[str, Policy]:
-    """The policies of the files, by the name to show; raises `ValueError` where one cannot be used."""
-    found: dict[str, Policy] = {}
-    for file in files:
-        name = opening.SUBJECT if file == SHIPPED or len(files) == 1 else f"{opening.SUBJECT} {Path(file).stem}"
-        if name in found:
-            raise ValueError(f"--file {file}: two files are called {name}; rename one")
-        found[name] = Learned(file=file).with_files(read_policy_file)
-    return found
+def trained(file: str) -> Policy:
+    """The policy of the file; raises `ValueError` where it cannot be used."""
+    return Learned(file=file).with_files(read_policy_file)
 
 
 def _judge(drawn: opening.Opening, path: Path, told: Told, jobs: int) -> None:
-    tasks = drawn.tasks()
-    found = opening.run(drawn, Store(KEPT), jobs, _said(tasks))
+    found = opening.run(drawn, jobs, lambda done, total: click.echo(f"{done} of {total} runs"))
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole = json.dumps(numbers.as_json(drawn, found, told), allow_nan=False) + "\n"
+    whole = json.dumps(page.as_json(drawn, found, told), allow_nan=False) + "\n"
     write_whole(path.with_suffix(".json"), whole.encode())
-    write_whole(path.with_suffix(".csv"), numbers.as_csv(drawn, found).encode())
+    write_whole(path.with_suffix(".csv"), page.as_csv(drawn, found).encode())
     write_whole(path, page.page(drawn, found, told).encode())
     click.echo(page.summary(drawn, found))
     click.echo(f"Written: {path}, and beside it .json and .csv")
-
-
-def _said(tasks: Sequence[Task]) -> Callable[[Task], None]:
-    total, done_s = sum(map(seconds, tasks)), [0.0]
-
-    def done(task: Task) -> None:
-        done_s[0] += seconds(task)
-        click.echo(f"{done_s[0] / total:4.0%} {task.name}")
-
-    return done
 
 
 def _git(*words: str) -> str:

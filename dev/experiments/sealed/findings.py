@@ -1,8 +1,7 @@
 """What sealed runs amount to: ratios, the verdict, and the gap to the social reference.
 
-A ratio of a scenario is the geometric mean, over weights and request seeds, of the ratio on equal arrivals. Over
-scenarios: the median. Its interval resamples scenarios, weights and request seeds together: what another draw of all
-three could have given.
+A ratio of a scenario is the geometric mean, over request seeds, of the ratio on equal arrivals. Over scenarios: the
+median. Its interval resamples scenarios and request seeds together: what another draw of both could have given.
 """
 
 from __future__ import annotations
@@ -12,10 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dev.experiments.sealed.intervals import together
-from dev.experiments.sealed.opening import Found, Opening, unanswered
+from dev.experiments.sealed.opening import SUBJECT, Found, Opening, unanswered
+from policies.base import FloatArray
+from simulator.compare import statistics
 from simulator.compare.compare import SOCIAL
-from simulator.compare.statistics import Estimate
+from simulator.compare.statistics import CONFIDENCE, Estimate
 from simulator.compare.summary import FIGURES, NAMES, Figure, by_seed
 
 AIMS: dict[Figure, float] = {"mean_s": 0.85, "p99_s": 0.90}
@@ -33,15 +33,27 @@ class Line:
     met: bool
 
 
+def together(logs: FloatArray) -> Estimate:
+    """The median over scenarios of geometric means over request seeds, with a percentile interval; of logarithms of
+    ratios, `(scenarios, seeds)`."""
+    dice = np.random.default_rng(0)
+    scenarios, seeds = logs.shape
+    found = []
+    for _ in range(statistics.RESAMPLES):
+        some = dice.integers(scenarios, size=(scenarios, 1))
+        runs = dice.integers(seeds, size=(scenarios, seeds))  # each scenario's own
+        found.append(_median(logs[some, runs]))
+    low, high = np.quantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Estimate(_median(logs), float(low), float(high))
+
+
+def _median(logs: FloatArray) -> float:
+    return float(np.exp(np.median(logs.mean(axis=1))))
+
+
 def median_ratio(found: Sequence[Found], against: str, figure: Figure) -> Estimate:
     """Over scenarios, with its interval."""
-    logs = np.stack([each.logs(against, figure) for each in found])
-    return together(logs)
-
-
-def ratio(found: Found, against: str, figure: Figure) -> float:
-    """Of one scenario."""
-    return float(np.exp(found.logs(against, figure).mean()))
+    return together(np.stack([each.logs(against, figure) for each in found]))
 
 
 def verdict(opening: Opening, found: Sequence[Found]) -> list[Line]:
@@ -56,7 +68,9 @@ def verdict(opening: Opening, found: Sequence[Found]) -> list[Line]:
                 estimate.value <= aim and estimate.high < 1,
             )
         )
-    more = float(np.mean([each.failed - unanswered(each.metrics[opening.best]) for each in found]))
+    more = float(
+        np.mean([unanswered(each.metrics[SUBJECT]) - unanswered(each.metrics[opening.best]) for each in found])
+    )
     asked = f"requests without an answer: at most {MORE_FAILURES:.1%} more than the rival, in the mean over scenarios"
     lines.append(Line(asked, f"{more:+.2%}", more <= MORE_FAILURES))
     return lines
@@ -74,20 +88,14 @@ def hindsight(opening: Opening, found: Sequence[Found], figure: Figure) -> Estim
     return together(logs)
 
 
-def to_social(found: Found, name: str, figure: Figure) -> float:
-    """A rival's latency over the social reference's: geometric mean over seeds."""
-    ours, best = (by_seed(found.metrics[each], figure) for each in (name, SOCIAL))
-    return float(np.exp(np.mean(np.log(ours) - np.log(best))))
+def to_social(found: Sequence[Found], name: str, figure: Figure) -> float:
+    """A policy's latency over the social reference's: geometric mean over seeds, median over scenarios."""
 
+    def of(each: Found) -> float:
+        ours, best = (by_seed(each.metrics[label], figure) for label in (name, SOCIAL))
+        return float(np.exp(np.mean(np.log(ours) - np.log(best))))
 
-def median_to_social(found: Sequence[Found], name: str, figure: Figure) -> float:
-    """Over scenarios."""
-    return float(np.median([to_social(each, name, figure) for each in found]))
-
-
-def subject_to_social(found: Sequence[Found], figure: Figure) -> float:
-    """The same of the trained policy."""
-    return float(np.median([ratio(each, SOCIAL, figure) for each in found]))
+    return float(np.median(list(map(of, found))))
 
 
 def pairs(found: Sequence[Found], against: str) -> list[Estimate]:

@@ -1,31 +1,92 @@
-"""What is run of sealed scenarios: the trained policy under its guard, all rivals, and the references."""
+"""What is run of sealed scenarios: the trained policy under its guard and without, all rivals, and the references."""
 
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
+from balancer.kernel.settings import GuardSettings
+from balancer.scheduler.canary.selector import CanaryPlan
 from dev.experiments.sealed.rivals import BASELINE, Rival, rivals, tuned_name
-from dev.experiments.sealed.runs import Run, Task, Watch, Way
-from dev.experiments.sealed.store import Store, run_all
 from policies import BUILTIN
 from policies.base import FloatArray, Policy
+from policies.expected_latency import ExpectedLatency
 from simulator.compare.compare import SOCIAL
-from simulator.compare.metrics import RunMetrics
+from simulator.compare.metrics import RunMetrics, measure
+from simulator.compare.social import run_social
 from simulator.compare.summary import Figure, by_seed
+from simulator.run import run as run_plain
 from simulator.scenario import Scenario
+from simulator.steered import BY_BASELINE, run_steered
 from simulator.train.written import scenario
 
 SUBJECT = "learned"
+BARE = "learned, no guard"
 CLAIRVOYANT = "clairvoyant"
 REFERENCES = (CLAIRVOYANT, SOCIAL)
+_GUARD = CanaryPlan(guard=GuardSettings(), baseline=ExpectedLatency())
+"""As production has it by default."""
 _NEVER_S = 1e9
 _SEEDS_FROM = 1 << 20
 """Request seeds of sealed runs: no other runs have them."""
+Way = Literal["plain", "guarded", "clairvoyant", "social"]
+"""As it is; under production's guard; knowing every queue and the work in it; the reference that minds others, whatever
+the policy."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """A policy in a scenario, over some seeds side by side."""
+
+    place: int
+    """Of the scenario in the opening."""
+    label: str
+    """What the policy is called here."""
+    scenario: Scenario
+    policy: Policy
+    way: Way
+    seeds: tuple[int, ...]
+    requests: int
+    """Of each seed."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Watch:
+    """What the guards did."""
+
+    by_baseline: FloatArray
+    """Share of the requests that the baseline decided; `(e,)`."""
+    falls: npt.NDArray[np.int64]
+    """How often the policy was taken out of service; `(e,)`."""
+    reasons: Counter[str]
+    """How often for which cause."""
+
+
+def execute(task: Task) -> tuple[RunMetrics, Watch | None]:
+    """Run it, some seconds or a minute; also what the guard did, where there is one."""
+    arrivals = [task.scenario.arrivals(seed, task.requests) for seed in task.seeds]
+    fleet = task.scenario.fleet
+    if task.way == "guarded":
+        found = run_steered(fleet, arrivals, task.policy, _GUARD, seeds=task.seeds)
+        fell = [[change for change in each if change.fell] for each in found.changes]
+        watch = Watch(
+            by_baseline=np.mean(found.decided == BY_BASELINE, axis=1),
+            falls=np.array([len(each) for each in fell]),
+            reasons=Counter(change.finding.reason for each in fell for change in each),
+        )
+        return measure(found.result), watch
+    if task.way == "social":
+        return measure(run_social(task.scenario, arrivals, task.seeds)), None
+    knowledge: Literal["clairvoyant", "reports"] = "clairvoyant" if task.way == "clairvoyant" else "reports"
+    return measure(run_plain(fleet, arrivals, task.policy, seeds=task.seeds, knowledge=knowledge)), None
 
 
 @dataclass(frozen=True)
@@ -35,8 +96,8 @@ class Opening:
     seed: int
     """Of the scenarios."""
     scenarios: tuple[Scenario, ...]
-    weights: Mapping[str, Policy]
-    """Trained policies, one for each training seed, by the name to show."""
+    subject: Policy
+    """The trained policy."""
     rivals: Mapping[str, Rival]
     best: str
     """The rival that the verdict is against: the best on what they were tuned on."""
@@ -44,22 +105,18 @@ class Opening:
     requests: int | None = None
     """Of each run; None: as the scenario says."""
 
-    def tasks(self) -> list[Task]:
+    def tasks(self) -> Iterator[Task]:
         """All runs, scenario by scenario."""
-        return [task for each in self.scenarios for task in self.tasks_of(each)]
-
-    def tasks_of(self, given: Scenario) -> Iterator[Task]:
-        """All runs of one scenario."""
-        wanted: list[tuple[str, Policy, Way, Scenario]] = []
-        for name, rival in self.rivals.items():
-            wanted.append((name, rival.policy, "plain", rival.scenario(given)))
-        for name, policy in self.weights.items():
-            wanted += [(name, policy, "guarded", given), (bare(name), policy, "plain", given)]
-        wanted += [(CLAIRVOYANT, BUILTIN[BASELINE](), "clairvoyant", given)]
-        wanted += [(SOCIAL, BUILTIN[BASELINE](), "social", given)]
-        for label, policy, way, where in wanted:
-            requests = given.requests if self.requests is None else self.requests
-            yield Task(where, policy, label, way, self.request_seeds, requests)
+        for place, given in enumerate(self.scenarios):
+            wanted: list[tuple[str, Policy, Way, Scenario]] = [
+                (name, rival.policy, "plain", rival.scenario(given)) for name, rival in self.rivals.items()
+            ]
+            wanted += [(SUBJECT, self.subject, "guarded", given), (BARE, self.subject, "plain", given)]
+            wanted += [(CLAIRVOYANT, BUILTIN[BASELINE](), "clairvoyant", given)]
+            wanted += [(SOCIAL, BUILTIN[BASELINE](), "social", given)]
+            for label, policy, way, where in wanted:
+                requests = given.requests if self.requests is None else self.requests
+                yield Task(place, label, where, policy, way, self.request_seeds, requests)
 
 
 @dataclass(frozen=True)
@@ -68,30 +125,17 @@ class Found:
 
     scenario: Scenario
     metrics: Mapping[str, RunMetrics]
-    """By rival and reference; the trained policy is apart, as it has weights."""
-    subjects: tuple[RunMetrics, ...]
-    """Under the guard, for each of the weights."""
-    bare: tuple[RunMetrics, ...]
-    """Without."""
-    watches: tuple[Watch, ...]
+    """By policy and reference."""
+    watch: Watch
     """What the guard did."""
 
     def logs(self, against: str, figure: Figure) -> FloatArray:
-        """Of the ratio of the subject's latency to the other's, `(weights, seeds)`. Who answered nothing took
-        `_NEVER_S`."""
-        ours = np.log(np.nan_to_num(np.stack([by_seed(each, figure) for each in self.subjects]), nan=_NEVER_S))
-        theirs: FloatArray = np.log(np.nan_to_num(by_seed(self.metrics[against], figure), nan=_NEVER_S))
-        return ours - theirs
-
-    @property
-    def failed(self) -> float:
-        """Share of the requests that the subject did not answer, mean over weights and seeds."""
-        return float(np.mean([unanswered(each) for each in self.subjects]))
-
-
-def bare(name: str) -> str:
-    """What a trained policy is called where no guard is."""
-    return f"{name}, no guard"
+        """Of the ratio of the subject's latency to the other's, `(seeds,)`. Who answered nothing took `_NEVER_S`."""
+        ours, theirs = (
+            np.log(np.nan_to_num(by_seed(self.metrics[name], figure), nan=_NEVER_S)) for name in (SUBJECT, against)
+        )
+        difference: FloatArray = ours - theirs
+        return difference
 
 
 def unanswered(metrics: RunMetrics) -> float:
@@ -104,14 +148,12 @@ def seed_of(commit: str) -> int:
     return int.from_bytes(hashlib.sha256(f"sealed scenarios of {commit}".encode()).digest()[:4], "big")
 
 
-def draw(
-    seed: int, count: int, seeds: int, tuned: Mapping[str, Any], weights: Mapping[str, Policy], requests: int | None
-) -> Opening:
+def draw(seed: int, count: int, seeds: int, tuned: Mapping[str, Any], subject: Policy, requests: int | None) -> Opening:
     """So many scenarios of the seed."""
     return Opening(
         seed=seed,
         scenarios=tuple(scenario(seed, number) for number in range(count)),
-        weights=weights,
+        subject=subject,
         rivals=rivals(tuned),
         best=tuned_name(tuned["best"]),
         request_seeds=tuple(range(_SEEDS_FROM, _SEEDS_FROM + seeds)),
@@ -119,24 +161,21 @@ def draw(
     )
 
 
-def run(opening: Opening, store: Store, jobs: int, done: Callable[[Task], None]) -> list[Found]:
-    """All of it; what the store has is not run again."""
-    todo = [task for task in opening.tasks() if store.find(task) is None]
-    run_all(todo, store, jobs, done)
-    return [_found(opening, each, store) for each in opening.scenarios]
-
-
-def _found(opening: Opening, given: Scenario, store: Store) -> Found:
-    runs: dict[str, Run] = {}
-    for task in opening.tasks_of(given):
-        kept = store.find(task)
-        assert kept is not None  # it has just been run
-        runs[task.label] = kept
-    guarded = [runs[name] for name in opening.weights]
-    return Found(
-        scenario=given,
-        metrics={name: runs[name].metrics for name in (*opening.rivals, *REFERENCES)},
-        subjects=tuple(each.metrics for each in guarded),
-        bare=tuple(runs[bare(name)].metrics for name in opening.weights),
-        watches=tuple(each.watch for each in guarded if each.watch is not None),
-    )
+def run(opening: Opening, jobs: int, done: Callable[[int, int], None]) -> list[Found]:
+    """All of it; `done` is told how many of how many runs are done."""
+    # Not fork: the compiled engine's threads would not survive it.
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("forkserver")) as pool:
+        waiting = {pool.submit(execute, task): task for task in opening.tasks()}
+        try:
+            for count, future in enumerate(as_completed(waiting), 1):
+                future.result()
+                done(count, len(waiting))
+        finally:
+            pool.shutdown(cancel_futures=True)  # where one failed, the others need not begin
+    found = []
+    for place, given in enumerate(opening.scenarios):
+        own = {task.label: future.result() for future, task in waiting.items() if task.place == place}
+        watch = own[SUBJECT][1]
+        assert watch is not None  # it is run under its guard
+        found.append(Found(given, {label: metrics for label, (metrics, _) in own.items()}, watch))
+    return found

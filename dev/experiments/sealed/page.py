@@ -1,20 +1,27 @@
-"""The page of an opening, as Markdown: nothing in it is written by hand."""
+"""What an opening writes: the page, nothing in which is written by hand; JSON with every seed; CSV with means over
+seeds; and the distribution that is drawn from, as CSV."""
 
 from __future__ import annotations
 
+import csv
+import io
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
 from dev.experiments.sealed import findings
-from dev.experiments.sealed.opening import CLAIRVOYANT, SUBJECT, Found, Opening, unanswered
+from dev.experiments.sealed.opening import BARE, REFERENCES, SUBJECT, Found, Opening, Watch, unanswered
+from policies.base import FloatArray
 from simulator.compare import text
-from simulator.compare.compare import SOCIAL
 from simulator.compare.metrics import WARM_UP_SHARE, RunMetrics
 from simulator.compare.statistics import CONFIDENCE, RESAMPLES, Estimate
 from simulator.compare.summary import FIGURES, NAMES
-from simulator.train.written import BALANCERS, FAULTS, PLACES, PLAIN, kinds
+from simulator.train.written import BALANCERS, FAULTS, NETWORK, PLACES, PLAIN, WRITTEN, Written, kinds
+
+_DIGITS = 5
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,7 @@ def page(opening: Opening, found: Sequence[Found], told: Told) -> str:
     """The page."""
     best = opening.best
     mean, p99 = findings.pairs(found, best)
-    own, theirs = findings.subject_to_social(found, "mean_s"), findings.median_to_social(found, best, "mean_s")
+    own, theirs = (findings.to_social(found, name, "mean_s") for name in (SUBJECT, best))
     parts = [
         "<!-- Written by python -m dev.experiments.sealed -->",
         "# Sealed scenarios",
@@ -39,7 +46,8 @@ def page(opening: Opening, found: Sequence[Found], told: Told) -> str:
         "(median ratios of latencies on equal arrivals; below 1 is better). Its mean is "
         f"{text.ratio(own)} times that of [a reference that minds others](../../simulator/compare/README.md), which "
         f"knows all queues and times; the rival's is {text.ratio(theirs)} times. In brackets {CONFIDENCE:.0%} "
-        f"intervals: bootstrap over scenarios, weights and request seeds, {RESAMPLES:,} resamples. {_weights(opening)}",
+        f"intervals: bootstrap over scenarios and request seeds, {RESAMPLES:,} resamples. There is one set of weights, "
+        "so they say nothing of another training.",
         _rivals(opening, found),
         "Hindsight: in each scenario the rival that was best there, which flatters the rivals. Without an answer: "
         "share of the requests, mean over scenarios.",
@@ -58,22 +66,15 @@ def summary(opening: Opening, found: Sequence[Found]) -> str:
     )
 
 
-def _weights(opening: Opening) -> str:
-    count = len(opening.weights)
-    if count == 1:
-        return "There is one set of weights, so they say nothing of another training."
-    return f"There are {count} sets of weights, of training seeds of their own."
-
-
 def _rivals(opening: Opening, found: Sequence[Found]) -> str:
     lines = []
-    for name in (*opening.rivals, CLAIRVOYANT, SOCIAL):
+    for name in (*opening.rivals, *REFERENCES):
         cells = [_exact(each) for each in findings.pairs(found, name)]
         missing = text.share(float(np.mean([unanswered(each.metrics[name]) for each in found])))
         lines.append([f"**{name}**" if name == opening.best else name, *cells, missing])
     hindsight = [_exact(findings.hindsight(opening, found, figure)) for figure in FIGURES]
     lines.append(["the best in hindsight", *hindsight, text.NONE])
-    lines.append([SUBJECT, "1", "1", text.share(float(np.mean([each.failed for each in found])))])
+    lines.append([SUBJECT, "1", "1", text.share(float(np.mean([unanswered(each.metrics[SUBJECT]) for each in found])))])
     head = ["", *(f"{NAMES[figure]}: {SUBJECT} over it" for figure in FIGURES), "without an answer"]
     return text.markdown(head, lines)
 
@@ -85,19 +86,15 @@ def _places(opening: Opening, found: Sequence[Found]) -> str:
         chosen = [each for each in found if place in kinds(each.scenario)]
         if chosen:
             ratios = [_exact(each) for each in findings.pairs(chosen, opening.best)]
-            in_time = [text.share(_in_time(chosen, name)) for name in (None, opening.best)]
+            in_time = [text.share(_in_time(chosen, name)) for name in (SUBJECT, opening.best)]
             lines.append([place, str(len(chosen)), *ratios, *in_time])
     head = ["scenarios with", "how many", "mean", "p99", f"in time: {SUBJECT}", opening.best]
     return text.markdown(head, lines)
 
 
-def _in_time(found: Sequence[Found], name: str | None) -> float:
-    """Mean over the scenarios with deadlines; None: of the subject."""
-
-    def of(each: Found) -> Sequence[RunMetrics]:
-        return each.subjects if name is None else (each.metrics[name],)
-
-    shares = [float(np.mean([metrics.latency.within_deadline for metrics in of(each)])) for each in found]
+def _in_time(found: Sequence[Found], name: str) -> float:
+    """Mean over the scenarios with deadlines."""
+    shares = [float(np.mean(each.metrics[name].latency.within_deadline)) for each in found]
     known = [share for share in shares if np.isfinite(share)]
     return float(np.mean(known)) if known else float("nan")
 
@@ -120,3 +117,114 @@ def _method(opening: Opening, told: Told) -> str:
 
 def _exact(estimate: Estimate) -> str:
     return f"{estimate.value:.3f} ({estimate.low:.3f} to {estimate.high:.3f})"
+
+
+def as_json(opening: Opening, found: Sequence[Found], told: Told) -> dict[str, Any]:
+    """All of it; null for what is not a number."""
+    return {
+        "command": told.command,
+        "origin": told.origin,
+        "seed": opening.seed,
+        "request_seeds": list(opening.request_seeds),
+        "weights": {SUBJECT: opening.subject.digest},
+        "against": opening.best,
+        "rivals": {
+            name: {"options": rival.policy.options(), "weights_are_capacities": rival.told}
+            for name, rival in opening.rivals.items()
+        },
+        "verdict": [
+            {"asked": line.asked, "found": line.found, "met": line.met} for line in findings.verdict(opening, found)
+        ],
+        "scenarios": [
+            {
+                "scenario": each.scenario.name,
+                "kinds": list(kinds(each.scenario)),
+                "load": _number(each.scenario.workload.rate_per_s / each.scenario.capacity_per_s),
+                "workers": len(each.scenario.fleet.workers),
+                "models": len(each.scenario.fleet.models),
+                "balancers": each.scenario.fleet.balancers,
+                "guard": _guard(each.watch),
+                "policies": {name: _metrics(each.metrics[name]) for name in _labels(opening)},
+            }
+            for each in found
+        ],
+    }
+
+
+def as_csv(opening: Opening, found: Sequence[Found]) -> str:
+    """A line for each policy in each scenario; latencies in seconds."""
+    rows = [
+        {
+            "scenario": each.scenario.name,
+            "policy": name,
+            **{figure: _cell(float(np.mean(getattr(metrics.latency, figure)))) for figure in FIGURES},
+            "unanswered": _cell(unanswered(metrics)),
+            "in_time": _cell(float(np.mean(metrics.latency.within_deadline))),
+        }
+        for each in found
+        for name, metrics in ((label, each.metrics[label]) for label in _labels(opening))
+    ]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _labels(opening: Opening) -> tuple[str, ...]:
+    return (SUBJECT, BARE, *opening.rivals, *REFERENCES)
+
+
+def _guard(watch: Watch) -> dict[str, Any]:
+    """Over all runs: how often it took the policy out of service, why, and what share the baseline decided."""
+    return {
+        "falls": int(watch.falls.sum()),
+        "reasons": dict(watch.reasons.most_common()),
+        "by_baseline": _number(float(watch.by_baseline.mean())),
+    }
+
+
+def _metrics(metrics: RunMetrics) -> dict[str, Any]:
+    return {
+        **{figure: _numbers(getattr(metrics.latency, figure)) for figure in FIGURES},
+        "in_time": _numbers(metrics.latency.within_deadline),
+        "shares": {name: _number(float(np.mean(share))) for name, share in metrics.shares.items()},
+    }
+
+
+def _numbers(values: FloatArray) -> list[float | None]:
+    return [_number(float(value)) for value in values]
+
+
+def _number(value: float) -> float | None:
+    return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
+
+
+def _cell(value: float) -> str:
+    return f"{value:.{_DIGITS}g}" if math.isfinite(value) else ""
+
+
+def distribution(written: Written = WRITTEN) -> str:
+    """A line for each draw, which is independent of the others unless it says otherwise."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["what", "drawn", "values"])
+    for each in fields(Written):
+        if "what" in each.metadata:
+            how = each.metadata["how"]
+            writer.writerow([each.metadata["what"], how, _values(how, getattr(written, each.name))])
+    ways_ms = ", ".join(f"{1e3 * each:g}" for each in (NETWORK.to_worker_s, NETWORK.to_client_s, NETWORK.outcome_s))
+    writer.writerow(["milliseconds to the worker, back, and until an outcome is known", "always", ways_ms])
+    settings = "the defaults, but for sticky_keys, off where there are sessions; nothing is held or shed"
+    writer.writerow(["settings of the routers", "always", settings])
+    return text.getvalue()
+
+
+def _values(how: str, value: Any) -> str:
+    if "uniform" in how:
+        return f"{value[0]:g} to {value[1]:g}"
+    if isinstance(value, tuple) and value and isinstance(value[0], tuple):
+        return ", ".join(f"{name} {share:.0%}" for name, share in value)
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) if isinstance(value[0], str) else ", ".join(f"{each:g}" for each in value)
+    return f"{value:g}"

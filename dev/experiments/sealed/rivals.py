@@ -133,16 +133,6 @@ def tune(
     }
 
 
-def loss_of(policy: Policy, requests: int = _REQUESTS, seeds: Sequence[int] = _SEEDS) -> tuple[float, float, float]:
-    """Of a policy on what `tuned_on` gives, as `tune` has it: the ratios of mean and p99, and the loss."""
-    scenarios = tuned_on()
-    ours, base = (
-        _latencies(scenarios, Rival(each, told=False), requests, seeds) for each in (policy, BUILTIN[BASELINE]())
-    )
-    mean, p99 = np.log(ours / base).mean(axis=(1, 2))
-    return float(np.exp(mean)), float(np.exp(p99)), float(mean + TAIL_WEIGHT * p99)
-
-
 def written(found: Mapping[str, Any]) -> str:
     """As the file that is kept."""
     return json.dumps(found, indent=1) + "\n"

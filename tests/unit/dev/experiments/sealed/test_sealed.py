@@ -2,40 +2,78 @@
 
 import json
 import subprocess
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from unit.dev.experiments.sealed.synthetic import make_watch, metrics
+from support.results import make_result
 
+from balancer.scheduler.canary.guard import PolicyChange
+from balancer.scheduler.canary.switchback import Finding
 from dev.experiments.sealed import __main__ as commands
-from dev.experiments.sealed import findings, numbers, opening, page, rivals, written
-from dev.experiments.sealed.opening import Found, Opening
+from dev.experiments.sealed import findings, opening, page, rivals
+from dev.experiments.sealed.opening import BARE, SUBJECT, Found, Opening, Watch
 from policies import BUILTIN
-from simulator.compare.metrics import RunMetrics
+from simulator.compare.metrics import RunMetrics, measure
 from simulator.engine.check import check_arrivals, check_fleet
 from simulator.scenario import Scenario
+from simulator.steered import BY_BASELINE, BY_POLICY, SteeredResult
 from simulator.train.written import BALANCERS, DUE, FAULTS, KEYED, LONG, PLACES, SHARED, WRITTEN, kinds, scenario
 
 TOLD = page.Told("python -m dev.experiments.sealed open", "the hash of commit 0")
 LEVELS = np.array([0.010, 0.012, 0.015])
 
 
+def metrics(by_seed: Sequence[float], ok: float = 1.0) -> RunMetrics:
+    """Of latencies in seconds, one a seed, so that mean and p99 are that; all but a share `ok` end in an error."""
+    latency_s = np.repeat(np.asarray(by_seed, float)[:, None], 200, axis=1)
+    status = np.zeros(latency_s.shape, np.int8)
+    status[:, round(200 * ok) :] = 1
+    return measure(make_result(latency_s, status=status), 0.0)
+
+
 def made(ratios: Sequence[float], ok: float = 1.0, social: float = 0.5) -> tuple[Opening, list[Found]]:
     """Scenarios in which the subject has so much of every rival's latency, and answers a share `ok`."""
-    drawn = opening.draw(1, len(ratios), len(LEVELS), rivals.read_tuned(), {"learned": BUILTIN["wlpr"]()}, 200)
+    drawn = opening.draw(1, len(ratios), len(LEVELS), rivals.read_tuned(), BUILTIN["wlpr"](), 200)
+    watch = Watch(np.full(len(LEVELS), 0.25), np.array([2, 0, 0]), Counter(range=1, late=1))
 
     def of(given: Scenario, ratio: float) -> Found:
-        others: dict[str, RunMetrics] = {
-            name: metrics(LEVELS.tolist()) for name in (*drawn.rivals, opening.CLAIRVOYANT)
-        }
-        others[opening.SOCIAL] = metrics((social * LEVELS).tolist())
-        ours = metrics((ratio * LEVELS).tolist(), ok)
-        return Found(given, others, (ours,), (metrics(LEVELS.tolist()),), (make_watch(len(LEVELS)),))
+        found = {name: metrics(LEVELS.tolist()) for name in (*drawn.rivals, opening.CLAIRVOYANT, BARE)}
+        found[opening.SOCIAL] = metrics((social * LEVELS).tolist())
+        found[SUBJECT] = metrics((ratio * LEVELS).tolist(), ok)
+        return Found(given, found, watch)
 
     return drawn, [of(given, ratio) for given, ratio in zip(drawn.scenarios, ratios, strict=True)]
+
+
+def test_what_the_guard_did_is_counted_by_its_falls(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = tuple(
+        PolicyChange(at_s, fell, Finding(reason, ""), 10.0)
+        for at_s, fell, reason in ((2.0, True, "range"), (5.0, False, "range"), (8.0, True, "late"))
+    )
+    decided = np.array([[BY_BASELINE, BY_POLICY, BY_POLICY, BY_POLICY], [BY_POLICY] * 4], np.int8)
+    result = SteeredResult(make_result(np.ones((2, 4))), decided, (changes, ()))
+    monkeypatch.setattr(opening, "run_steered", lambda *_, **__: result)
+    (task,) = (each for each in made([1.0])[0].tasks() if each.way == "guarded")
+    _, watch = opening.execute(task)
+    assert watch is not None
+    assert watch.by_baseline.tolist() == [0.25, 0.0]
+    assert watch.falls.tolist() == [2, 0]
+    assert watch.reasons == Counter(range=1, late=1)
+
+
+def test_intervals_are_over_scenarios_and_over_request_seeds() -> None:
+    alike = findings.together(np.log(np.full((9, 3), 0.8)))
+    assert (alike.value, alike.low, alike.high) == pytest.approx((0.8, 0.8, 0.8))
+    scenarios = findings.together(np.log(np.linspace(0.5, 1.5, 9))[:, None] + np.zeros((9, 3)))
+    seeds = findings.together(np.zeros((2, 3)) + np.log([0.5, 1.0, 2.0]))
+    for apart in (scenarios, seeds):
+        assert apart.value == pytest.approx(1.0)
+        assert apart.low < 0.9
+        assert apart.high > 1.1
 
 
 def test_equal_seeds_draw_equal_scenarios_and_all_are_sound() -> None:
@@ -54,8 +92,8 @@ def test_equal_seeds_draw_equal_scenarios_and_all_are_sound() -> None:
 
 
 def test_the_file_tells_the_numbers_that_are_drawn_from() -> None:
-    assert commands.DISTRIBUTION.read_text() == written.as_csv()
-    assert 'models,"whole, uniform",1 to 6\n' in written.as_csv()
+    assert commands.DISTRIBUTION.read_text() == page.distribution()
+    assert 'models,"whole, uniform",1 to 6\n' in page.distribution()
 
 
 def test_rivals_were_tuned_over_all_of_the_present_grid() -> None:
@@ -73,14 +111,6 @@ def test_tuning_takes_what_is_better_on_the_scenarios(monkeypatch: pytest.Monkey
     monkeypatch.setattr(rivals, "GRIDS", {"least_requests": {"choices": (1, 0)}})
     found = rivals.tune(("heterogeneous-steady",), requests=300, seeds=(0, 1))
     assert found["policies"]["least_requests"]["chosen"]["settings"] == {"choices": 0}
-
-
-def test_a_policy_is_weighed_as_rivals_are() -> None:
-    mean, p99, loss = rivals.loss_of(BUILTIN["expected_latency"](), requests=60, seeds=(0,))
-    assert (mean, p99, loss) == pytest.approx((1.0, 1.0, 0.0))
-    mean, p99, loss = rivals.loss_of(BUILTIN["random"](), requests=60, seeds=(0,))
-    assert loss > 0
-    assert loss == pytest.approx(np.log(mean) + 0.5 * np.log(p99))
 
 
 def is_mixed(one: Scenario) -> bool:
@@ -129,18 +159,18 @@ def test_the_page_says_what_the_subject_adds_and_how_far_the_social_reference_is
 
 def test_numbers_have_every_seed_of_every_policy() -> None:
     drawn, found = made([0.7] * 2)
-    document = numbers.as_json(drawn, found, TOLD)
+    document = page.as_json(drawn, found, TOLD)
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     of_first = document["scenarios"][0]["policies"]
     assert of_first["learned"]["mean_s"] == pytest.approx((0.7 * LEVELS).tolist())
     assert set(of_first) == {"learned", "learned, no guard", *drawn.rivals, *opening.REFERENCES}
-    lines = numbers.as_csv(drawn, found).splitlines()
+    lines = page.as_csv(drawn, found).splitlines()
     assert len(lines) == 1 + 2 * len(of_first)
 
 
 def test_all_runs_of_a_scenario_meet_the_same_requests() -> None:
-    drawn = opening.draw(1, 2, 3, rivals.read_tuned(), {"learned": BUILTIN["wlpr"]()}, 40)
-    tasks = drawn.tasks()
+    drawn = opening.draw(1, 2, 3, rivals.read_tuned(), BUILTIN["wlpr"](), 40)
+    tasks = list(drawn.tasks())
     assert len({(task.seeds, task.requests) for task in tasks}) == 1
     assert {task.label for task in tasks if task.way == "guarded"} == {"learned"}
     assert len({(task.scenario.name, task.label) for task in tasks}) == len(tasks)
@@ -192,7 +222,6 @@ def test_they_open_once(repository: Path) -> None:
 
 @pytest.mark.long
 def test_a_rehearsal_does_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "KEPT", tmp_path / "kept")
     monkeypatch.setattr(
         rivals, "read_tuned", lambda: {"best": "wlpr", "policies": {"wlpr": {"chosen": {"settings": {"told": True}}}}}
     )
