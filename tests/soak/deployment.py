@@ -1,37 +1,32 @@
-"""The deployment under test, each part of which can be killed, hung and started again, and samples of it."""
+"""The deployment under test, with mutual TLS between its parts, each of which can be killed, hung and started again."""
 
 from __future__ import annotations
 
 import asyncio
+import datetime
 import os
 import signal
-import time
+import socket
+import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
 from typing import Any
 
-import psutil
 import yaml
+from support.certificates import Authority
 
-from balancer.bootstrap.bootstrap import render_with_secrets
-from balancer.stack.envoyproxy import EnvoyProcess
+from balancer.files.schema import split_address
 from balancer.stack.process import Child, LocalProcess
 from balancer.stack.stack import OwnStack, get_json
 from balancer.stack.tritonserver import TritonServer
-from dev.stack import MODEL
-from soak.certificates import Certificates
-from soak.client import ID_HEADER, Load
+from dev.stack import MODEL, new_tritons
+from soak.load import ID_HEADER
 
+_SERVER_NAME = "balancer.test"
 _ANSWERS = "http.inference.ext_proc.stream_msgs_received"
 _POLL_S = 0.02
 _PAGE_S = 1.0
 _OUTCOME_TIMEOUT_S = 20.0
-_START_S = 60.0
-_TRIED_AGAIN_S = 90.0
-"""A worker whose requests failed in numbers is tried again once its error rate has faded."""
-_SAMPLE_EVERY_S = 1.0
 _NOT_WELL: tuple[dict[str, Any], ...] = (
     {"response_flag_filter": {}},
     {"status_code_filter": {"comparison": {"op": "GE", "value": {"default_value": 400, "runtime_key": "soak.status"}}}},
@@ -49,8 +44,6 @@ _LOGGED = {
     "id": f"%REQ({ID_HEADER.upper()})%",
     "started": "%START_TIME(%s.%3f)%",
     "path": "%REQ(:PATH):100%",
-    "grpc_timeout": "%REQ(GRPC-TIMEOUT):40%",
-    "bytes_in": "%BYTES_RECEIVED%",
     "upstream": "%UPSTREAM_HOST%",
     "flags": "%RESPONSE_FLAGS%",
     "details": "%RESPONSE_CODE_DETAILS%",
@@ -64,35 +57,65 @@ class NotSoError(Exception):
     """Something that was waited for did not happen in time."""
 
 
-@dataclass
 class Deployment(OwnStack):
     """Envoy, a balancer, and Tritons with agents, by their own handles."""
 
-    certificates: Certificates | None = None
-    """For mutual TLS between the parts; None: plain text on loopback."""
-    draining: set[str] = field(default_factory=set, init=False)
-    """Workers that discovery lists as such."""
-    unlisted: set[str] = field(default_factory=set, init=False)
-    """And those that it leaves out."""
-
-    def __post_init__(self) -> None:
-        """As of `OwnStack`, with mutual TLS. What a killed Envoy had sent is soon given up: workers are to be empty."""
-        super().__post_init__()
-        self.addresses["requests"] = {"outcome_timeout_s": _OUTCOME_TIMEOUT_S}
+    def __init__(self, directory: Path, workers: int) -> None:
+        super().__init__(directory, tritons=new_tritons(directory, workers))
+        self.names = [triton.name for triton in self.tritons]
+        self.draining: set[str] = set()
+        """Workers that discovery lists as such."""
+        self.unlisted: set[str] = set()
+        """And those that it leaves out."""
+        self.failures_path = directory / "failures.jsonl"
+        """Envoy's log of what did not end well."""
+        self._authority = Authority(directory / "tls")
+        self.rotate_certificates()
         # What is not written yet when it is killed explains no failure.
         self.envoy_arguments = ("--file-flush-interval-msec", "100")
-        if self.certificates is not None:
-            ours = self.certificates.sections()
-            self.addresses["envoy"]["balancer_tls"], self.addresses["tls"] = ours["balancer_tls"], ours["tls"]
+        overlay = directory / "overlay.yaml"
+        overlay.write_text(yaml.safe_dump(_failure_logger(self.failures_path)))
+        ours = self._balancer.section(self._authority)
+        towards = {"ca_file": ours["client_ca_file"], "server_name": _SERVER_NAME}
+        towards |= {"cert_file": str(self._envoy.cert), "key_file": str(self._envoy.key)}
+        self.addresses["envoy"] |= {"balancer_tls": towards, "overlay": str(overlay)}
+        self.addresses["tls"] = {"envoy": ours, "reports": ours}
+        # What a killed Envoy had sent is soon given up: workers are to be empty.
+        self.addresses["requests"] = {"outcome_timeout_s": _OUTCOME_TIMEOUT_S}
 
-    @property
-    def failures_path(self) -> Path:
-        """Envoy's log of what did not end well."""
-        return self.directory / "failures.jsonl"
+    def rotate_certificates(self) -> None:
+        """Give every part a new certificate and key of the same authority."""
+        days = datetime.timedelta(days=2)
+        self._balancer = self._authority.issue("balancer", dns=_SERVER_NAME, ip="127.0.0.1", until=days)
+        self._envoy = self._authority.issue("envoy", uri="spiffe://balancer/envoy", until=days)
+        self._agents = {
+            name: self._authority.issue(name, uri=f"spiffe://balancer/agent/{name}", until=days) for name in self.names
+        }
 
-    @property
-    def names(self) -> list[str]:
-        return [triton.name for triton in self.tritons]
+    def new_certificate_served(self) -> bool:
+        """Whether the balancer shows its certificate as the file has it now."""
+        context = ssl.create_default_context(cafile=str(self._authority.file))
+        context.load_cert_chain(self._envoy.cert, self._envoy.key)
+        in_file = ssl.PEM_cert_to_DER_cert(self._balancer.cert.read_text())
+        address = split_address(self.addresses["listen"]["envoy"])
+        try:
+            with (
+                socket.create_connection(address, timeout=2.0) as plain,
+                context.wrap_socket(plain, server_hostname=_SERVER_NAME) as connection,
+            ):
+                return connection.getpeercert(binary_form=True) == in_file
+        except OSError:
+            return False
+
+    def new_agent(self, triton: TritonServer, further: Sequence[str] = (), control: Path | None = None) -> Child:
+        """As of `OwnStack`, with a certificate and a control socket."""
+        own = self._agents[triton.name]
+        tls = ("--tls-ca", str(self._authority.file), "--tls-name", _SERVER_NAME)
+        tls += ("--tls-cert", str(own.cert), "--tls-key", str(own.key))
+        return super().new_agent(triton, (*tls, *further), control or self.control(triton.name))
+
+    def control(self, name: str) -> Path:
+        return self.directory / f"{name}.sock"
 
     def upstreams(self) -> dict[str, str]:
         """Worker by `host:port`, gRPC and HTTP."""
@@ -139,33 +162,11 @@ class Deployment(OwnStack):
         page = await get_json(f"{self.envoy.admin_url}/memory", _PAGE_S)
         return int(page["allocated"]) if page else None
 
-    def new_agent(self, triton: TritonServer, further: Sequence[str] = (), control: Path | None = None) -> Child:
-        """As of `OwnStack`, with a certificate and a control socket."""
-        tls = () if self.certificates is None else self.certificates.agent_arguments(triton.name)
-        return super().new_agent(triton, (*tls, *further), control or self.control(triton.name))
-
-    def control(self, name: str) -> Path:
-        return self.directory / f"{name}.sock"
-
-    def new_envoy(self) -> EnvoyProcess:
-        """As of `OwnStack`, with a log of failures."""
-        envoy = super().new_envoy()
-        secrets = self.directory / "envoy"
-        secrets.mkdir(exist_ok=True)
-        text, files = render_with_secrets(envoy.options, secrets)
-        for name, content in files.items():
-            (secrets / name).write_text(content)
-        bootstrap = yaml.safe_load(text)
-        manager = bootstrap["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
-        manager["access_log"].append(_failure_logger(self.failures_path))
-        envoy.bootstrap = yaml.safe_dump(bootstrap)
-        return envoy
-
 
 def _failure_logger(path: Path) -> dict[str, Any]:
-    """Of requests that did not end well: a line for each would cost what is measured."""
-    return {
-        "name": "envoy.access_loggers.file",
+    """An overlay with a log of requests that did not end well: a line for each would cost what is measured."""
+    log = {
+        "name": "soak",
         "filter": {"or_filter": {"filters": [*_NOT_WELL]}},
         "typed_config": {
             "@type": "type.googleapis.com/envoy.extensions.access_loggers.file.v3.FileAccessLog",
@@ -173,6 +174,9 @@ def _failure_logger(path: Path) -> dict[str, Any]:
             "log_format": {"json_format": _LOGGED},
         },
     }
+    manager = {"name": "envoy.filters.network.http_connection_manager", "typed_config": {"access_log": [log]}}
+    chain = {"name": "inference", "filters": [manager]}
+    return {"static_resources": {"listeners": [{"name": "inference", "filter_chains": [chain]}]}}
 
 
 def hang(part: LocalProcess, stopped: bool = True) -> None:
@@ -182,122 +186,9 @@ def hang(part: LocalProcess, stopped: bool = True) -> None:
 
 async def until(condition: Callable[[], Awaitable[Any]], what: str, patience_s: float = 30.0) -> None:
     """Return once the condition holds; NotSoError naming `what` if it does not."""
-    deadline_s = asyncio.get_running_loop().time() + patience_s
-    while not await condition():
-        if asyncio.get_running_loop().time() > deadline_s:
-            raise NotSoError(f"not so after {patience_s:g} s: {what}")
-        await asyncio.sleep(_POLL_S)
-
-
-@dataclass
-class Event:
-    kind: str
-    target: str
-    began_s: float
-    """Seconds since the epoch, as all times here."""
-    noticed_s: float | None = None
-    """When somebody in the deployment knew of it."""
-    mended_s: float | None = None
-    """When what caused it was undone."""
-    recovered_s: float | None = None
-    """When all was as before: what was broken takes part again."""
-    killed: list[tuple[str, float]] = field(default_factory=list)
-    """Parts that were ended without warning, and when."""
-    down: list[tuple[str, float, float]] = field(default_factory=list)
-    """Parts that were not there, from and to."""
-    said: dict[str, Any] = field(default_factory=dict)
-    failed: str = ""
-    """What did not happen in time; empty: all did."""
-
-    def noticed(self) -> None:
-        self.noticed_s = self.noticed_s or time.time()
-
-    def mended(self) -> None:
-        self.mended_s = time.time()
-
-
-@dataclass
-class Site:
-    deployment: Deployment
-    load: Load
-    rng: Random
-    event: Event
-    number: int
-    """Of the worker that it concerns."""
-
-    @property
-    def name(self) -> str:
-        return self.deployment.names[self.number]
-
-    def span(self, least_s: float, most_s: float) -> float:
-        return self.rng.uniform(least_s, most_s)
-
-    async def left_out(self) -> None:
-        """Wait until the balancer sends the worker nothing."""
-        await until(lambda: self.deployment.why_not(self.name), f"{self.name} is left out")
-        self.event.noticed()
-        self.event.said["why"] = await self.deployment.why_not(self.name)
-
-    async def answers(self) -> None:
-        """Wait until the worker answers honest requests again, picked by the balancer."""
-
-        async def used() -> bool:
-            return not await self.deployment.why_not(self.name)
-
-        await until(used, f"{self.name} may be picked")
-        self.event.recovered_s = time.time()
-        served = self.load.by_worker[self.name]
-
-        async def serves() -> bool:
-            return self.load.by_worker[self.name] > served
-
-        await until(serves, f"{self.name} answers", _TRIED_AGAIN_S)
-        self.event.said["answers_after_s"] = round(time.time() - self.event.recovered_s, 3)
-
-    async def picks(self) -> None:
-        """Wait until Envoy gets answers of the balancer."""
-        before = await self.deployment.answered()
-
-        async def more() -> bool:
-            return await self.deployment.answered() > before
-
-        await until(more, "Envoy gets answers of the balancer", _START_S)
-
-
-@dataclass(frozen=True)
-class Sample:
-    at_s: float
-    requests: int
-    """Ended until then."""
-    part: str
-    pid: int
-    rss_bytes: int
-    descriptors: int
-    allocated_bytes: int | None = None
-    """Of Envoy: what it holds. Its allocator keeps more: what a burst of large requests has left free."""
-
-
-@dataclass
-class Sampler:
-    """Takes samples until it is cancelled."""
-
-    deployment: Deployment
-    load: Load
-    samples: list[Sample] = field(default_factory=list)
-
-    async def run(self) -> None:
-        while True:
-            allocated_bytes = await self.deployment.envoy_allocated_bytes()
-            for name, part in self.deployment.parts().items():
-                if part.process.returncode is None:
-                    self._take(name, part.process.pid, allocated_bytes if name == "envoy" else None)
-            await asyncio.sleep(_SAMPLE_EVERY_S)
-
-    def _take(self, name: str, pid: int, allocated_bytes: int | None) -> None:
-        try:
-            process = psutil.Process(pid)
-            with process.oneshot():
-                memory, descriptors = process.memory_info().rss, process.num_fds()
-        except psutil.Error:
-            return
-        self.samples.append(Sample(time.time(), self.load.done, name, pid, int(memory), descriptors, allocated_bytes))
+    try:
+        async with asyncio.timeout(patience_s):
+            while not await condition():
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        raise NotSoError(f"not so after {patience_s:g} s: {what}") from None

@@ -9,10 +9,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from balancer.errors import OperatorError
 from balancer.stack.process import Child, LocalProcess
 from balancer.stack.stack import READY_S, replace_text
 from dev.stack import POLICY
-from soak.deployment import NotSoError, Site, hang, until
+from soak.deployment import NotSoError, hang, until
+from soak.event import Site
 from soak.strangers import annoy
 
 _GARBAGE = (
@@ -46,22 +48,9 @@ async def balancer_restarted(site: Site) -> None:
 
 async def _end_balancer(site: Site, ending: Awaitable[None]) -> None:
     await ending
-    await asyncio.sleep(site.span(0.2, 3.0))
+    await site.pause(0.2, 3.0)
     await site.deployment.start_balancer()
-    site.event.mended()
     await site.picks()
-
-    async def every() -> bool:
-        page = await site.deployment.get("/workers")
-        return bool(page) and all(worker["ready"] for worker in page["workers"])
-
-    site.event.recovered_s = time.time()
-    # A worker that another fault holds is not waited for.
-    try:
-        await until(every, "every worker reports", 5.0)
-        site.event.said["all_report_after_s"] = round(time.time() - site.event.recovered_s, 3)
-    except NotSoError:
-        site.event.said["note"] = "not every worker reported within 5 s"
 
 
 async def balancer_hung(site: Site) -> None:
@@ -71,10 +60,9 @@ async def balancer_hung(site: Site) -> None:
     try:
         await until(site.deployment.balancer_left_out, "Envoy leaves the balancer out")
         site.event.noticed()
-        await asyncio.sleep(site.span(0.2, 3.0))
+        await site.pause(0.2, 3.0)
     finally:
         hang(balancer, stopped=False)
-    site.event.mended()
     await site.picks()
 
 
@@ -82,13 +70,12 @@ async def agent_killed(site: Site) -> None:
     """kill -9 of one agent, and a new one."""
     await site.deployment.agents[site.number].kill()
     await site.left_out()
-    await asyncio.sleep(site.span(0.2, 2.0))
+    await site.pause(0.2, 2.0)
     await _start_agent(site)
 
 
 async def _start_agent(site: Site) -> None:
     await site.deployment.start_agent(site.number)
-    site.event.mended()
     await site.answers()
 
 
@@ -102,10 +89,9 @@ async def _hang(site: Site, part: LocalProcess, longest_s: float) -> None:
     hang(part)
     try:
         await site.left_out()
-        await asyncio.sleep(site.span(0.2, longest_s))
+        await site.pause(0.2, longest_s)
     finally:
         hang(part, stopped=False)
-    site.event.mended()
     await site.answers()
 
 
@@ -113,23 +99,13 @@ async def all_agents_killed(site: Site) -> None:
     """kill -9 of all; routing goes on with what is known."""
     deployment = site.deployment
     await asyncio.gather(*(agent.kill() for agent in deployment.agents))
-
-    async def stale() -> bool:
-        ages = [(await deployment.worker(name)).get("report_age_s") for name in deployment.names]
-        return all(age is None or age > 0.5 for age in ages)
-
-    await until(stale, "every report is old")
+    await site.reports(fresh=False)
     site.event.noticed()
-    await asyncio.sleep(site.span(1.0, 4.0))
+    await site.pause(1.0, 4.0)
     for number in range(len(deployment.agents)):
         await deployment.start_agent(number)
     site.event.mended()
-
-    async def fresh() -> bool:
-        ages = [(await deployment.worker(name)).get("report_age_s") for name in deployment.names]
-        return all(age is not None and age < 0.5 for age in ages)
-
-    await until(fresh, "every worker reports")
+    await site.reports(fresh=True)
 
 
 async def triton_killed(site: Site) -> None:
@@ -138,14 +114,13 @@ async def triton_killed(site: Site) -> None:
     site.event.killed.append((site.name, time.time()))
     await triton.kill()
     await site.left_out()
-    await asyncio.sleep(site.span(0.2, 2.0))
+    await site.pause(0.2, 2.0)
     await _start_triton(site)
 
 
 async def _start_triton(site: Site) -> None:
     await site.deployment.start_triton(site.number)
     await site.deployment.tritons[site.number].wait_ready(READY_S)
-    site.event.mended()
     await site.answers()
 
 
@@ -158,7 +133,6 @@ async def triton_stopped(site: Site) -> None:
     await site.left_out()
     await ended
     site.event.down.append((site.name, sent_s, time.time()))
-    site.event.said["took_s"] = round(time.time() - site.event.began_s, 2)
     await triton.kill()
     await _start_triton(site)
 
@@ -174,7 +148,6 @@ async def worker_told_to_drain(site: Site) -> None:
     await site.left_out()
     if status := await command.wait():
         raise NotSoError(f"balancer agent drain ended with status {status}; {command.log_tail()}")
-    site.event.said["drained_s"] = round(time.time() - site.event.began_s, 3)
     triton = deployment.tritons[site.number]
     triton.process.send_signal(signal.SIGTERM)
     await triton.wait()
@@ -224,12 +197,11 @@ async def worker_removed(site: Site) -> None:
             return not await deployment.worker(name)
 
         await until(gone, f"{name} is gone from the list")
-        await asyncio.sleep(site.span(0.2, 2.0))
+        await site.pause(0.2, 2.0)
     finally:
         deployment.draining.discard(name)
         deployment.unlisted.discard(name)
         deployment.list_anew()
-    site.event.mended()
     await site.answers()
 
 
@@ -237,21 +209,14 @@ async def policy_swapped(site: Site) -> None:
     """Another policy in the config, and the first one again."""
     other = site.rng.choice(_OTHER_POLICIES)
     site.event.said["policy"] = other
-    await _swap(site, other)
-    site.event.noticed()
-    await asyncio.sleep(site.span(0.5, 3.0))
-    await _swap(site, POLICY)
+    try:
+        await site.deployment.swap(other)
+        site.event.noticed()
+        await site.pause(0.5, 3.0)
+        await site.deployment.swap(POLICY)
+    except OperatorError as error:
+        raise NotSoError(str(error)) from error
     site.event.mended()
-
-
-async def _swap(site: Site, policy: str) -> None:
-    site.deployment.write_config({"name": policy})
-
-    async def in_force() -> bool:
-        page = await site.deployment.get("/workers")
-        return bool(page) and page["policy"] == policy
-
-    await until(in_force, f"{policy} is in force")
 
 
 async def config_broken(site: Site) -> None:
@@ -277,10 +242,9 @@ async def _break(site: Site, path: Path, text: str) -> None:
     try:
         await until(said, f"the log tells of the bad {path.name}", 5.0)
         site.event.noticed()
-        await asyncio.sleep(site.span(0.2, 2.0))
+        await site.pause(0.2, 2.0)
     finally:
         replace_text(path, good)
-    site.event.mended()
     await site.picks()
 
 
@@ -289,27 +253,18 @@ async def envoy_killed(site: Site) -> None:
     site.event.killed.append(("envoy", time.time()))
     began_s = time.time()
     await site.deployment.envoy.kill()
-    await asyncio.sleep(site.span(0.0, 1.0))
+    await site.pause(0.0, 1.0)
     await site.deployment.start_envoy()
     site.event.down.append(("envoy", began_s, time.time()))
-    site.event.mended()
     await site.picks()
 
 
 async def certificates_rotated(site: Site) -> None:
     """New certificates and keys for every part; one agent comes back with its new one."""
     deployment = site.deployment
-    assert deployment.certificates is not None, "drawn only where there are certificates"
-    deployment.certificates.rotate()
-    served = deployment.certificates.is_served
-
-    async def new_one() -> bool:
-        try:
-            return await asyncio.to_thread(served, deployment.addresses["listen"]["envoy"])
-        except OSError:
-            return False
-
-    await until(new_one, "the balancer shows its new certificate")
+    deployment.rotate_certificates()
+    served = deployment.new_certificate_served
+    await until(lambda: asyncio.to_thread(served), "the balancer shows its new certificate")
     site.event.noticed()
     await deployment.agents[site.number].stop()
     await _start_agent(site)
@@ -317,9 +272,8 @@ async def certificates_rotated(site: Site) -> None:
 
 async def strangers(site: Site) -> None:
     """Hostile clients for some seconds."""
-    answers = await annoy(site.deployment.url, site.rng, site.span(2.0, 5.0))
+    answers = await annoy(site.deployment.url, site.rng, site.rng.uniform(2.0, 5.0))
     site.event.said["answers"] = dict(answers.most_common(8))
-    site.event.mended()
     await site.picks()
 
 

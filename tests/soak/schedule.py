@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from random import Random
 
 from balancer.stack.stack import READY_S
-from soak.client import Load
-from soak.deployment import Deployment, Event, NotSoError, Site
+from soak.deployment import Deployment, NotSoError
+from soak.event import Event, Site
 from soak.faults import Fault
+from soak.load import Load
 
+CRASHED = "Triton ended by itself"
 _PAUSE_S = (0.5, 2.0)
 _SECOND_PAUSE_S = (3.0, 12.0)
 """Between the faults of the second line, which overlap those of the first."""
-_CRASHED = "Triton ended by itself"
 _LOOK_S = 0.2
 _WATCHED_AGENT = 0
 """The worker whose agent is not ended in the last part, so that its memory can be watched."""
@@ -32,9 +31,8 @@ class Schedule:
     load: Load
     faults: Sequence[Fault]
     seed: int
-    log: Path
     say: Callable[[str], None]
-    gentle_from: float = 0.5
+    gentle_from: float
     """From this share of the requests on, no process whose memory is watched is ended."""
     events: list[Event] = field(default_factory=list)
     _busy: set[str] = field(default_factory=set, init=False)
@@ -44,13 +42,13 @@ class Schedule:
         """Begin no more; those under way are mended first."""
         self._stopping.set()
 
-    async def run(self, overlapping: bool = True) -> None:
-        lines = [self._line(Random(self.seed), _PAUSE_S, list(self.faults))]
-        if overlapping:
-            lines.append(self._line(Random(self.seed + 1), _SECOND_PAUSE_S, []))
+    async def run(self) -> None:
         watching = asyncio.create_task(self._watch())
         try:
-            await asyncio.gather(*lines)
+            await asyncio.gather(
+                self._line(Random(self.seed), _PAUSE_S, list(self.faults)),
+                self._line(Random(self.seed + 1), _SECOND_PAUSE_S, []),
+            )
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
@@ -63,25 +61,20 @@ class Schedule:
                     continue
                 self._busy.add(triton.name)
                 now_s = time.time()
-                event = Event(_CRASHED, triton.name, now_s, killed=[(triton.name, now_s)])
-                event.said["status"] = triton.process.returncode
+                event = Event(CRASHED, triton.name, now_s, killed=[(triton.name, now_s)])
                 self.events.append(event)
-                self._write("began", event)
                 self.say(f"  {triton.called} ended by itself with status {triton.process.returncode}")
                 await triton.kill()
                 await self.deployment.start_triton(number)
                 await self.deployment.tritons[number].wait_ready(READY_S)
                 event.recovered_s = time.time()
-                self._write("recovered", event)
                 self._busy.discard(triton.name)
             await asyncio.sleep(_LOOK_S)
 
     async def _line(self, rng: Random, pause_s: tuple[float, float], first: list[Fault]) -> None:
         """One fault after the other: each of `first` once, then any."""
         rng.shuffle(first)
-        while not self._stopping.is_set():
-            if await self._stopped_within(rng.uniform(*pause_s)):
-                return
+        while not await self._stopped_within(rng.uniform(*pause_s)):
             fault = first.pop() if first else rng.choice(self.faults)
             number = rng.randrange(len(self.deployment.names))
             if not self._allowed(fault, number):
@@ -101,14 +94,12 @@ class Schedule:
         target = self.deployment.names[number] if fault.part == "worker" else ""
         event = Event(fault.name, target, time.time())
         self.events.append(event)
-        self._write("began", event)
         try:
             await fault.happen(Site(self.deployment, self.load, rng, event, number))
         except NotSoError as error:
             event.failed = str(error)
             self.say(f"  {fault.name} {target}: {error}")
         event.recovered_s = event.recovered_s or time.time()
-        self._write("recovered", event)
 
     def _allowed(self, fault: Fault, number: int) -> bool:
         if self.load.done < self.gentle_from * self.load.most:
@@ -116,21 +107,11 @@ class Schedule:
         return not fault.restarts or (fault.restarts == "agent" and number != _WATCHED_AGENT)
 
     def _parts(self, fault: Fault, number: int) -> set[str]:
+        """What a fault breaks: a balancer that is gone takes no config."""
         names = self.deployment.names
-        match fault.part:
-            case "worker":
-                return {names[number], f"list of {names[number]}"}
-            case "workers":
-                return {*names, *(f"list of {name}" for name in names)}
-            case "balancer":
-                # A balancer that is gone takes no config.
-                return {"balancer", "config"}
-            case "config":
-                return {"config", "balancer"}
-            case "":
-                return set()
-            case part:
-                return {part}
+        broken = {"worker": {names[number]}, "workers": {*names}, "": set[str]()}
+        broken["balancer"] = broken["config"] = {"balancer"}
+        return broken.get(fault.part, {fault.part})
 
     async def _stopped_within(self, seconds: float) -> bool:
         try:
@@ -138,8 +119,3 @@ class Schedule:
         except TimeoutError:
             return False
         return True
-
-    def _write(self, what: str, event: Event) -> None:
-        line = {"what": what, "at_s": time.time(), "request": self.load.done} | asdict(event)
-        with self.log.open("a") as log:
-            log.write(json.dumps(line) + "\n")

@@ -13,6 +13,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from balancer.stack.stack import replace_text
+
 _HOUR = datetime.timedelta(hours=1)
 
 
@@ -73,7 +75,7 @@ class Authority:
         since: datetime.timedelta = -_HOUR,
         until: datetime.timedelta = _HOUR,
     ) -> Identity:
-        """A certificate with these names, at `FILE_STEM.crt` and `.key`; written anew where they were there. It is
+        """A certificate with these names, at `FILE_STEM.crt` and `.key`; renamed over those that were there. It is
         valid between `since` and `until`, counted from now.
         """
         key = ec.generate_private_key(ec.SECP256R1())
@@ -85,10 +87,10 @@ class Authority:
             self._key, hashes.SHA256()
         )
         identity = Identity(self.folder / f"{file_stem}.crt", self.folder / f"{file_stem}.key")
-        identity.cert.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         plain = serialization.NoEncryption()
         encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-        identity.key.write_bytes(key.private_bytes(encoding, form, plain))
+        replace_text(identity.key, key.private_bytes(encoding, form, plain).decode())
+        replace_text(identity.cert, certificate.public_bytes(encoding).decode())
         return identity
 
     def _builder(

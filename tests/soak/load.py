@@ -21,9 +21,8 @@ from dev.stack import MODEL
 
 ID_HEADER = "x-soak-id"
 """Numbers the requests of the load, so that a failure is found in Envoy's log."""
-DEADLINE_S = 60.0
-"""Of each request."""
-_LONGEST_S = 7200.0
+_GRPC_CLIENTS, _REST_CLIENTS = 12, 4
+_TIMEOUT_S, _LONGEST_S = 60.0, 7200.0
 _AFTER_FAILURE_S = 0.05
 """A client waits so long before its next request, as real ones back off."""
 _CHANNEL_ARGUMENTS = (
@@ -43,6 +42,7 @@ class Failure:
     id: int
     protocol: str
     started_s: float
+    """Seconds since the epoch, as all times of the soak."""
     ended_s: float
     code: str
     """As `CallResult` has it."""
@@ -55,15 +55,11 @@ class Load:
 
     endpoint: str
     most: int
-    grpc_clients: int = 12
-    rest_clients: int = 4
     started_s: array[float] = field(default_factory=lambda: array("d"))
-    """Seconds since the epoch; of requests that were answered well, in the order of their ends."""
+    """Of requests that were answered well, in the order of their ends."""
     ended_s: array[float] = field(default_factory=lambda: array("d"))
     failures: list[Failure] = field(default_factory=list)
     by_worker: Counter[str] = field(default_factory=Counter)
-    rest: int = 0
-    """Of the requests answered well, those over REST."""
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _senders: list[Sender] = field(default_factory=list)
@@ -79,25 +75,23 @@ class Load:
         """All of it; again, where `most` was raised since."""
         if not self._senders:
             self._senders = [
-                make_sender(self.endpoint, "grpc", self.grpc_clients // 4, 0, _CHANNEL_ARGUMENTS),
-                make_sender(self.endpoint, "http", 0, self.rest_clients),
+                make_sender(self.endpoint, "grpc", _GRPC_CLIENTS // 4, 0, _CHANNEL_ARGUMENTS),
+                make_sender(self.endpoint, "http", 0, _REST_CLIENTS),
             ]
         self._stopping.clear()
-        of_protocols = zip(("gRPC", "REST"), self._senders, (self.grpc_clients, self.rest_clients), strict=True)
+        clients = (("gRPC", _GRPC_CLIENTS), ("REST", _REST_CLIENTS))
         await asyncio.gather(
             *(
                 drive(
                     self.endpoint,
                     _WORKLOAD,
-                    DriveOptions(
-                        timeout_s=DEADLINE_S, concurrency=clients, duration_s=_LONGEST_S, number_header=ID_HEADER
-                    ),
+                    DriveOptions(_TIMEOUT_S, concurrency=count, duration_s=_LONGEST_S, number_header=ID_HEADER),
                     sender=sender,
                     on_outcome=partial(self._ended, protocol),
                     numbers=self._numbers,
                     stop=self._stopping,
                 )
-                for protocol, sender, clients in of_protocols
+                for (protocol, count), sender in zip(clients, self._senders, strict=True)
             )
         )
 
@@ -118,7 +112,6 @@ class Load:
         if answer.code == OK:
             self.started_s.append(started_s)
             self.ended_s.append(ended_s)
-            self.rest += protocol == "REST"
             self.by_worker[answer.worker] += 1
         else:
             failure = Failure(outcome.number, protocol, started_s, ended_s, answer.code, answer.details[:300])
