@@ -24,11 +24,6 @@ def message(*ids: str) -> als_pb2.StreamAccessLogsMessage:
     return told
 
 
-def test_what_can_be_read_is_read_as_it_is() -> None:
-    told = message("a", "b")
-    assert read_message(told.SerializeToString()) == told
-
-
 def test_an_entry_that_quotes_what_is_no_text_is_read_without_it_and_others_whole() -> None:
     told = message("honest", "@@@@", "also honest")
     told.http_logs.log_entry[1].request.request_headers["x-made-by-envoy"] = "an id"

@@ -22,13 +22,6 @@ def model(count: int, batches: dict[int, int], last: int = 0, **fields: Any) -> 
     }
 
 
-def test_statistics_are_summed_and_those_of_batches_by_their_size() -> None:
-    one = {"model_stats": [model(3, {1: 2, 4: 1}, last=7)]}
-    other = {"model_stats": [model(5, {4: 2, 8: 1}, last=5), model(1, {}, name="n")]}
-    summed = combine.statistics([one, other])["model_stats"]
-    assert summed == [model(8, {1: 2, 4: 3, 8: 1}, last=7), model(1, {}, name="n")]
-
-
 def test_memory_is_summed_by_device_and_no_flag_is_a_number() -> None:
     used = [{"type": "GPU", "id": 0, "byte_size": 10}, {"type": "CPU", "id": 0, "byte_size": 1}]
     response = {"0": {"success": {"count": 1, "ns": 2}}}

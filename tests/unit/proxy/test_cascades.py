@@ -85,16 +85,6 @@ def judged(rig: Rig, result: str) -> float:
     return rig.metric("balancer_proxy_confidence_total", result=result)
 
 
-async def test_a_sure_answer_is_given_and_no_other_model_asked() -> None:
-    worker = Unsure(fast=0.8)
-    async with rig_of(worker) as rig:
-        has(rig, SERVICE_S)
-        assert await served(rig) == "fast"
-        assert worker.asked == ["fast"]
-        assert judged(rig, "sure") == 1
-        assert rig.metric("balancer_proxy_cascades_total", result="fast") == 1
-
-
 async def test_an_unsure_answer_goes_on_to_the_next_and_the_last_is_given_as_it_is() -> None:
     worker = Unsure(fast=0.5, middle=0.9)
     async with rig_of(worker) as rig:
@@ -168,28 +158,6 @@ async def test_where_the_next_fails_the_first_answer_is_given(code: grpc.StatusC
         has(rig, SERVICE_S)
         assert await served(rig) == "fast"
         assert judged(rig, "failed") == 1
-
-
-async def test_a_worker_that_dies_with_the_next_leaves_the_first_answer() -> None:
-    worker = Unsure(fast=0.1)
-    worker.hanging = {"middle"}
-    async with rig_of(worker) as rig:
-        has(rig, SERVICE_S)
-        answer = asyncio.ensure_future(served(rig))
-        await eventually(lambda: "middle" in worker.asked)
-        await worker.stop()
-        assert await answer == "fast"
-        assert rig.in_flight == 0
-
-
-async def test_an_error_of_the_first_is_the_clients() -> None:
-    worker = Unsure()
-    worker.failing = {"fast": grpc.StatusCode.INVALID_ARGUMENT}
-    async with rig_of(worker) as rig:
-        has(rig, SERVICE_S)
-        with pytest.raises(grpc.aio.AioRpcError, match="as told"):
-            await rig.infer(request("vision"))
-        assert worker.asked == ["fast"]
 
 
 async def test_sequences_and_outputs_in_shared_memory_get_the_first_alone() -> None:

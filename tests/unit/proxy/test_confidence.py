@@ -34,20 +34,6 @@ def explicit(datatype: str, **contents: list[Any]) -> bytes:
     return data
 
 
-@pytest.mark.parametrize("datatype", TYPES)
-def test_one_row_is_as_sure_as_its_greatest_element(datatype: str) -> None:
-    assert confidence(answer([[0.125, 0.75, 0.125]], datatype), "P") == 0.75
-    assert confidence(answer([0.125, 0.75, 0.125], datatype), "P") == 0.75
-    assert confidence(answer([0.5], datatype), "P") == 0.5
-    assert confidence(answer(0.5, datatype), "P") == 0.5
-
-
-def test_several_rows_are_as_sure_as_the_least_of_them() -> None:
-    assert confidence(answer([[0.25, 0.75], [0.5, 0.5], [1.0, 0.0]]), "P") == 0.5
-    assert confidence(answer([[[0.25, 0.75]], [[0.5, 0.625]]]), "P") == 0.625
-    assert confidence(answer([[-3.0], [-2.0]]), "P") == -3.0
-
-
 def test_explicit_contents_are_read_too() -> None:
     assert confidence(explicit("FP32", fp32_contents=[0.25, 0.5]), "P") == 0.5
     assert confidence(explicit("FP64", fp64_contents=[0.25, 0.5]), "P") == 0.5

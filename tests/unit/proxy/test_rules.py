@@ -6,21 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balancer.proxy.rules.breakers import Breakers
-from balancer.proxy.rules.budget import Share, Tenants, wait_s
+from balancer.proxy.rules.budget import Tenants, wait_s
 from balancer.proxy.rules.latencies import AttemptLatencies
 from balancer.proxy.settings import ProxyConstants, TenantLimitsSection
-
-
-def test_a_share_saves_up_to_its_burst() -> None:
-    share = Share(0.5, 2)
-    assert [share.take() for _ in range(3)] == [True, True, False]
-    share.earn()
-    assert not share.take()
-    share.earn()
-    assert share.take()
-    for _ in range(100):
-        share.earn()
-    assert [share.take() for _ in range(3)] == [True, True, False]
 
 
 @given(st.integers(1, 100), st.floats(0, 1))
@@ -29,15 +17,6 @@ def test_waits_double_within_their_bound(attempt: int, chance: float) -> None:
     assert 0 <= wait_s(constants, attempt, chance) <= 0.1
     assert wait_s(constants, 1, 0.5) == 0.01
     assert wait_s(constants, 2, 0.5) == 0.02
-
-
-def test_tenants_get_their_rate_and_their_burst() -> None:
-    tenants, limits = Tenants(), TenantLimitsSection(requests_per_s=10, burst_s=0.5)
-    assert [tenants.refused_for_s("a", 1, limits, 0.0) for _ in range(5)] == [0.0] * 5
-    assert abs(tenants.refused_for_s("a", 1, limits, 0.0) - 0.1) < 1e-9
-    assert tenants.refused_for_s("b", 1, limits, 0.0) == 0
-    assert tenants.refused_for_s("a", 1, limits, 0.11) == 0
-    assert tenants.refused_for_s("a", 1, TenantLimitsSection(), 0.11) == 0
 
 
 @given(st.lists(st.tuples(st.floats(0, 2), st.integers(1, 50)), max_size=60))

@@ -32,15 +32,6 @@ async def code_of(call: Any) -> grpc.StatusCode:
     return caught.value.code()
 
 
-async def test_an_id_is_executed_once_and_answered_each_time() -> None:
-    [worker] = fleet = [FakeWorker("a")]
-    async with proxied(fleet, models=ONCE) as rig:
-        first, again = [await infer(rig, request(name="7")) for _ in range(2)]
-        assert first == again
-        assert len(worker.requests) == 1
-        assert rig.metric("balancer_proxy_once_total", result="answered") == 1
-
-
 @pytest.mark.parametrize(
     ("data", "headers"),
     [

@@ -16,7 +16,6 @@ from balancer.bounds import MAX_ROWS
 from balancer.config.config import from_mapping
 from balancer.config.forwarding import warnings
 from balancer.extproc.kserve import HeaderNames, read_call
-from balancer.proxy.tenants import UncountedError
 
 REQUESTS = {"tenants": {"requests_per_s": 0.001}}
 POOR = (("x-tenant", "poor"),)
@@ -108,14 +107,6 @@ async def test_what_envoy_asks_about_counts_where_it_would_be_forwarded(
         call = read_call({":path": path, "x-tenant": "poor"}, {}, HeaderNames())
         assert rig.front.turned_away(call, False) is None
         assert (rig.front.turned_away(call, False) is not None) is counted
-
-
-async def test_what_cannot_be_counted_is_refused_where_rows_are_limited() -> None:
-    async with proxied([FakeWorker("a")], proxy={"tenants": {"named": {"poor": {"rows_per_s": 5}}}}) as rig:
-        headers = {":path": "/v2/models/m/generate", "x-batch-rows": "1"}
-        rig.front.turned_away(read_call({**headers, "x-tenant": "rich"}, {}, HeaderNames()), False)
-        with pytest.raises(UncountedError, match="tenant 'poor'"):
-            rig.front.turned_away(read_call({**headers, "x-tenant": "poor"}, {}, HeaderNames()), False)
 
 
 def test_limits_without_effect_are_told() -> None:

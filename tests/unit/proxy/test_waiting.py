@@ -61,28 +61,6 @@ async def asked_in_turn(rig: Rig, tenants: list[str], **options: Any) -> list[An
     return calls
 
 
-async def test_tenants_get_equal_shares_however_many_requests_they_send() -> None:
-    async with waiting(order="fair") as (rig, gate):
-        calls = await asked_in_turn(rig, ["greedy"] * 10 + ["modest"] * 3)
-        order = await gate.served(len(calls))
-        await asyncio.gather(*calls)
-        assert gate.most == 1
-        # The first went before anybody waited, and the next one was first in the line when the other tenant came.
-        assert sorted(order[1:7]) == ["greedy"] * 3 + ["modest"] * 3
-        assert order[7:] == ["greedy"] * 6
-        await eventually(lambda: rig.in_flight == 0)
-
-
-async def test_a_client_that_leaves_waits_no_more_and_nobody_else_is_touched() -> None:
-    async with waiting() as (rig, gate):
-        first, second, third = await asked_in_turn(rig, ["1", "2", "3"])
-        second.cancel()
-        await eventually(lambda: rig.held == 1)
-        assert await gate.served(2) == ["1", "3"]
-        await asyncio.gather(first, third)
-        await eventually(lambda: rig.in_flight == 0)
-
-
 async def test_who_waits_too_long_is_told_when_to_come_again() -> None:
     async with waiting(max_s=0.05) as (rig, gate):
         first, second = await asked_in_turn(rig, ["1", "2"])

@@ -65,21 +65,6 @@ def test_one_that_ends_without_a_word_is_named(tmp_path: Path) -> None:
     assert (ended.returncode, "process 1 ended with status 3 before it served" in ended.stderr) == (1, True)
 
 
-def test_one_that_dies_is_replaced(tmp_path: Path) -> None:
-    ended = run(
-        tmp_path,
-        """
-        serving()
-        if number == 0 and starts(number) < 3:
-            os._exit(1)
-        if number == 0:
-            os.kill(os.getppid(), signal.SIGTERM)
-        time.sleep(1000)
-        """,
-    )
-    assert (ended.returncode, starts(tmp_path, 0)) == (0, 3)
-
-
 def test_one_that_cannot_serve_again_is_given_up_and_the_other_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,12 +75,6 @@ def test_one_that_terminates_and_never_was_ready_is_left_out() -> None:
     assert table.listed == {}
 
 
-def test_an_annotation_drains() -> None:
-    table = Table()
-    table.set("a", annotations={"balancer/draining": "true"})
-    assert table.listed == {"a": True}
-
-
 def test_another_pod_of_the_name_has_to_become_ready_itself() -> None:
     table = Table()
     table.set("a")

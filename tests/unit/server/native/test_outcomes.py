@@ -16,7 +16,7 @@ from balancer.kernel.compiled.library import Library
 from balancer.kernel.settings import Settings
 from balancer.native.envoy_module import Module
 from balancer.native.folder import Folder
-from balancer.native.layouts import ENDERS, OUTCOME, UNKNOWN_MODEL, VOIDS, Decider, Source
+from balancer.native.layouts import ENDERS, OUTCOME, VOIDS, Decider, Source
 from balancer.native.router import SharedRouter
 from balancer.scheduler.events import WorkerAdded
 from balancer.server.metrics import Metrics
@@ -64,16 +64,6 @@ def take(router: SharedRouter) -> Take:
     return taken
 
 
-def test_an_answer(take: Take) -> None:
-    samples = take(bytes_in=100, bytes_out=30)
-    assert samples("balancer_requests_total") == {("m", "grpc_0", "w0"): 1}
-    assert samples("balancer_decisions_total") == {("wlpr",): 1}
-    assert samples("balancer_received_bytes_total") == {("m",): 100}
-    assert samples("balancer_sent_bytes_total") == {("m",): 30}
-    assert samples("balancer_decision_duration_seconds_sum") == {(): pytest.approx(3e-6)}
-    assert samples("balancer_first_byte_seconds_sum") == {("m",): pytest.approx(0.01)}
-
-
 @pytest.mark.parametrize("by", ["client", "worker", "deadline", "gateway"])
 def test_who_ended_it(take: Take, by: Any) -> None:
     samples = take(aborted=ENDERS.index(by), ok=0, void_kind=VOIDS.index("client"), latency_s=math.nan)
@@ -97,14 +87,6 @@ def test_what_envoy_placed_and_what_was_tried_again(take: Take) -> None:
     assert samples("balancer_fallbacks_total") == {("no_pick",): 1, ("retried",): 1}
     assert samples("balancer_outcomes_total") == {("matched",): 1, ("unmatched",): 1}
     assert samples("balancer_decision_duration_seconds_count") == {(): 1}
-
-
-def test_a_model_that_the_fleet_has_not(take: Take) -> None:
-    samples = take(
-        source=Source.REFUSED, column=UNKNOWN_MODEL, refusal=5, grpc_status=5, ok=0, endpoint=b"", latency_s=math.nan
-    )
-    assert samples("balancer_requests_total") == {("other", "grpc_5", ""): 1}
-    assert samples("balancer_refusals_total") == {("unknown_model",): 1}
 
 
 def test_what_the_module_counts(take: Take, router: SharedRouter, monkeypatch: pytest.MonkeyPatch) -> None:

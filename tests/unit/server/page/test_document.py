@@ -96,12 +96,6 @@ def test_traffic_is_told_by_model_policy_and_worker() -> None:
     assert (shown.recent.rate_per_s, shown.recent.errors, shown.recent.picked) == (6.0, 5, 30)
 
 
-def test_what_is_too_old_is_not_told() -> None:
-    fleet = PageFleet(1)
-    fleet.recent.add([1.0], [0.2], True, True, OutcomeKey("m", "worker-0", "wlpr"))
-    assert read(fleet).recent.parts == []
-
-
 def test_the_model_with_the_most_traffic_is_explained_unless_another_is_asked_about() -> None:
     fleet = PageFleet(2)
     fleet.recent.add([9.0], [0.2], True, True, OutcomeKey("n", "worker-0", "wlpr"))
