@@ -11,7 +11,6 @@ import copy
 import functools
 import importlib.resources
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from balancer.bootstrap.sections import EnvoyTlsSection, TracesSection, TritonTl
 from balancer.bootstrap.tls import Secrets, balancer_socket, listener_socket, triton_sockets
 from balancer.bootstrap.traces import add_traces
 from balancer.extproc import names
+from balancer.files.regular import replace_file
 from balancer.files.yaml_document import read_document, read_file
 
 _HEADER = """\
@@ -119,11 +119,7 @@ def render_with_secrets(options: BootstrapOptions, folder: Path) -> tuple[str, d
 def write_secrets(folder: Path, files: Mapping[str, str]) -> None:
     """Write such files, which owner and group may read. An Envoy that runs reads each whole, and at once."""
     for name, content in files.items():
-        new = folder / f".{name}.new"
-        new.unlink(missing_ok=True)
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640), "w", encoding="utf-8") as file:
-            file.write(content)
-        new.replace(folder / name)
+        replace_file(folder / name, content.encode(), 0o640)
 
 
 def _rendered(options: BootstrapOptions, secrets: Secrets) -> str:

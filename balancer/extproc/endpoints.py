@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-import os
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from envoy.service.discovery.v3 import discovery_pb2
 from google.protobuf import any_pb2
 
 from balancer.extproc.names import ENDPOINTS_SERVICE, ENDPOINTS_TYPE_URL, GRPC_CLUSTER, HTTP_CLUSTER, LAST_KNOWN
+from balancer.files.regular import replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -250,14 +250,7 @@ class LastKnown:
             response = discovery_pb2.DiscoveryResponse(
                 version_info=snapshot.version, type_url=ENDPOINTS_TYPE_URL, resources=[resource]
             )
-            self._replace(LAST_KNOWN[cluster], response.SerializeToString(deterministic=True))
-
-    def _replace(self, name: str, content: bytes) -> None:
-        draft = self._folder / f".{name}.new"
-        draft.unlink(missing_ok=True)
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
-            file.write(content)
-        draft.replace(self._folder / name)
+            replace_file(self._folder / LAST_KNOWN[cluster], response.SerializeToString(deterministic=True))
 
 
 def _snapshot(endpoints: Iterable[Endpoint]) -> _Snapshot:

@@ -1,4 +1,4 @@
-"""Files that an operator names: read without ever waiting for a FIFO, a device or a file without end."""
+"""Files that an operator names: read without waiting for a FIFO, a device or a file without end, and written whole."""
 
 from __future__ import annotations
 
@@ -47,6 +47,22 @@ def read_regular(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
         size = max(status.st_size, len(content))
         raise UnreadableError(f"is {size} bytes long, and at most {most_bytes} are read; name another")
     return content
+
+
+def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Write a file whole or not at all: whoever reads it sees the old content or the new one.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.new")
+    draft.unlink(missing_ok=True)
+    try:
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb") as file:
+            file.write(content)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _reason(error: OSError) -> str:

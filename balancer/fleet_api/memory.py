@@ -6,7 +6,6 @@ import base64
 import binascii
 import json
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 
 from balancer.channels.restricted import Headers
-from balancer.files.regular import UnreadableError, read_regular
+from balancer.files.regular import UnreadableError, read_regular, replace_file
 from balancer.fleet_api.ports import REQUESTS
 
 logger = logging.getLogger(__name__)
@@ -127,18 +126,9 @@ class Memory:
             for change in self._changes.values()
         ]
         try:
-            _replace(file, json.dumps(entries))
+            replace_file(file, json.dumps(entries).encode())  # headers of restricted protocols are secrets
         except OSError as error:
             logger.error("fleet.control.file: %s cannot be written: %s; name another", file, error)
-
-
-def _replace(file: Path, text: str) -> None:
-    draft = file.with_name(f".{file.name}.{os.getpid()}.new")
-    draft.unlink(missing_ok=True)
-    # Headers of restricted protocols are secrets.
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as new:
-        new.write(text)
-    draft.replace(file)
 
 
 def _change(entry: dict[str, Any]) -> MemoryChange:

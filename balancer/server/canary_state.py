@@ -19,7 +19,7 @@ from typing import Any
 
 from balancer.config.config import Config
 from balancer.files.off_loop import OffLoop
-from balancer.files.regular import UnreadableError, read_regular
+from balancer.files.regular import UnreadableError, read_regular, replace_file
 from balancer.scheduler.canary import decided
 from balancer.scheduler.canary.decided import Verdict
 from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
@@ -124,13 +124,7 @@ def _entry(each: Mapping[str, Any]) -> tuple[str, Verdict]:
 def _write(file: Path, kept: _State) -> None:
     content = {name: {"about": about, **verdict._asdict()} for name, (about, verdict) in kept.items()}
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w") as out:
-            json.dump({"decided": content}, out, indent=1)
-        draft.replace(file)
-    finally:
-        draft.unlink(missing_ok=True)
+    replace_file(file, json.dumps({"decided": content}, indent=1).encode())
 
 
 def state_file(config: Config, source: Path | None, process: int) -> Path | None:
