@@ -53,7 +53,7 @@ class DriveOptions:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Outcome:
+class RequestOutcome:
     """What became of one request."""
 
     number: int
@@ -87,7 +87,7 @@ async def drive(
     sender: Sender | None = None,
     marks: Marks | None = None,
     on_progress: Callable[[Progress], None] | None = None,
-    on_outcome: Callable[[Outcome], Awaitable[None]] | None = None,
+    on_outcome: Callable[[RequestOutcome], Awaitable[None]] | None = None,
     numbers: Iterator[int] | None = None,
     stop: asyncio.Event | None = None,
     seed: int = 0,
@@ -134,7 +134,7 @@ class _Run:
         sender: Sender,
         workload: LoadWorkload,
         options: DriveOptions,
-        on_outcome: Callable[[Outcome], Awaitable[None]] | None,
+        on_outcome: Callable[[RequestOutcome], Awaitable[None]] | None,
         numbers: Iterator[int],
     ) -> None:
         self._sender = sender
@@ -247,7 +247,7 @@ class _Run:
         self._failed += answer.code != OK
         self._room.set()
         if self._on_outcome is not None:
-            await self._on_outcome(Outcome(number, latency_s, answer))
+            await self._on_outcome(RequestOutcome(number, latency_s, answer))
 
     async def _tell(self, on_progress: Callable[[Progress], None]) -> None:
         while True:

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from balancer.load.result import OK
-from balancer.load.runner import DriveOptions, Outcome, drive
+from balancer.load.runner import DriveOptions, RequestOutcome, drive
 from balancer.load.sender import Sender, make_sender
 from balancer.load.workload import LoadWorkload
 from dev.stack import MODEL
@@ -106,7 +106,7 @@ class Load:
         within = (ended >= from_s) & (started <= to_s)
         return float((ended[within] - started[within]).max(initial=0.0))
 
-    async def _ended(self, protocol: str, outcome: Outcome) -> None:
+    async def _ended(self, protocol: str, outcome: RequestOutcome) -> None:
         ended_s, answer = time.time(), outcome.answer
         started_s = ended_s - outcome.latency_s
         if answer.code == OK:
