@@ -19,8 +19,6 @@ _KIND = re.compile(r"^(?:NVIDIA |Tesla |GRID )*([A-Z]{1,2}\d+[A-Za-z]*)\b")
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """All devices of a worker taken together."""
-
     kind: str = ""
     """Such as `A100`; empty: unknown."""
     memory_bytes: int = 0

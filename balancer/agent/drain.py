@@ -40,7 +40,6 @@ class Drain:
         self.draining = True
 
     def observe(self, triton: TritonState, now_s: float) -> None:
-        """Take in what Triton says now."""
         if triton.incarnation != self._incarnation:
             if self.draining:
                 logger.info("Triton started anew: the worker drains no more")

@@ -98,6 +98,5 @@ def _is_in_bounds(batch: tuple[int, int, float]) -> bool:
 
 
 def _with_batch_sizes(model: ModelReport, most: int) -> ModelReport:
-    """The model with those of its batch sizes that were executed most."""
     kept = sorted(model.batches, key=lambda batch: -batch[1])[:most]
     return replace(model, batches=tuple(sorted(kept)))

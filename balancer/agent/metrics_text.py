@@ -45,8 +45,6 @@ class ModelMetrics:
 
 
 class MetricsParser:
-    """Parses the pages of one Triton, one after the other."""
-
     def __init__(self) -> None:
         self._meanings: dict[bytes, tuple[ModelKey, str] | None] = {}
 

@@ -46,8 +46,6 @@ _CHANNEL_OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class TritonState:
-    """One Triton at one moment."""
-
     ready: bool
     incarnation: int
     models: tuple[ModelReport, ...]

@@ -31,7 +31,6 @@ def check_balancers(balancers: tuple[str, ...]) -> None:
 
 
 def address_of(balancer: str) -> Node:
-    """Envoy's address of a balancer process."""
     if balancer.startswith(UNIX):
         path = balancer.removeprefix(UNIX)
         if not path.startswith("/"):

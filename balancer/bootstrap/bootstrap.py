@@ -94,7 +94,6 @@ class BootstrapOptions:
 
 
 def template() -> str:
-    """The text of envoy/bootstrap.yaml, comments included."""
     return importlib.resources.files("balancer.bootstrap").joinpath("bootstrap.yaml").read_text(encoding="utf-8")
 
 

@@ -37,8 +37,6 @@ _REFUSED, _REFUSED_REST = "grpc_per_server", "rest_per_server"
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """Where the balancer's processes answer."""
-
     grpc: tuple[str, ...]
     rest: tuple[str, ...]
     changes: bool = False

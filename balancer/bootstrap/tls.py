@@ -78,7 +78,6 @@ class Secrets:
 
 
 def listener_socket(tls: EnvoyTlsSection, secrets: Secrets) -> Node:
-    """The transport socket of the listener."""
     context = secrets.certificate("listener_certificate", Path(tls.cert_file), Path(tls.key_file))
     context["alpn_protocols"] = ["h2", "http/1.1"]
     socket: Node = {"@type": f"{TLS_TYPE}DownstreamTlsContext", "common_tls_context": context}
@@ -108,7 +107,6 @@ def server_socket(tls: BalancerTls, secrets: Secrets, authority: str, certificat
 
 
 def balancer_socket(tls: BalancerTls, secrets: Secrets) -> Node:
-    """The transport socket of the clusters of balancer processes."""
     return server_socket(tls, secrets, "balancer_authority", "gateway_certificate")
 
 

@@ -98,7 +98,6 @@ class Channels:
             self._let_go(channel)
 
     async def close(self) -> None:
-        """End all of it, calls under way too."""
         closing, self._closing = self._closing, {}
         for task in closing:
             task.cancel()

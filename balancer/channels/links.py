@@ -33,7 +33,6 @@ class Links:
         self._renewing: asyncio.Task[None] | None = None
 
     def update(self, workers: Iterable[WorkerSpec]) -> None:
-        """Who is listed from now on."""
         listed = tuple(workers)
         self.channels.update(listed)
         self.rest.update(listed)
@@ -46,7 +45,6 @@ class Links:
             self._renewing = asyncio.get_running_loop().create_task(self._renew())
 
     async def close(self) -> None:
-        """End what is under way."""
         if self._renewing is not None:
             self._renewing.cancel()
         await self.channels.close()

@@ -21,10 +21,7 @@ MOST_ANSWER_BYTES = 16 * 2**20
 
 
 class Response(NamedTuple):
-    """What a worker answered."""
-
     status: int
-    content_type: str
     body: bytes
 
 
@@ -44,7 +41,6 @@ class RestPorts:
         self._session: aiohttp.ClientSession | None = None
 
     def update(self, workers: Iterable[WorkerSpec]) -> None:
-        """Who is listed from now on."""
         self._endpoints = {worker.name: worker.http_endpoint for worker in workers}
 
     async def renew(self) -> None:
@@ -86,10 +82,9 @@ class RestPorts:
                 if size > MOST_ANSWER_BYTES:
                     raise aiohttp.ClientPayloadError(f"the answer has more than {MOST_ANSWER_BYTES} bytes")
                 parts.append(part)
-            return Response(response.status, response.headers.get("content-type", ""), b"".join(parts))
+            return Response(response.status, b"".join(parts))
 
     async def close(self) -> None:
-        """End what is under way."""
         if self._session is not None:
             await self._session.close()
 

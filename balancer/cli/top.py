@@ -81,7 +81,6 @@ def _document(balancer: Balancers, model: str) -> PageDocument:
 
 
 def drawn(shown: PageDocument, lines: int) -> RenderableType:
-    """The document, for a terminal of so many lines."""
     parts = [_head(shown), *_notices(shown), _workers(shown, max(lines - 12 - _EVENTS - len(shown.recent.parts), 3))]
     if shown.recent.parts:
         parts.append(_traffic(shown))

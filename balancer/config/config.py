@@ -251,7 +251,6 @@ class Config(StrictModel):
 
     @property
     def forwards(self) -> bool:
-        """Whether the balancer forwards inferences, of all models or of some."""
         return self.envoy.frontend == "proxy" or bool(self.envoy.forwarded)
 
     @property

@@ -111,5 +111,4 @@ def load_profile(path: Path) -> Profile:
 
 
 def dump_profile(profile: Profile) -> str:
-    """A profile as the text of its file."""
     return dump(profile.model_dump(mode="json"))

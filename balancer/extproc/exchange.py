@@ -88,7 +88,6 @@ class Exchange:
         return passed(message, kind, self._sent_back.get(kind, False), body)
 
     def ended(self, now_s: float) -> Served:
-        """How it ended, as far as it was told."""
         took_s = now_s - self._start_s
         return Served(self._decision, self._endpoint, took_s, self._status, self._grpc_status, self._draw)
 

@@ -52,7 +52,6 @@ class Holding:
 
     @property
     def is_on(self) -> bool:
-        """Whether requests to any model are held."""
         return bool(self.waiting.settings.models)
 
     def ask(

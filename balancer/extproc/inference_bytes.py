@@ -44,8 +44,6 @@ Fields = Mapping[str, Sequence[object]]
 
 @dataclass(frozen=True, slots=True)
 class RoutingFields:
-    """What was found in a request."""
-
     fields: Fields
     id_spans: tuple[tuple[int, int], ...]
     """Where the message says its id."""

@@ -105,8 +105,6 @@ NO_OBJECTIVE = ""
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request as the gateway understands it."""
-
     kind: Kind
     request: Request
     grpc: bool

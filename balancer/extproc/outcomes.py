@@ -37,43 +37,28 @@ NOT_PICKED = -1
 REFUSED = -2
 ANOTHERS = -3
 
-# Envoy's own abbreviations (%RESPONSE_FLAGS%) for the fields of its ResponseFlags message.
-_FLAGS = {
-    "failed_local_healthcheck": "LH",
-    "no_healthy_upstream": "UH",
-    "upstream_request_timeout": "UT",
-    "local_reset": "LR",
-    "upstream_remote_reset": "UR",
-    "upstream_connection_failure": "UF",
-    "upstream_connection_termination": "UC",
-    "upstream_overflow": "UO",
-    "no_route_found": "NR",
-    "delay_injected": "DI",
-    "fault_injected": "FI",
-    "rate_limited": "RL",
-    "unauthorized_details": "UAEX",
-    "rate_limit_service_error": "RLSE",
-    "downstream_connection_termination": "DC",
-    "upstream_retry_limit_exceeded": "URX",
-    "stream_idle_timeout": "SI",
-    "invalid_envoy_request_headers": "IH",
-    "downstream_protocol_error": "DPE",
-    "upstream_max_stream_duration_reached": "UMSDR",
-    "response_from_cache_filter": "RFCF",
-    "no_filter_config_found": "NFCF",
-    "duration_timeout": "DT",
-    "upstream_protocol_error": "UPE",
-    "no_cluster_found": "NC",
-    "overload_manager": "OM",
-    "dns_resolution_failure": "DF",
-    "downstream_remote_reset": "DR",
-}
 _ABORTED: tuple[tuple[By, frozenset[str]], ...] = (
-    ("client", frozenset({"DC", "DR", "DPE"})),
-    ("gateway", frozenset({"OM", "UO"})),
-    ("deadline", frozenset({"UT", "DT", "UMSDR"})),
-    ("worker", frozenset({"UF", "UC", "UR", "UPE", "LR"})),
+    (
+        "client",
+        frozenset(("downstream_connection_termination", "downstream_remote_reset", "downstream_protocol_error")),
+    ),
+    ("gateway", frozenset(("overload_manager", "upstream_overflow"))),
+    (
+        "deadline",
+        frozenset(("upstream_request_timeout", "duration_timeout", "upstream_max_stream_duration_reached")),
+    ),
+    (
+        "worker",
+        frozenset(
+            (
+                *("upstream_connection_failure", "upstream_connection_termination", "upstream_remote_reset"),
+                *("upstream_protocol_error", "local_reset"),
+            )
+        ),
+    ),
 )
+"""By Envoy's response flags who ended a request, the first that one speaks of: against the worker speak no connection,
+a reset, and broken protocol."""
 # As `responses.decision` writes it.
 _NUMBER = re.compile(rf"(?P<run>[0-9a-z]{{1,32}}){re.escape(RUN_SEPARATOR)}(?P<number>[0-9]{{1,19}})")
 
@@ -99,14 +84,11 @@ class Outcome(NamedTuple):
     out of bounds."""
     first_byte_s: float
     """From the first byte sent to the worker to the first received from it; NaN: none was."""
-    duration_s: float
-    """From the first byte of the request to the last of the response, the pick and slow clients included."""
     http_status: int
     """0: the client left before there was one."""
     grpc_status: int
     """-1: not gRPC, or ended without one."""
-    flags: tuple[str, ...]
-    """Envoy's response flags, abbreviated as in its documentation, e.g. `UF`, `DC`, `URX`."""
+    by: By
     bytes_in: int
     bytes_out: int
     gateway_id: str
@@ -231,8 +213,7 @@ def outcome_of(entry: Entry, run: str = "0") -> Outcome:
     response = entry.response
     metadata = common.metadata.filter_metadata
     path = request.path
-    duration_s = _seconds(common.duration)
-    latency_s, first_byte_s = duration_s, math.nan
+    latency_s, first_byte_s = _seconds(common.duration), math.nan
     if common.HasField("time_to_last_upstream_rx_byte"):
         sent_s = _seconds(common.time_to_first_upstream_tx_byte)
         latency_s = _seconds(common.time_to_last_upstream_rx_byte) - sent_s
@@ -245,10 +226,9 @@ def outcome_of(entry: Entry, run: str = "0") -> Outcome:
         upstream=_upstream(common),
         latency_s=latency_s if 0.0 <= latency_s <= MAX_LATENCY_S else math.nan,
         first_byte_s=first_byte_s if 0.0 <= first_byte_s <= MAX_LATENCY_S else math.nan,
-        duration_s=duration_s,
         http_status=response.response_code.value,
         grpc_status=code(grpc_status) if grpc_status else -1,
-        flags=tuple([_FLAGS.get(field.name, field.name) for field, _ in common.response_flags.ListFields()]),
+        by=_aborted_by(common.response_flags) if common.response_flags.ByteSize() else "",
         bytes_in=request.request_body_bytes,
         bytes_out=response.response_body_bytes,
         gateway_id=request.request_headers.get(GATEWAY_REQUEST_ID_HEADER, "")[:MAX_TEXT_BYTES],
@@ -300,23 +280,16 @@ def sampled_trace(parent: str) -> str:
     return match["trace"] if match and match["trace"].strip("0") and match["span"].strip("0") else ""
 
 
-def aborted_by(outcome: Outcome) -> By:
-    """Who ended the request, by Envoy's flags: against the worker speak no connection, a reset, and broken protocol."""
-    flags = outcome.flags
-    if not flags:
-        return ""
-    return next((by for by, speaking in _ABORTED if not speaking.isdisjoint(flags)), "")
+def _aborted_by(flags: accesslog_pb2.ResponseFlags) -> By:
+    found = {field.name for field, _ in flags.ListFields()}
+    return next((by for by, names in _ABORTED if not names.isdisjoint(found)), "")
 
 
-def verdict_of(outcome: Outcome, by: By | None = None) -> Verdict:
-    """`verdict` with Envoy's own account of how the request ended. One that got no worker says nothing of any.
-
-    `by`: `aborted_by(outcome)`, where that is known.
-    """
+def verdict_of(outcome: Outcome) -> Verdict:
+    """`verdict` with Envoy's own account of how the request ended. One that got no worker says nothing of any."""
     if not outcome.upstream:
         return False, "client"
-    by = aborted_by(outcome) if by is None else by
-    return OF_ABORTED[by] if by else verdict(outcome.grpc_status, outcome.http_status)
+    return OF_ABORTED[outcome.by] if outcome.by else verdict(outcome.grpc_status, outcome.http_status)
 
 
 def _seconds(duration: Duration) -> float:

@@ -190,7 +190,6 @@ class Picker:
         return responses.of_any_length() if call.grpc else responses.path(path_with_version(call.path, version))
 
     def invalid(self, error: OutOfBoundsError, grpc: bool) -> Pick:
-        """Refuse a request that is out of bounds."""
         return Pick(responses.immediate(*responses.INVALID_CODES, str(error), grpc) + self._refused)
 
     def over_limit(self, words: str, wait_s: float, grpc: bool) -> Pick:
@@ -198,7 +197,6 @@ class Picker:
         return Pick(responses.immediate(*responses.CODES[Shed], words, grpc, wait_s) + self._refused)
 
     def unready(self, why: str, grpc: bool) -> Pick:
-        """Refuse a request while no worker is known."""
         return Pick(responses.refusal(NoEligibleWorker(why), grpc) + self._refused)
 
     def failed(self, grpc: bool) -> Pick:

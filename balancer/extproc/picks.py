@@ -298,7 +298,6 @@ class _Handler(grpc.GenericRpcHandler):
         self._process: Any = grpc.stream_stream_rpc_method_handler(processor.process, request_deserializer=_read)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """The form for one stream."""
         if handler_call_details.method != _METHOD:
             return None
         if MAY_BE_COMPRESSED in handler_call_details.invocation_metadata:

@@ -94,7 +94,6 @@ def text(data: bytes, part: WireField, field: str) -> str:
 
 
 def tagged(number: int, value: bytes) -> bytes:
-    """A field that holds bytes."""
     return head(number, len(value)) + value
 
 

@@ -20,7 +20,6 @@ _FILE = "file:"
 
 
 def refused(words: str) -> FailedError:
-    """What is wrong with a request."""
     return FailedError(Failure(grpc.StatusCode.INVALID_ARGUMENT, words))
 
 

@@ -35,7 +35,6 @@ class Failure:
 
     @classmethod
     def of_status(cls, status: int, words: str, body: bytes | None = None) -> Failure:
-        """Of an answer over HTTP."""
         return cls(_CODES.get(status, grpc.StatusCode.INTERNAL), words, status, body)
 
     @property

@@ -19,7 +19,6 @@ class Members:
 
     @property
     def names(self) -> list[str]:
-        """All of them, in the order in which they are listed."""
         return [worker.name for worker in self.listed]
 
     def serving(self) -> list[str]:

@@ -34,8 +34,6 @@ class TooMuchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class MemoryChange:
-    """One call that changes workers."""
-
     method: str
     request: Any
     headers: Headers = ()

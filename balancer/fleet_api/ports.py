@@ -72,5 +72,4 @@ def _value(value: Any, field: FieldDescriptor) -> Any:
 
 
 def message(of: type[Message], content: dict[str, Any]) -> Message:
-    """The message of plain data."""
     return json_format.ParseDict(content, of())

@@ -135,6 +135,5 @@ class Questions:
         return combine.statistics(answers.any())
 
     def forget(self, workers: set[str]) -> None:
-        """Of workers that have left."""
         for key in [key for key in self._last if isinstance(key, tuple) and key[0] in workers]:
             del self._last[key]

@@ -50,8 +50,6 @@ _SETTINGS = ("TraceSetting", "LogSettings")
 
 
 class PathCall(NamedTuple):
-    """What a path asks for."""
-
     method: str
     """As gRPC names it."""
     verbs: str

@@ -299,7 +299,6 @@ class Attempts:
     def ended(
         self, arrived: Arrived, decision: Decision, answer: ProxyAnswer, latency_s: float, stream: bool = False
     ) -> None:
-        """Tell of one attempt, whatever it came to."""
         ok, void = OF_ABORTED[answer.by] if answer.by else verdict(answer.code, 0)
         model = arrived.call.request.model
         good = None if void else ok

@@ -30,8 +30,6 @@ class CascadeStep:
 
 
 class Cascades:
-    """Chooses models, and asks one after the other."""
-
     def __init__(
         self, expected_s: Callable[[Request], float | None], clocks: Clocks, counts: Counter[tuple[str, str]]
     ) -> None:

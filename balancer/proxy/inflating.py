@@ -50,8 +50,6 @@ class UnreadableBodyError(OutOfBoundsError):
 
 
 class Room:
-    """What one message may take."""
-
     def __init__(self, of: Inflating, size_bytes: int) -> None:
         self._of, self._bytes = of, size_bytes
 

@@ -57,8 +57,6 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class ProxyAnswer:
-    """What a client gets."""
-
     code: int
     details: str = ""
     data: bytes = b""
@@ -77,7 +75,6 @@ class ProxyAnswer:
 
     @property
     def received_bytes(self) -> int:
-        """From the worker."""
         return self.streamed_bytes or len(self.data)
 
 

@@ -132,7 +132,6 @@ class Proxy:
         return _Handler(self)
 
     async def infer(self, data: bytes, context: Context) -> bytes:
-        """One inference by gRPC."""
         step = CascadeStep(await self._understood(data, context, INFER))
         answer = await self.answer(step)
         if answer.code != OK:
@@ -327,6 +326,5 @@ class _Handler(grpc.GenericRpcHandler):
         self._of_compressed = {INFER: infer, STREAM: stream}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
-        """The method of a call."""
         compressed = is_compressed(handler_call_details.invocation_metadata)
         return (self._of_compressed if compressed else self._methods).get(handler_call_details.method)

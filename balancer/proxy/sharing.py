@@ -45,7 +45,6 @@ class Flight:
         return self._task.done() or self._task.cancelling() > 0
 
     async def answer(self) -> ProxyAnswer:
-        """What it comes to."""
         self._waiting += 1
         try:
             return await asyncio.shield(self._task)
@@ -56,8 +55,6 @@ class Flight:
 
 
 class Sharing:
-    """Stands before what executes."""
-
     def __init__(self, inner: Unary, clocks: Clocks, counts: Counter[tuple[str, str]], callers: Callers) -> None:
         self._inner, self._clocks, self._counts, self._callers = inner, clocks, counts, callers
         self._running: dict[Key, Flight] = {}

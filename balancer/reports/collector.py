@@ -79,8 +79,6 @@ class ReportCounts:
 
 
 class _EndedError(Exception):
-    """The stream is to be ended with this status."""
-
     def __init__(self, code: grpc.StatusCode, why: str) -> None:
         super().__init__(why)
         self.code = code
@@ -170,7 +168,6 @@ class _Stream:
 
 
 async def _read(context: _Context) -> object:
-    """The next message, or the end of the stream."""
     try:
         return await context.read()
     except DecodeError as error:
@@ -347,7 +344,6 @@ class Collector:
                 self._warn("failed", "the end of worker %s's reports was not taken in", shown(worker), exc_info=True)
 
     def _count_end(self, stream: _Stream, ended: _EndedError, peer: str) -> None:
-        """Count and log a stream that we end."""
         counts = self.counts
         if isinstance(ended.__cause__, OutOfBoundsError):
             counts.invalid += 1

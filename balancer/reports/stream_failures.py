@@ -53,8 +53,6 @@ _ENDED = {
 
 @dataclass(frozen=True, slots=True)
 class StreamFailure:
-    """Why there is no stream to a balancer."""
-
     cause: str
     """With the remedy; the same for the same cause."""
     details: str = ""

@@ -127,7 +127,6 @@ class Replica:
         return True
 
     def offer(self, report: Report) -> None:
-        """Send it as soon as the stream can take one."""
         self._report = report
         self._wake.set()
 

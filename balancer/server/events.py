@@ -41,8 +41,6 @@ _LOOKED_AT = 10
 
 @dataclass(slots=True)
 class Event:
-    """Something that happened, once or several times."""
-
     at_s: float
     last_s: float
     count: int
@@ -66,7 +64,6 @@ class EventLog:
         self._events.append(Event(now_s, now_s, count, kind, level, words))
 
     def newest_first(self) -> list[Event]:
-        """All that are kept, by when they last happened."""
         return sorted(self._events, key=lambda event: -event.last_s)
 
 

@@ -28,8 +28,6 @@ class OutcomeKey(NamedTuple):
 
 
 class RecentOutcomes(NamedTuple):
-    """The outcomes of the window that are alike."""
-
     of: OutcomeKey
     ok: bool
     picked: bool

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from balancer.bounds import OutOfBoundsError
 from balancer.extproc.exchange import Served
 from balancer.extproc.kserve import Call, Kind
-from balancer.extproc.outcomes import NOT_PICKED, Outcome, UpstreamAnswer, aborted_by, verdict_of
+from balancer.extproc.outcomes import NOT_PICKED, Outcome, UpstreamAnswer, verdict_of
 from balancer.extproc.picker import Pick, Picker
 from balancer.extproc.responses import CODES
 from balancer.extproc.verdict import By, of_version, verdict
@@ -191,7 +191,6 @@ class Recorder:
             self.observe(Finished(pick.number, worker, None if unknown else answer.latency_s, ok, void), now_s)
 
     def outcomes(self, outcomes: list[Outcome]) -> None:
-        """Envoy says how requests ended."""
         now_s = self._clock()
         for outcome in outcomes:
             try:
@@ -232,7 +231,6 @@ class Recorder:
             self.tally.exemplify(ended, latency_s, outcome.trace)
 
     def traced(self, outcomes: list[Outcome]) -> None:
-        """Envoy says how traced requests ended, of which its module tells."""
         for outcome in outcomes:
             try:
                 ended = self._ended(outcome, _is_inference(outcome), "")
@@ -241,8 +239,7 @@ class Recorder:
                 self.internal_errors.caught("outcome", error)
 
     def _ended(self, outcome: Outcome, inference: bool, policy: str) -> Ended:
-        by = aborted_by(outcome)
-        ok, void = verdict_of(outcome, by)
+        ok, void = verdict_of(outcome)
         return Ended(
             model=outcome.model,
             worker=self._picker.addresses.name(outcome.upstream) if outcome.upstream else "",
@@ -252,7 +249,7 @@ class Recorder:
             picked=outcome.number >= 0,
             ok=ok,
             void=void,
-            by=by,
+            by=outcome.by,
             policy=policy,
         )
 

@@ -25,8 +25,6 @@ _FAILURES: tuple[Void, ...] = ("", "request")
 
 
 class Ended(NamedTuple):
-    """How requests ended that ended alike."""
-
     model: str
     worker: str
     """That served, or was tried last; empty: none, or one that discovery no longer lists."""
@@ -49,8 +47,6 @@ class Ended(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What was measured of each of them, in one order."""
-
     at_s: Sequence[float]
     latency_s: Sequence[float]
     """NaN: none that is the worker's."""

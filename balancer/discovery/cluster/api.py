@@ -48,8 +48,6 @@ class ApiError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A kind of objects, as paths and roles name it."""
-
     version: str
     """With the group before it, where it has one."""
     plural: str
@@ -71,8 +69,6 @@ PODS = Resource("v1", "pods")
 
 @dataclass(frozen=True, slots=True)
 class ClusterAccess:
-    """Which objects, and by which credentials."""
-
     label_selector: str
     """Empty: with any labels."""
     namespace: str | None = None
@@ -85,7 +81,6 @@ class ClusterAccess:
 
     @property
     def selectors(self) -> list[tuple[str, str]]:
-        """As a query says it."""
         by_label = [("labelSelector", self.label_selector)] if self.label_selector else []
         return [*by_label, ("fieldSelector", f"metadata.name={self.name}")] if self.name else by_label
 
@@ -101,8 +96,6 @@ class ListPage:
 
 @dataclass(frozen=True, slots=True)
 class WatchEvent:
-    """One event of a watch."""
-
     kind: str
     """`ADDED`, `MODIFIED`, `DELETED` or `BOOKMARK`."""
     object: Mapping[str, Any]

@@ -82,7 +82,6 @@ class ObjectWatch(ABC, Generic[Item]):
         self._api: ObjectApi | None = None
         self._ends = False
         self._wake = threading.Event()
-        """Ends a wait."""
         self._version = ""
         """Up to which all is known; empty: list anew."""
         self._said: str | None = None

@@ -38,8 +38,6 @@ Priorities = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What is kept of one."""
-
     name: str
     priority: int | None
     """None: it is another pool's, or cannot be used."""

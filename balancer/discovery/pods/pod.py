@@ -52,8 +52,6 @@ class InvalidValue:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What is kept of a pod."""
-
     name: str
     uid: str
     created: str

@@ -110,8 +110,6 @@ class PodTable:
 
 @dataclass(frozen=True, slots=True)
 class PodsWanted:
-    """Which pods are workers."""
-
     access: ClusterAccess
     ports: Ports = TRITON_PORTS
     """Of pods that do not say."""

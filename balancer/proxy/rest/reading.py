@@ -32,8 +32,6 @@ Json = Any
 
 
 class OutputFormat(enum.Enum):
-    """How a client wants an output."""
-
     JSON = "json"
     BINARY = "binary"
     MEMORY = "memory"

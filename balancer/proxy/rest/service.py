@@ -54,11 +54,9 @@ class Rest:
         self._proxy, self._failed, self._serves = proxy, failed, serves
 
     def takes(self, path: str) -> bool:
-        """Whether requests for this path are answered here."""
         return self._serves and (path == PROXY_HEALTH_PATH or path.endswith(_VERB))
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        """The answer to a request for such a path."""
         if request.rel_url.raw_path == PROXY_HEALTH_PATH:
             return web.Response(status=200 if self._proxy.ready else 503)
         if request.method != "POST":

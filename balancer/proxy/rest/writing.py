@@ -56,7 +56,6 @@ def json_parts(response: service_pb2.ModelInferResponse, wanted: WantedOutputs) 
 
 
 def binary_parts(response: service_pb2.ModelInferResponse, wanted: WantedOutputs) -> list[bytes]:
-    """The tensors that follow the JSON."""
     pairs = zip(response.outputs, response.raw_output_contents, strict=True)
     return [raw for output, raw in pairs if wanted.of(output.name) is OutputFormat.BINARY]
 

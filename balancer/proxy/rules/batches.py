@@ -39,7 +39,6 @@ class Joinable:
 
 
 def joinable(data: bytes) -> Joinable | None:
-    """The request, if it may be joined with others at all."""
     if len(data) > _MOST_BYTES:
         return None
     try:

@@ -17,7 +17,6 @@ class Share:
         self.tokens = burst
 
     def earn(self) -> None:
-        """A request came."""
         self.tokens = min(self.burst, self.tokens + self.share)
 
     def take(self) -> bool:

@@ -94,7 +94,6 @@ class Once(Generic[Running, Kept]):
         return own and len(self._entries) < self.most_entries
 
     def begin(self, key: Key, tenant: str, running: Running) -> None:
-        """Remember a new id."""
         self._entries[key] = Entry(tenant, running)
         self._of_tenant[tenant] += 1
 

@@ -35,8 +35,6 @@ Closed = Literal["timeout", "full"]
 
 
 class AdminServer(web.Server):
-    """Serves one handler, a request a connection."""
-
     def __init__(
         self, page: Page, max_connections: int, request_timeout_s: float, closed: Callable[[Closed], None]
     ) -> None:

@@ -68,7 +68,6 @@ class DecisionFiles:
         self._waiting.append((line, standing))
 
     def lost(self, count: int) -> None:
-        """So many lines were dropped before they came here."""
         self._count("dropped", count)
 
     def close(self, wait_s: float = 0.0) -> None:

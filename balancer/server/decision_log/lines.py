@@ -101,7 +101,6 @@ class NamedWorkers(Protocol):
 
 
 def workers(fleet: NamedWorkers) -> bytes:
-    """Who there is, in the order of the columns."""
     rows = [
         {"name": worker.name, "device": worker.device, "weight": float(weight), "name_hash": f"{int(name_hash):016x}"}
         for worker, weight, name_hash in zip(fleet.workers, fleet.weight, fleet.name_hash, strict=True)

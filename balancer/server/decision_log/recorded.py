@@ -131,8 +131,6 @@ class RecordedDecision:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A request for which no policy was to answer."""
-
     run: int
     request: Request
     at_s: float

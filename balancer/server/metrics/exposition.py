@@ -41,8 +41,6 @@ class Text(NamedTuple):
 
 
 class Exposition:
-    """The text of all families."""
-
     def __init__(
         self,
         scraped: Sequence[Callable[[], Iterable[Metric]]],

@@ -192,7 +192,6 @@ def _fleet(router: Router, now_s: float) -> Iterator[Metric]:
 
 
 def _by_worker(name: str, says: str, workers: list[str], values: list[float]) -> Iterator[Metric]:
-    """A gauge with a sample for each worker, in slices."""
     named = list(zip(workers, values, strict=True))
     for start in range(0, max(len(named), 1), SLICE_SAMPLES):
         yield gauge(f"balancer_worker_{name}", says, dict(named[start : start + SLICE_SAMPLES]), "worker")
@@ -201,7 +200,6 @@ def _by_worker(name: str, says: str, workers: list[str], values: list[float]) ->
 def _process(
     streams: ReportCounts, envoys: Ads, config: ConfigState, certificates: Mapping[str, Certificates]
 ) -> Iterator[Metric]:
-    """Who is connected, the config in force, and the listeners' certificates."""
     yield gauge("balancer_report_streams", "Agents' report streams open now", streams.streams)
     says = "Questions of agents, what is in flight at their workers"
     yield counter("balancer_report_questions", says, streams.questions)

@@ -39,8 +39,6 @@ class Count:
 
 
 class Exemplar(NamedTuple):
-    """One request of those that a bucket counts."""
-
     trace: str
     """Its id, 32 hexadecimal digits: nothing in it is to be escaped."""
     value: float
@@ -49,8 +47,6 @@ class Exemplar(NamedTuple):
 
 
 class SeriesDistribution:
-    """One series of a histogram."""
-
     __slots__ = ("_bounds", "counts", "exemplars", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:

@@ -33,7 +33,6 @@ _LOST = ("outcomes_lost", "lines_lost", "trials_lost")
 
 
 def native_metrics(router: SharedRouter) -> Iterator[Metric]:
-    """What Envoy's module counts of requests."""
     counts = router.state.counts()
     requests = {name: count for name, count in counts.items() if name not in _LOST}
     says = "Requests that Envoy's module saw, by what became of them"

@@ -74,7 +74,6 @@ class NativeOutcomes:
         self._compare_versions(first, rows, ended)
 
     def _compare_versions(self, first: Any, rows: npt.NDArray[Any], ended: Ended) -> None:
-        """How requests ended that a lot gave a version."""
         split = self._router.split_of(first.directory, first.split) if first.split else None
         if split is None:
             return

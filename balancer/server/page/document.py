@@ -24,8 +24,6 @@ Number = float | None
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """The process whose page this is."""
-
     number: int
     processes: int
     version: str
@@ -71,8 +69,6 @@ class PageWorker:
 
 @dataclass(frozen=True, slots=True)
 class TrafficRow(TrafficSummary):
-    """Inferences of one model that one policy placed, within the window."""
-
     model: str
     policy: str
     """Empty: Envoy placed them by itself, or nobody did."""
@@ -80,8 +76,6 @@ class TrafficRow(TrafficSummary):
 
 @dataclass(frozen=True, slots=True)
 class AllTraffic(TrafficSummary):
-    """All inferences within the window."""
-
     window_s: float
     picked: int
     without_pick: int
@@ -91,8 +85,6 @@ class AllTraffic(TrafficSummary):
 
 @dataclass(frozen=True, slots=True)
 class ConfigShown:
-    """The config in force, and the newest file."""
-
     source: str
     hash: str
     refused: int
@@ -106,8 +98,6 @@ class ConfigShown:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the view that the policy reads."""
-
     name: str
     title: str
     unit: str

@@ -198,7 +198,6 @@ def _nobody_has(fleet: Fleet, request: Request) -> bool:
 
 
 def canary(router: Router, now_s: float) -> dict[str, Any]:
-    """Who decides, and what guards, shadow and rollout say to that."""
     if router.selector is not None:
         return router.selector.explain(now_s)
     return {"decides": router.policy.name, "guards": {}, "shadow": None, "rollout": None}

@@ -40,8 +40,6 @@ _OF_ENVOY = {"fleet": "envoy"}
 
 
 class AddressInUseError(OperatorError):
-    """A port that the config names is taken."""
-
     def __init__(self, field: str, address: str, why: str = "") -> None:
         why = why or "something else does, or the address is not this machine's"
         super().__init__(f"{field}: cannot listen on {address}; {why}. Stop it or name another address in the config")

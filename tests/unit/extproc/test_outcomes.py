@@ -8,6 +8,7 @@ from envoy.data.accesslog.v3 import accesslog_pb2
 from envoy.service.accesslog.v3 import als_pb2
 
 from balancer.extproc.outcomes import (
+    _ABORTED,
     ANOTHERS,
     REFUSED,
     AccessLog,
@@ -23,11 +24,11 @@ NOTHING = outcome_of(accesslog_pb2.HTTPAccessLogEntry())
 
 def test_an_empty_entry_is_an_outcome_of_nothing() -> None:
     assert math.isnan(NOTHING.first_byte_s)
-    assert NOTHING._replace(first_byte_s=0) == Outcome(-1, "", 0, 0, 0, 0, -1, (), 0, 0, "", "", "", 0)
+    assert NOTHING._replace(first_byte_s=0) == Outcome(-1, "", 0, 0, 0, -1, "", 0, 0, "", "", "", 0)
     assert verdict_of(NOTHING) == (False, "client")
 
 
-def test_latency_is_the_workers_and_duration_is_the_clients() -> None:
+def test_latency_is_the_workers() -> None:
     entry = accesslog_pb2.HTTPAccessLogEntry()
     common = entry.common_properties
     common.time_to_first_upstream_tx_byte.FromMilliseconds(100)
@@ -36,7 +37,6 @@ def test_latency_is_the_workers_and_duration_is_the_clients() -> None:
     common.duration.FromMilliseconds(5000)
     outcome = outcome_of(entry)
     assert (outcome.latency_s, outcome.first_byte_s) == (pytest.approx(1.1), pytest.approx(0.05))
-    assert outcome.duration_s == 5
 
 
 def test_without_an_answer_latency_is_all_the_time_that_passed() -> None:
@@ -87,17 +87,17 @@ def test_addresses_are_written_as_envoy_writes_them() -> None:
     assert outcome_of(entry).upstream == "[fd00::7]:8001"
 
 
-def test_every_response_flag_of_the_api_has_its_abbreviation() -> None:
-    flags = accesslog_pb2.ResponseFlags()
-    for field in flags.DESCRIPTOR.fields:
-        if field.message_type is None:
-            setattr(flags, field.name, True)
-        else:
-            getattr(flags, field.name).SetInParent()
+def test_flags_say_who_ended_a_request_the_client_before_all_others() -> None:
+    for by, names in _ABORTED:
+        for name in names:
+            entry = accesslog_pb2.HTTPAccessLogEntry()
+            setattr(entry.common_properties.response_flags, name, True)
+            assert outcome_of(entry).by == by
+            entry.common_properties.response_flags.downstream_remote_reset = True
+            assert outcome_of(entry).by == "client"
     entry = accesslog_pb2.HTTPAccessLogEntry()
-    entry.common_properties.response_flags.CopyFrom(flags)
-    assert all(flag.isupper() for flag in outcome_of(entry).flags)
-    assert len(outcome_of(entry).flags) == len(flags.DESCRIPTOR.fields)
+    entry.common_properties.response_flags.no_healthy_upstream = True
+    assert outcome_of(entry).by == ""
 
 
 def of_number(number: str, run: str) -> int:
@@ -250,7 +250,7 @@ REQUEST = (False, "request")
         ({"http_status": 200, "grpc_status": 0}, ANSWER),
         ({"http_status": 200}, ANSWER),
         ({"http_status": 200, "grpc_status": 1}, FAULT),
-        ({"http_status": 200, "grpc_status": 1, "flags": ("DR",)}, CLIENT),
+        ({"http_status": 200, "grpc_status": 1, "by": "client"}, CLIENT),
         ({"http_status": 200, "grpc_status": 3}, CLIENT),
         ({"http_status": 200, "grpc_status": 4}, DEADLINE),
         ({"http_status": 200, "grpc_status": 5}, CLIENT),
@@ -265,15 +265,13 @@ REQUEST = (False, "request")
         ({"http_status": 400}, CLIENT),
         ({"http_status": 431}, CLIENT),
         ({"http_status": 4_000_000_000}, CLIENT),
-        ({"http_status": 200, "grpc_status": 14, "flags": ("UF", "URX")}, FAULT),
-        ({"http_status": 200, "grpc_status": 14, "flags": ("UC",)}, FAULT),
-        ({"http_status": 200, "grpc_status": 0, "flags": ("UR",)}, FAULT),
-        ({"http_status": 0, "flags": ("DC",)}, CLIENT),
-        ({"http_status": 0, "flags": ("DR", "UR")}, CLIENT),
-        ({"http_status": 200, "grpc_status": 4, "flags": ("DT",)}, DEADLINE),
-        ({"http_status": 503, "flags": ("OM",)}, CLIENT),
+        ({"http_status": 200, "grpc_status": 14, "by": "worker"}, FAULT),
+        ({"http_status": 200, "grpc_status": 0, "by": "worker"}, FAULT),
+        ({"http_status": 0, "by": "client"}, CLIENT),
+        ({"http_status": 200, "grpc_status": 4, "by": "deadline"}, DEADLINE),
+        ({"http_status": 503, "by": "gateway"}, CLIENT),
         # Nobody was asked: Envoy or the balancer answered.
-        ({"http_status": 503, "upstream": "", "flags": ("UH",)}, CLIENT),
+        ({"http_status": 503, "upstream": ""}, CLIENT),
         ({"http_status": 200, "grpc_status": 14, "upstream": ""}, CLIENT),
     ],
 )
