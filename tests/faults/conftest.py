@@ -33,7 +33,8 @@ async def stack(tmp_path: Path, envoy: dict[str, str]) -> AsyncIterator[Stack]:
     # Reports are what a worker's end is known by, so nothing here waits for a time-out of its own.
     # Without a listener for HTTP, what is REST goes past a balancer that forwards.
     listen = {"fleet": f"unix:{tmp_path}/fleet"} if envoy["frontend"] == "proxy" else {}
-    stack = Stack(tmp_path, settings={"log": {"decisions_share": 1.0}, "envoy": envoy, "listen": listen})
+    settings = {"log": {"decisions_share": 1.0}, "envoy": envoy, "listen": listen}
+    stack = Stack(tmp_path, settings=settings, patient=False)
     try:
         await stack.start()
         yield stack

@@ -37,7 +37,8 @@ async def stack(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         "envoy": {"frontend": frontend, "forwarded": [ONCE] if frontend == "pick" else []},
         "listen": {"fleet": f"127.0.0.1:{free_port_range(2 * processes)}"},
     }
-    stack = Stack(tmp_path, workers=2, processes=processes, settings=settings, models=(ONCE, ON_ONE, ON_NONE, PLAIN))
+    models_of_all = (ONCE, ON_ONE, ON_NONE, PLAIN)
+    stack = Stack(tmp_path, workers=2, processes=processes, settings=settings, models=models_of_all, patient=False)
     try:
         await stack.start()
         yield stack

@@ -32,7 +32,7 @@ class Moody:
         self.be("good")
         self.policy: Mapping[str, Any] = {"name": "moody_file", "options": {"mood": str(self._file)}}
         settings = {"guard": GUARD, "envoy": envoy}
-        self.stack = Stack(directory / "stack", settings=settings, policy=self.policy)
+        self.stack = Stack(directory / "stack", settings=settings, policy=self.policy, patient=False)
 
     def be(self, mood: str) -> None:
         """From the next decision on; whole, by renaming."""

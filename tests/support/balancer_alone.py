@@ -9,11 +9,10 @@ import psutil
 
 from balancer.discovery.workers import WorkerSpec
 from balancer.stack.stack import OwnStack
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 WORKER = {"name": "w0", "address": "10.0.0.1", "grpc_port": 8001, "http_port": 8000}
 """The only one that discovery lists. Nothing is sent there."""
-_PATIENCE_S = 30.0
 
 
 class BalancerAlone:
@@ -36,10 +35,10 @@ class BalancerAlone:
         """Return once it is ready, or would be but for reports."""
         await self.spawn()
         if self._reports_required:
-            await self._stack.balancer.answers(f"{self.url}/live", _PATIENCE_S)
+            await self._stack.balancer.answers(f"{self.url}/live", PATIENCE_S)
             await eventually(self.worker, "the worker is listed")
         else:
-            await self._stack.balancer.answers(f"{self.url}/ready", _PATIENCE_S)
+            await self._stack.balancer.answers(f"{self.url}/ready", PATIENCE_S)
 
     async def spawn(self) -> None:
         """Start it and wait for nothing."""

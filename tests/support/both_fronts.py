@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from balancer.server.native.front import NativeFront
 from balancer.server.recorder import Recorder
 from support.envoy_fakes import EXT_PROC, a_request
 from support.native import NativeRig
+from support.waiting import PATIENCE_S
 
 Samples = dict[tuple[str, ...], float]
 """By the values of the labels, in the order of their names; without those that are 0."""
@@ -71,6 +73,7 @@ class BothFronts(NativeRig):
         picker.addresses = Addresses(listed)
         self.metrics = Metrics(self.router, time.monotonic)
         self.recorder = Recorder(self.router, picker, self.metrics, time.monotonic)
+        self.recorder.recent._window_s = math.inf  # all that a test has sent is recent, however slow the machine
         self.processor = ExternalProcessor(picker, self.recorder, HeaderNames, lambda: True)
         self.front = NativeFront(self.router, self.metrics, self.recorder)
         self.front.workers(listed)
@@ -89,7 +92,7 @@ class BothFronts(NativeRig):
         """Whether who is to decide does; it sends a request for another model."""
         how = "picked" if self.native else "asked"
         before = self.router.state.counts()[how]
-        await self.stub.ModelInfer(a_request("warm"), timeout=10)
+        await self.stub.ModelInfer(a_request("warm"), timeout=PATIENCE_S)
         return self.router.state.counts()[how] > before
 
     def tell_lines(self, share: float) -> None:

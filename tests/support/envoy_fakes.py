@@ -28,6 +28,7 @@ from balancer.extproc.names import ENDPOINTS_SERVICE as ADS
 from balancer.extproc.outcomes import AccessLog, Outcome, OutcomeListener, UpstreamAnswer
 from balancer.stack.envoyproxy import EnvoyProcess
 from balancer.stack.ports import free_ports
+from support.waiting import PATIENCE_S, eventually
 
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
 TRITON = "inference.GRPCInferenceService"
@@ -164,7 +165,7 @@ class FakeBalancerProcess:
             stdout=asyncio.subprocess.PIPE,
         )
         assert self._process.stdout is not None
-        self.port = int(await asyncio.wait_for(self._process.stdout.readline(), 30))
+        self.port = int(await self._process.stdout.readline())
 
     def send_signal(self, number: signal.Signals) -> None:
         assert self._process is not None
@@ -316,7 +317,7 @@ class Rig:
     workers: list[FakeWorker] = field(default_factory=lambda: [FakeWorker("w0"), FakeWorker("w1"), FakeWorker("w2")])
     # A slow machine must not look like a slow balancer: the fakes and the clients share one thread.
     options: BootstrapOptions = field(
-        default_factory=lambda: BootstrapOptions(message_timeout_s=10, health_timeout_s=10)
+        default_factory=lambda: BootstrapOptions(message_timeout_s=PATIENCE_S, health_timeout_s=PATIENCE_S)
     )
     channel_credentials: grpc.ChannelCredentials | None = None
 
@@ -334,11 +335,15 @@ class Rig:
                 balancers=tuple(balancer.endpoint for balancer in self.balancers),
             )
             self.envoy = EnvoyProcess(options=options, log_path=self.directory / "envoy.log", concurrency=1)
-            async with running(self.envoy):
-                await self.envoy.wait_ready()
+            try:
+                await self.envoy.start()
+                await self.envoy.wait_ready(PATIENCE_S)
                 async with self._channel() as channel, aiohttp.ClientSession() as self.http:
                     self.stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
                     yield self
+            finally:
+                # Where it is asked to end, it takes a second.
+                await self.envoy.kill()
 
     def announce(self, **states: Any) -> None:
         """Tell Envoy of the workers, all healthy but those named."""
@@ -348,12 +353,23 @@ class Rig:
 
     async def infer(self, **arguments: Any) -> str:
         """The name of the worker that served an inference."""
-        return str((await self.stub.ModelInfer(a_request(), **({"timeout": 10} | arguments))).id)
+        return str((await self.stub.ModelInfer(a_request(), **({"timeout": PATIENCE_S} | arguments))).id)
 
     async def statistic(self, name: str) -> int:
         """A counter or gauge of Envoy's."""
         async with self.http.get(f"{self.envoy.admin_url}/stats", params={"filter": f"^{name}$"}) as response:
             return int((await response.text()).rpartition(":")[2])
+
+    async def logged(self, log: Path, lines: int) -> list[dict[str, Any]]:
+        """The first so many lines of a file that Envoy writes, which it else does every 10 s."""
+
+        async def written() -> list[str] | None:
+            async with self.http.post(f"{self.envoy.admin_url}/reopen_logs") as response:
+                assert response.status == 200
+            found = log.read_text().splitlines(keepends=True) if log.exists() else []
+            return found if len(found) >= lines and found[-1].endswith("\n") else None
+
+        return [json.loads(line) for line in await eventually(written, f"{lines} lines in {log.name}")]
 
     async def health(self) -> dict[str, str]:
         """Health as Envoy has it, by the gRPC endpoint of each worker."""

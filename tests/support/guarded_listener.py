@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from balancer.bootstrap.access import Access
-from support.envoy_fakes import Rig, a_request
+from support.envoy_fakes import Rig
 from support.native import NativeRig
 
 FRONTS = {"pick": Rig, "native": NativeRig}
@@ -45,7 +45,7 @@ async def grpc_status(rig: Rig, **metadata: str) -> tuple[grpc.StatusCode, str]:
     """Of an inference with these headers (`_` for `-`), and its words."""
     sent = [(name.replace("_", "-"), value) for name, value in metadata.items()]
     try:
-        await rig.stub.ModelInfer(a_request(), timeout=10, metadata=sent)
+        await rig.infer(metadata=sent)
     except grpc.aio.AioRpcError as error:
         return error.code(), error.details() or ""
     return grpc.StatusCode.OK, ""

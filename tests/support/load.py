@@ -14,7 +14,7 @@ import numpy as np
 from balancer.load.result import OK, LoadResult, Marks
 from balancer.load.runner import DriveOptions, Progress, drive
 from balancer.load.workload import LoadWorkload
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 _LONGEST_S = 600.0
 
@@ -55,7 +55,9 @@ async def steady_load(
         if now.finished:
             flowing.set()
 
-    options = DriveOptions(protocol=protocol, concurrency=clients, duration_s=_LONGEST_S, progress_every_s=0.05)
+    options = DriveOptions(
+        protocol=protocol, concurrency=clients, duration_s=_LONGEST_S, progress_every_s=0.05, timeout_s=PATIENCE_S
+    )
     task = asyncio.create_task(drive(url, workload, options, marks=load.marks, on_progress=progress, stop=stop))
     try:
         waiting = asyncio.create_task(flowing.wait())

@@ -31,7 +31,8 @@ from support.waiting import eventually
 
 BEAT_S = 0.01
 PATIENT_S = 10.0
-"""Longer than this process, which gives the signs of life beside all else, is ever kept from it."""
+"""The most that the module takes; longer than this process, which gives the signs of life beside all else, is ever kept
+from it."""
 TABLE = Settings(reports_required=False)
 """Workers are taken at their word, so that no agent has to report."""
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from balancer.discovery.cluster.watch import THREAD
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 Item = TypeVar("Item")
 
@@ -22,7 +22,7 @@ async def until_stopped(follow: Coroutine[Any, Any, None], stop: asyncio.Event) 
         yield
     finally:
         stop.set()
-        await asyncio.wait_for(task, 1.0)
+        await asyncio.wait_for(task, PATIENCE_S)
         await eventually(_no_watch, "the watch's thread ends")
 
 

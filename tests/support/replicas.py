@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from balancer.stack.stack import OwnStack, merged
+from balancer.stack.stack import merged
 from support.stack import Stack
 
 
-class Replica(OwnStack):
+class Replica(Stack):
     """One more gateway. It shares the workers with the stack's own one, and nothing else."""
 
     def __init__(self, folder: Path) -> None:
         """Give `reports` to the stack's agents, so that they report here too."""
-        super().__init__(folder)
+        super().__init__(folder, workers=0)
         self.reports = ("--balancer", self.addresses["listen"]["reports"])
 
     async def start_over(self, stack: Stack) -> None:

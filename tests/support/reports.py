@@ -13,8 +13,7 @@ from balancer.balancer_tls import BalancerTls
 from balancer.reports.collector import OWN_SERVER_OPTIONS, SERVER_OPTIONS, Collector
 from balancer.reports.replicas import Replicas
 from balancer.scheduler.events import Event, ModelReport, Report
-
-_PATIENCE_S = 60.0
+from support.waiting import PATIENCE_S
 
 
 @contextlib.asynccontextmanager
@@ -52,7 +51,7 @@ class Heard:
         """The first event that is accepted, of those told before and from now on, but for the first `after`."""
         looked_at = after
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(PATIENCE_S):
                 while True:
                     for event in self.events[looked_at:]:
                         looked_at += 1

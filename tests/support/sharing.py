@@ -29,7 +29,7 @@ _TOGETHER = ("tests/integration/kubernetes/", "tests/integration/triton/")
 _YIELDS = 3
 """Of `nice`: half of what others get where all want to run."""
 _LONGEST_S = 600
-"""For a test that yields. Nothing is asserted of it: it ends what hangs."""
+"""For a test beside others. Nothing is asserted of it: it ends what hangs."""
 
 
 def of_stacks(test: str) -> bool:
@@ -100,9 +100,9 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give those that yield the time that they may need."""
+    """Give each the time that it may need on a busy machine."""
     for item in items:
-        if not of_stacks(item.nodeid) and item.get_closest_marker("timeout") is None:
+        if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_LONGEST_S))
 
 

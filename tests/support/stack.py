@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from balancer.stack.stack import REPOSITORY, OwnStack, new_triton, replace_text
+from balancer.stack.envoyproxy import EnvoyProcess
+from balancer.stack.process import Child
+from balancer.stack.stack import REPOSITORY, OwnStack, merged, new_triton, replace_text
+from balancer.stack.tritonserver import TritonServer
+from support.waiting import PATIENCE_S
 
 _MODELS = {model.name: model for model in REPOSITORY.glob("triton/*models/*")}
 ALL_MODELS = tuple(sorted(_MODELS))
+_OF_TESTS = str(Path(__file__).parents[1])
+
+
+class PatientChild(Child):
+    """By `support.patient`."""
+
+    async def start(self) -> None:
+        self._check_not_started()
+        path = os.pathsep.join([_OF_TESTS, *filter(None, [os.environ.get("PYTHONPATH")])])
+        command = (sys.executable, "-m", "support.patient", *self.arguments)
+        await self._spawn(*command, at_our_end="TERM", environment=os.environ | {"PYTHONPATH": path})
 
 
 @dataclass
@@ -32,8 +50,15 @@ class Stack(OwnStack):
     triton_arguments: tuple[str, ...] = ()
     """Further ones, for every server."""
     policy: Mapping[str, Any] = field(default_factory=lambda: {"name": "round_robin"})
+    patient: bool = True
+    """Whether a part that says nothing is taken for slow, not for one that hangs; not for tests of what hangs."""
     unpicked: float = field(default=0.0, init=False)
     """Requests that Envoy had sent without a pick when `count_unpicked` was called."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.patient:
+            self.settings = merged({"telemetry": {"stale_after_s": PATIENCE_S}}, self.settings)
 
     async def start(self) -> None:
         """As of `OwnStack`, with the models."""
@@ -50,6 +75,33 @@ class Stack(OwnStack):
         for number in range(self.workers):
             self._add_triton(f"worker-{number}", self.gpus[number % len(self.gpus)])
         await super().start()
+
+    async def start_balancer(self) -> None:
+        """As of `OwnStack`."""
+        self.balancer = self._child(["serve", *self.serve_arguments], self.log_path)
+        await self.balancer.start()
+
+    def new_agent(self, triton: TritonServer, further: Sequence[str] = (), control: Path | None = None) -> Child:
+        """As of `OwnStack`."""
+        agent = super().new_agent(triton, further, control)
+        return self._child(agent.arguments, agent.log_path)
+
+    def _child(self, arguments: Sequence[str], log_path: Path) -> Child:
+        return (PatientChild if self.patient else Child)(arguments=arguments, log_path=log_path)
+
+    def new_envoy(self) -> EnvoyProcess:
+        """As of `OwnStack`."""
+        envoy = super().new_envoy()
+        if self.patient:
+            waits = {"message_timeout_s": PATIENCE_S, "health_timeout_s": PATIENCE_S}
+            envoy.options = dataclasses.replace(envoy.options, **waits)
+        return envoy
+
+    async def stop(self, *, gently: bool = False) -> None:
+        """As of `OwnStack`; where Envoy is asked to end, it takes a second."""
+        if hasattr(self, "envoy"):
+            await self.envoy.kill()
+        await super().stop(gently=gently)
 
     async def count_unpicked(self) -> None:
         """Take note of what was sent without a pick so far: the balancer's own look at the listener, if Envoy had not

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 POLL_S = 0.02
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 async def eventually(

@@ -6,6 +6,7 @@ import asyncio
 import time
 
 import pytest
+from support.waiting import PATIENCE_S
 
 from balancer.agent.device import DeviceMonitor, DeviceState
 
@@ -20,7 +21,7 @@ def _gpu() -> None:
 
 
 async def _until(device: DeviceMonitor, *, busy: bool) -> DeviceState:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while (device.state.utilisation > 0.5) != busy or not device.state.memory_bytes:
             await asyncio.sleep(0.05)  # NVML announces nothing
     return device.state

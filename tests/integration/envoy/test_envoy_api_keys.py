@@ -83,7 +83,7 @@ async def test_keys_stand_in_no_bootstrap_no_page_and_no_log(tmp_path: Path) -> 
         async with rig.http.get(f"{rig.envoy.admin_url}/config_dump?include_eds") as response:
             dumped = await response.text()
         assert "api_key_auth" in dumped
-        await eventually(lambda: len((tmp_path / "access.log").read_text().splitlines()) == 2)
+        await rig.logged(tmp_path / "access.log", 2)
         for text in (dumped, (tmp_path / "access.log").read_text(), (tmp_path / "envoy.log").read_text()):
             assert FIRST not in text
         assert FIRST not in repr(rig.options)

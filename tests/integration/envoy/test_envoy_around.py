@@ -13,7 +13,7 @@ import grpc
 import pytest
 from support.envoy_fakes import FakeBalancer, Rig, go_on
 from support.raw_http2 import Upload
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 from tritonclient.grpc import service_pb2
 
 from balancer.bootstrap.around import Kept
@@ -71,7 +71,7 @@ async def forwarding(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIte
 
 async def ask(rig: Rig, model: str = "m") -> tuple[str, grpc.StatusCode, str, dict[str, Any]]:
     """Who answered, and how it ended."""
-    call = rig.stub.ModelInfer(service_pb2.ModelInferRequest(model_name=model), timeout=10)
+    call = rig.stub.ModelInfer(service_pb2.ModelInferRequest(model_name=model), timeout=PATIENCE_S)
     try:
         return (await call).id, grpc.StatusCode.OK, "", {}
     except grpc.aio.AioRpcError as error:
@@ -105,7 +105,8 @@ async def test_whatever_the_balancer_answers_it_is_asked_again(forwarding: tuple
         for _ in range(8):
             assert (await ask(rig))[:2] == ("", handler.code)
         for _ in range(8):
-            stream = rig.stub.ModelStreamInfer(iter([service_pb2.ModelInferRequest(model_name="m")]), timeout=10)
+            message = service_pb2.ModelInferRequest(model_name="m")
+            stream = rig.stub.ModelStreamInfer(iter([message]), timeout=PATIENCE_S)
             assert await stream.code() is handler.code
     handler.code = grpc.StatusCode.OK
     assert {(await ask(rig))[0] for _ in range(10)} == {"balancer"}
@@ -139,7 +140,7 @@ async def test_around_a_balancer_that_is_away_goes_what_it_does_not_keep(
         await refused("m", "limits")
         return
     assert {(await ask(rig))[0] for _ in range(30)} == {"w0", "w1", "w2"}
-    stream = rig.stub.ModelStreamInfer(timeout=10)
+    stream = rig.stub.ModelStreamInfer(timeout=PATIENCE_S)
     await stream.write(service_pb2.ModelInferRequest(model_name="m"))
     assert (await stream.read()).infer_response.id in {"w0", "w1", "w2"}
     await stream.done_writing()
@@ -167,7 +168,7 @@ async def test_where_envoy_asks_what_a_pick_keeps_needs_one(tmp_path: Path) -> N
         )
         hidden = service_pb2.ModelInferRequest(model_name="pinned", id="long enough to be compressed" * 9)
         with pytest.raises(grpc.aio.AioRpcError, match="which model a compressed message is for"):
-            await rig.stub.ModelInfer(hidden, timeout=10, compression=grpc.Compression.Gzip)
+            await rig.stub.ModelInfer(hidden, timeout=PATIENCE_S, compression=grpc.Compression.Gzip)
         for call in ("infer", "generate", "versions/1/generate_stream"):
             url = f"http://{rig.envoy.endpoint}/v2/models/pinned/{call}"
             async with rig.http.post(url, data=b"{}") as response:

@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 from support.envoy_fakes import FakeBalancer, FakeWorker, Rig, a_request
 from support.fleets import make_router
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 from tritonclient.grpc import service_pb2
 
 from balancer import bounds
@@ -90,7 +90,7 @@ async def test_it_is_picked_for_by_its_fields_and_passes(
     sent.parameters["priority"].uint64_param = 3
     names = []
     for _ in range(4):
-        answer = await picked.rig.stub.ModelInfer(sent, timeout=30, compression=algorithm)
+        answer = await picked.rig.stub.ModelInfer(sent, timeout=PATIENCE_S, compression=algorithm)
         names.append(answer.id)
         [worker] = [worker for worker in picked.rig.workers if worker.name == answer.id]
         assert worker.requests[-1] == sent
@@ -102,7 +102,7 @@ async def test_it_is_picked_for_by_its_fields_and_passes(
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 async def test_a_stream_goes_on_while_its_client_waits_for_answers(picked: Picked, algorithm: grpc.Compression) -> None:
-    stream = picked.rig.stub.ModelStreamInfer(timeout=30, compression=algorithm)
+    stream = picked.rig.stub.ModelStreamInfer(timeout=PATIENCE_S, compression=algorithm)
     before = len(picked.noting.calls)
     for _ in range(3):
         await stream.write(a_request(payload_bytes=100_000))
@@ -117,7 +117,7 @@ async def refused(picked: Picked, body: bytes) -> str:
     async with grpc.aio.insecure_channel(picked.rig.envoy.endpoint) as channel:
         method: Any = channel.unary_unary(INFER)
         with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await method(body, timeout=30, compression=grpc.Compression.Gzip)
+            await method(body, timeout=PATIENCE_S, compression=grpc.Compression.Gzip)
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     return str(raised.value.details())
 
@@ -177,6 +177,6 @@ async def test_while_the_balancer_is_away_envoy_sends_it_on(picked: Picked) -> N
 
     await eventually(seen, "Envoy knows")
     sent = a_request(payload_bytes=1_000_000)
-    answer = await picked.rig.stub.ModelInfer(sent, timeout=30, compression=grpc.Compression.Gzip)
+    answer = await picked.rig.stub.ModelInfer(sent, timeout=PATIENCE_S, compression=grpc.Compression.Gzip)
     [worker] = [worker for worker in picked.rig.workers if worker.name == answer.id]
     assert worker.requests[-1] == sent

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from support.envoy_fakes import FakeBalancer, FakeBalancerProcess, Rig, go_on, running
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 from tritonclient.grpc import service_pb2_grpc
 
 from balancer.bootstrap.bootstrap import BootstrapOptions
@@ -102,7 +102,7 @@ async def test_balancers_at_unix_sockets(tmp_path: Path) -> None:
             balancer.respond = lambda _, picks=picks: picks
         assert {await rig.infer() for _ in range(30)} == {"w0", "w1"}
         for process, balancer in enumerate(rig.balancers):
-            outcome = await asyncio.wait_for(balancer.outcomes.get(), 10)
+            outcome = await asyncio.wait_for(balancer.outcomes.get(), PATIENCE_S)
             assert (outcome.number, outcome.upstream) == (7, rig.workers[process].grpc_endpoint)
         # The endpoints come over the socket too, and Envoy notices its end.
         await rig.balancers[1].stop()

@@ -17,6 +17,7 @@ from support.envoy_fakes import Rig
 from support.fake_rate_limits import FakeRateLimitService
 from support.guarded_listener import both_fronts, grpc_status, guarded, overlay, rest_status
 from support.tokens import AUDIENCE, ISSUER, Issuer
+from support.waiting import PATIENCE_S
 
 from balancer.bootstrap.access import Access
 from balancer.bootstrap.sections import JwtSection, LocalRateLimitSection, RateLimitSection
@@ -161,7 +162,7 @@ async def test_one_connection_more_than_allowed_is_closed_and_the_others_live_on
         _, second = await asyncio.open_connection(host, int(port))
         reader, third = await asyncio.open_connection(host, int(port))
         try:
-            assert await asyncio.wait_for(reader.read(), 30) == b""
+            assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
             assert await rig.infer() in {"w0", "w1", "w2"}
         finally:
             second.close()

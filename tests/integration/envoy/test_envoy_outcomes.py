@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import grpc
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from support.envoy_fakes import FakeBalancer, Rig, a_request, go_on
-from support.waiting import eventually
+from support.waiting import PATIENCE_S
 
 from balancer.extproc.outcomes import Outcome, verdict_of
 
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.integration
 
 
 async def next_outcome(balancer: FakeBalancer) -> Outcome:
-    return await asyncio.wait_for(balancer.outcomes.get(), 10)
+    return await asyncio.wait_for(balancer.outcomes.get(), PATIENCE_S)
 
 
 async def test_outcomes_go_to_the_process_that_picked(tmp_path: Path) -> None:
@@ -64,7 +63,7 @@ async def test_what_an_outcome_says(rig: Rig) -> None:
         return worker.answer(request)
 
     worker.infer = wait_a_little
-    await rig.stub.ModelInfer(a_request(payload_bytes=1000), timeout=10, metadata=[("x-request-id", "r1")])
+    await rig.stub.ModelInfer(a_request(payload_bytes=1000), timeout=PATIENCE_S, metadata=[("x-request-id", "r1")])
     outcome = await next_outcome(balancer)
     assert outcome._replace(latency_s=0, first_byte_s=0, bytes_in=0, bytes_out=0) == Outcome(
         number=17,
@@ -130,8 +129,8 @@ async def test_a_client_that_leaves_is_no_fault(rig: Rig) -> None:
 
     for worker in rig.workers:
         worker.infer = never
-    call = rig.stub.ModelInfer(a_request(), timeout=30)
-    async with asyncio.timeout(10):
+    call = rig.stub.ModelInfer(a_request(), timeout=PATIENCE_S)
+    async with asyncio.timeout(PATIENCE_S):
         await executing.wait()
     call.cancel()
     outcome = await next_outcome(rig.balancers[0])
@@ -150,8 +149,8 @@ async def test_a_worker_that_dies_is_at_fault(rig: Rig) -> None:
     worker = rig.workers[0]
     worker.infer = never
     rig.balancers[0].respond = lambda _: go_on(worker.grpc_endpoint, process="0", number="1")
-    call = rig.stub.ModelInfer(a_request(), timeout=30)
-    async with asyncio.timeout(10):
+    call = rig.stub.ModelInfer(a_request(), timeout=PATIENCE_S)
+    async with asyncio.timeout(PATIENCE_S):
         await executing.wait()
     await worker.stop()
     with pytest.raises(grpc.aio.AioRpcError):
@@ -187,17 +186,7 @@ async def test_envoys_own_log_shares_the_request_id(tmp_path: Path) -> None:
     async with rig.running():
         rig.balancers[0].respond = lambda _: go_on(rig.workers[2].grpc_endpoint, process="0", number="1")
         await rig.infer(metadata=[("x-request-id", "mine")])
-
-        async def written() -> bool:
-            return log.exists() and log.read_text().endswith("\n")
-
-        # Envoy flushes its files every 10 s, and when it is asked to.
-        async def written_after_reopening() -> bool:
-            async with rig.http.post(f"{rig.envoy.admin_url}/reopen_logs"):
-                return await written()
-
-        await eventually(written_after_reopening, patience_s=30)
-    entry = json.loads(log.read_text())
+        [entry] = await rig.logged(log, 1)
     assert entry["request_id"] == "mine"
     assert entry["gateway_request_id"] not in {"", "mine", None}
     assert entry["worker"] == "w2"

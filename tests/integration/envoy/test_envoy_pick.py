@@ -12,6 +12,7 @@ import grpc
 import pytest
 from google.protobuf.json_format import MessageToDict
 from support.envoy_fakes import FakeBalancer, Rig, a_request, go_on
+from support.waiting import PATIENCE_S, eventually
 from tritonclient.grpc import service_pb2
 
 from balancer.extproc.names import EXTRACTION
@@ -52,7 +53,7 @@ async def test_rest_goes_where_picked(rig: Rig) -> None:
 async def test_a_stream_is_picked_once_and_stays(rig: Rig) -> None:
     balancer, worker = rig.balancers[0], rig.workers[2]
     balancer.respond = lambda _: go_on(worker.grpc_endpoint)
-    call = rig.stub.ModelStreamInfer(requests_of(a_request("first"), a_request("second")), timeout=10)
+    call = rig.stub.ModelStreamInfer(requests_of(a_request("first"), a_request("second")), timeout=PATIENCE_S)
     answers = [answer.infer_response async for answer in call]
     assert [(answer.model_name, answer.id) for answer in answers] == [("first", "w2"), ("second", "w2")]
     assert len(balancer.seen) == 1
@@ -61,7 +62,7 @@ async def test_a_stream_is_picked_once_and_stays(rig: Rig) -> None:
 
 async def test_a_stream_can_be_talked_on(rig: Rig) -> None:
     """Messages pass both ways while the stream is open, not only at its end."""
-    call = rig.stub.ModelStreamInfer(timeout=10)
+    call = rig.stub.ModelStreamInfer(timeout=PATIENCE_S)
     for model in ("a", "b", "c"):
         await call.write(a_request(model))
         assert (await call.read()).infer_response.model_name == model
@@ -78,7 +79,7 @@ async def test_the_balancer_sees_the_routing_fields(rig: Rig) -> None:
     request.parameters["priority"].uint64_param = 2**63
     request.parameters["tenant"].string_param = "hello"
     request.parameters["temperature"].double_param = 1.5
-    await rig.stub.ModelInfer(request, timeout=10)
+    await rig.stub.ModelInfer(request, timeout=PATIENCE_S)
     fields = fields_seen(rig.balancers[0])
     keys = fields.pop("parameters.key")
     assert sorted(keys) == sorted(request.parameters)
@@ -97,16 +98,16 @@ async def test_the_balancer_sees_the_routing_fields(rig: Rig) -> None:
 
 
 async def test_absent_fields_are_empty_lists(rig: Rig) -> None:
-    await rig.stub.ModelInfer(service_pb2.ModelInferRequest(), timeout=10)
+    await rig.stub.ModelInfer(service_pb2.ModelInferRequest(), timeout=PATIENCE_S)
     fields = fields_seen(rig.balancers[0])
     assert len(fields) == 9
     assert all(values == [] for values in fields.values())
 
 
 async def test_other_calls_name_their_model(rig: Rig) -> None:
-    await rig.stub.ModelReady(service_pb2.ModelReadyRequest(name="m", version="2"), timeout=10)
+    await rig.stub.ModelReady(service_pb2.ModelReadyRequest(name="m", version="2"), timeout=PATIENCE_S)
     assert fields_seen(rig.balancers[0]) == {"name": ["m"], "version": ["2"]}
-    await rig.stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=10)
+    await rig.stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=PATIENCE_S)
     assert fields_seen(rig.balancers[0]) is None
 
 
@@ -135,13 +136,13 @@ async def test_secrets_are_not_shown_to_the_balancer(rig: Rig) -> None:
     assert headers["authorization"] == "Bearer secret"
 
 
-@pytest.mark.parametrize("mebibytes", [1, 64])
-async def test_large_tensors_pass_both_ways(rig: Rig, mebibytes: int) -> None:
-    response = await rig.stub.ModelInfer(a_request(payload_bytes=mebibytes * 2**20), timeout=60)
-    assert len(response.raw_output_contents[0]) == mebibytes * 2**20
-    async with rig.http.post(f"http://{rig.envoy.endpoint}/v2/models/m/infer", data=bytes(mebibytes * 2**20)) as reply:
+async def test_large_tensors_pass_both_ways(rig: Rig) -> None:
+    size = 64 * 2**20
+    response = await rig.stub.ModelInfer(a_request(payload_bytes=size), timeout=PATIENCE_S)
+    assert len(response.raw_output_contents[0]) == size
+    async with rig.http.post(f"http://{rig.envoy.endpoint}/v2/models/m/infer", data=bytes(size)) as reply:
         assert reply.status == 200
-    assert [size for worker in rig.workers for _, _, size in worker.http_requests] == [mebibytes * 2**20]
+    assert [seen for worker in rig.workers for _, _, seen in worker.http_requests] == [size]
     assert rig.balancers[0].seen
     assert all(request.ByteSize() < 10_000 for request in rig.balancers[0].seen), "a payload went to the balancer"
 
@@ -152,7 +153,7 @@ async def test_a_message_past_the_limit_is_refused(tmp_path: Path) -> None:
     async with rig.running():
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             # Up to HTTP/2's window of 2 MiB pass whatever the limit.
-            await rig.stub.ModelInfer(a_request(payload_bytes=4 * 2**20), timeout=60)
+            await rig.stub.ModelInfer(a_request(payload_bytes=4 * 2**20), timeout=PATIENCE_S)
         assert raised.value.code() == grpc.StatusCode.FAILED_PRECONDITION
         rig.balancers[0].respond = lambda _: go_on(rig.workers[1].http_endpoint)
         async with rig.http.post(f"http://{rig.envoy.endpoint}/v2/models/m/infer", data=bytes(2**22)) as response:
@@ -160,7 +161,7 @@ async def test_a_message_past_the_limit_is_refused(tmp_path: Path) -> None:
 
 
 async def test_the_clients_deadline_reaches_the_worker_and_holds(rig: Rig) -> None:
-    deadlines = []
+    deadlines: list[float] = []
 
     async def never(request: Any, context: Any) -> Any:
         deadlines.append(context.time_remaining())
@@ -168,10 +169,15 @@ async def test_the_clients_deadline_reaches_the_worker_and_holds(rig: Rig) -> No
 
     for worker in rig.workers:
         worker.infer = never
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await rig.infer(timeout=0.5)
-    assert raised.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    assert 0 < deadlines[0] <= 0.5
+
+    async def ends_at_a_worker() -> bool:
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await rig.infer(timeout=0.5)
+        assert raised.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        return bool(deadlines and deadlines[-1] > 0)
+
+    await eventually(ends_at_a_worker, "the request came there in time")
+    assert max(deadlines) <= 0.5
     # Envoy itself ends it: the same as told by a client that does not keep its own deadline.
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await rig.stub.ModelInfer(a_request(), metadata=[("grpc-timeout", "200m")])
@@ -198,7 +204,7 @@ async def test_a_header_name_with_an_underscore_is_refused_in_words_where_there_
     assert "a header name has an underscore (http1.unexpected_underscore)" in said
     assert "write a hyphen" in said
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await rig.stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=10, metadata=[("x_foo", "1")])
+        await rig.stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=PATIENCE_S, metadata=[("x_foo", "1")])
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     # Others of Envoy's own answers are as they were.
     async with rig.http.get(f"http://{rig.envoy.endpoint}/v2/a%2fb") as response:

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 from support.envoy_fakes import FakeWorker, Rig, a_request, go_on
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.integration
 DRAINING = "Request for unknown model: 'm' has no available versions"
@@ -32,7 +32,7 @@ async def test_no_connection_goes_to_the_fallback(rig: Rig) -> None:
     await w0.stop()
     pick(rig, w0, w2)
     assert await rig.infer() == "w2"
-    outcome = await asyncio.wait_for(rig.balancers[0].outcomes.get(), 10)
+    outcome = await asyncio.wait_for(rig.balancers[0].outcomes.get(), PATIENCE_S)
     assert (outcome.attempts, outcome.upstream, outcome.grpc_status) == (2, w2.grpc_endpoint, 0)
     assert w1.requests == []
 
@@ -41,7 +41,7 @@ async def test_no_connection_of_a_stream_goes_to_the_fallback(rig: Rig) -> None:
     w0, _, w2 = rig.workers
     await w0.stop()
     pick(rig, w0, w2)
-    call = rig.stub.ModelStreamInfer(timeout=10)
+    call = rig.stub.ModelStreamInfer(timeout=PATIENCE_S)
     await call.write(a_request())
     assert (await call.read()).infer_response.id == "w2"
     await call.done_writing()
@@ -72,7 +72,7 @@ async def test_a_large_request_is_sent_again_whole(rig: Rig) -> None:
     w0, _, w2 = rig.workers
     w0.infer = failing(grpc.StatusCode.NOT_FOUND, DRAINING)
     pick(rig, w0, w2)
-    response = await rig.stub.ModelInfer(a_request(payload_bytes=16 * 2**20), timeout=60)
+    response = await rig.stub.ModelInfer(a_request(payload_bytes=16 * 2**20), timeout=PATIENCE_S)
     assert (response.id, len(response.raw_output_contents[0])) == ("w2", 16 * 2**20)
 
 
@@ -111,8 +111,8 @@ async def test_a_request_that_may_have_been_executed_is_not_repeated(rig: Rig) -
 
     w0.infer = die
     pick(rig, w0, w2)
-    call = rig.stub.ModelInfer(a_request(), timeout=10)
-    async with asyncio.timeout(10):
+    call = rig.stub.ModelInfer(a_request(), timeout=PATIENCE_S)
+    async with asyncio.timeout(PATIENCE_S):
         await executing.wait()
     await w0.stop()
     with pytest.raises(grpc.aio.AioRpcError) as raised:
@@ -129,7 +129,7 @@ async def test_the_balancer_can_forbid_it(rig: Rig) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await rig.infer(metadata=[("x-envoy-max-retries", "5")])
     assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
-    outcome = await asyncio.wait_for(rig.balancers[0].outcomes.get(), 10)
+    outcome = await asyncio.wait_for(rig.balancers[0].outcomes.get(), PATIENCE_S)
     assert (outcome.attempts, outcome.upstream, outcome.by) == (1, w0.grpc_endpoint, "worker")
 
 
@@ -162,7 +162,7 @@ async def refusing_at_once(rig: Rig, refuse: Any) -> list[str]:
 
     w0.infer = stop
     pick(rig, w0, w2)
-    return await asyncio.gather(*(rig.infer(timeout=60) for _ in range(IN_FLIGHT)))
+    return await asyncio.gather(*(rig.infer(timeout=PATIENCE_S) for _ in range(IN_FLIGHT)))
 
 
 async def test_a_draining_triton_that_refuses_all_it_has_costs_no_request(rig: Rig) -> None:
@@ -174,5 +174,5 @@ async def test_a_worker_that_is_gone_costs_none_of_many_requests(rig: Rig) -> No
     w0, _, w2 = rig.workers
     await w0.stop()
     pick(rig, w0, w2)
-    assert await asyncio.gather(*(rig.infer(timeout=60) for _ in range(IN_FLIGHT))) == ["w2"] * IN_FLIGHT
+    assert await asyncio.gather(*(rig.infer(timeout=PATIENCE_S) for _ in range(IN_FLIGHT))) == ["w2"] * IN_FLIGHT
     assert await rig.statistic(r"cluster\.triton_grpc\.upstream_rq_retry_overflow") == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 from support.envoy_fakes import FakeWorker, Rig, go_on
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 from tritonclient.grpc import service_pb2
 
 from balancer.stack.ports import free_ports
@@ -57,7 +57,7 @@ async def test_what_it_has_not_begun_with_another_worker_serves(tmp_path: Path, 
             nonlocal served
             while not ended.is_set():
                 try:
-                    await rig.stub.ModelInfer(request(), timeout=30)
+                    await rig.stub.ModelInfer(request(), timeout=PATIENCE_S)
                     served += 1
                 except grpc.aio.AioRpcError as error:
                     failed.append(f"{error.code().name}: {error.details()}")

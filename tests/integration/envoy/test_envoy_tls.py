@@ -12,7 +12,7 @@ import grpc
 import pytest
 import trustme
 from support.envoy_fakes import FakeBalancer, Rig, a_request, go_on
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 from balancer.balancer_tls import BalancerTls
 from balancer.bootstrap.sections import EnvoyTlsSection
@@ -73,7 +73,7 @@ async def test_clients_must_show_a_certificate_where_a_client_ca_is_set(tmp_path
                 "/inference.GRPCInferenceService/ModelInfer", request_serializer=lambda m: m.SerializeToString()
             )
             with pytest.raises(grpc.aio.AioRpcError) as raised:
-                await infer(a_request(), timeout=10)
+                await infer(a_request(), timeout=PATIENCE_S)
             assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
 
 

@@ -8,7 +8,7 @@ import aiohttp
 import grpc
 import pytest
 from support.envoy_fakes import FakeWorker, a_request, running
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 from tritonclient.grpc import service_pb2_grpc
 
 from balancer.config.config import Config, from_mapping
@@ -60,7 +60,7 @@ async def test_an_envoy_that_starts_while_all_agents_are_dead_serves(tmp_path: P
             async with running(envoy), grpc.aio.insecure_channel(envoy.endpoint) as channel:
                 await envoy.wait_ready()
                 stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-                served = [(await stub.ModelInfer(a_request(), timeout=10)).id for _ in range(40)]
+                served = [(await stub.ModelInfer(a_request(), timeout=PATIENCE_S)).id for _ in range(40)]
                 assert set(served) == {"w0", "w1"}
                 async with session.get(f"http://{envoy.endpoint}/v2/health/ready") as answer:
                     assert await answer.text() in {"w0", "w1"}

@@ -16,7 +16,7 @@ import tritonclient.grpc.aio as triton_grpc
 from support import fronts
 from support.fleet_stack import fleet_stack
 from support.stack import Stack
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from balancer.extproc.names import MISSING_HEADER
@@ -48,7 +48,7 @@ REST_CHANGES = (
 async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[Stack]:
     directory: Path = tmp_path_factory.mktemp("changes")
     file = str(directory / "changes.json")
-    async with fleet_stack(directory, request.param, ["ops"], KEYS, file=file, timeout_s=30) as stack:
+    async with fleet_stack(directory, request.param, ["ops"], KEYS, file=file, timeout_s=PATIENCE_S) as stack:
         yield stack
 
 
@@ -114,7 +114,7 @@ async def test_who_may_changes_all_and_that_is_told(stack: Stack) -> None:
 
         async def served() -> bool:
             try:
-                result = await client.infer(MODEL, [text], headers={"x-api-key": USER}, client_timeout=10)
+                result = await client.infer(MODEL, [text], headers={"x-api-key": USER}, client_timeout=PATIENCE_S)
             except triton_grpc.InferenceServerException:
                 return False
             return result.get_response().model_name == MODEL

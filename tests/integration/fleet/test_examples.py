@@ -24,6 +24,7 @@ import tritonclient.utils.shared_memory as shm
 from support import fronts
 from support.fleet_stack import fleet_stack
 from support.stack import Stack
+from support.waiting import PATIENCE_S
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
@@ -58,10 +59,10 @@ async def test_contents_stand_in_the_message_by_type(stack: Stack) -> None:
     texts.inputs.add(name="TEXT", datatype="BYTES", shape=[2, 1]).contents.bytes_contents.extend([b"one", b"two"])
     async with grpc.aio.insecure_channel(stack.url) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        answer = await stub.ModelInfer(request, timeout=30)
+        answer = await stub.ModelInfer(request, timeout=PATIENCE_S)
         sums = dict(zip([output.name for output in answer.outputs], answer.raw_output_contents, strict=True))
         assert np.frombuffer(sums["SUM"], np.int32).tolist() == [8, 6, 4, 2]
-        answer = await stub.ModelInfer(texts, timeout=30)
+        answer = await stub.ModelInfer(texts, timeout=PATIENCE_S)
         assert answer.id == "mine"
         assert answer.raw_output_contents[0] == b"\3\0\0\0ONE\3\0\0\0TWO"
 
@@ -73,7 +74,7 @@ async def test_a_callback_gets_what_an_asynchronous_call_answers(stack: Stack) -
             for _ in range(8):
                 inputs = [numbers(triton_grpc, name, [1, 2, 3, 4]) for name in ("A", "B")]
                 client.async_infer("several_outputs", inputs, lambda result, error: answers.put(error or result))
-            found = [answers.get(timeout=30) for _ in range(8)]
+            found = [answers.get(timeout=PATIENCE_S) for _ in range(8)]
         return [int(result.as_numpy("SUM")[0, 3]) for result in found]
 
     assert await asyncio.to_thread(many) == [8] * 8
@@ -109,7 +110,7 @@ async def test_a_stream_answers_as_often_as_the_model_does(stack: Stack) -> None
     found: dict[str, list[int]] = {}
     workers = set()
     async with grpc_aio.InferenceServerClient(stack.url) as client:
-        async for result, error in client.stream_infer(requests(), stream_timeout=30):
+        async for result, error in client.stream_infer(requests(), stream_timeout=PATIENCE_S):
             assert error is None
             found.setdefault(result.get_response().id, []).append(int(result.as_numpy("INDEX")[0]))
             workers.add(result.as_numpy("WORKER")[0])
@@ -168,7 +169,7 @@ async def test_sequences_by_a_stream(stack: Stack) -> None:
                     )
             found: dict[str, list[int]] = {}
             for _ in range(2 * len(VALUES)):
-                result = answers.get(timeout=30)
+                result = answers.get(timeout=PATIENCE_S)
                 found.setdefault(result.get_response().id, []).append(int(result.as_numpy("SUM").ravel()[0]))
             client.stop_stream()
         return found

@@ -18,7 +18,7 @@ import tritonclient.http.aio as triton_http
 from google.protobuf.json_format import MessageToDict
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.stack import Stack
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -88,7 +88,7 @@ async def by_grpc(address: str, call: str, request: Any) -> tuple[str, Any]:
     async with grpc.aio.insecure_channel(address) as channel:
         method = getattr(service_pb2_grpc.GRPCInferenceServiceStub(channel), call.partition(" ")[0])
         try:
-            return "OK", MessageToDict(await method(request, timeout=30))
+            return "OK", MessageToDict(await method(request, timeout=PATIENCE_S))
         except grpc.aio.AioRpcError as error:
             return error.code().name, error.details()
 
@@ -141,7 +141,7 @@ async def health(address: str, service: str) -> list[str]:
     said, request = [], health_pb2.HealthCheckRequest(service=service)
     async with grpc.aio.insecure_channel(address) as channel:
         health_of = health_pb2_grpc.HealthStub(channel)
-        for call in (health_of.Check(request, timeout=30), aiter(health_of.Watch(request, timeout=30))):
+        for call in (health_of.Check(request, timeout=PATIENCE_S), aiter(health_of.Watch(request, timeout=PATIENCE_S))):
             try:
                 answer = await (anext(call) if isinstance(call, AsyncIterator) else call)
                 said.append(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
@@ -158,7 +158,7 @@ async def test_reflection_is_not_there_as_at_one_triton(stack: Stack, version: s
         async with grpc.aio.insecure_channel(address) as channel:
             ask = channel.stream_stream(f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo")
             # Without a message: an answer that comes before it is written makes grpc.aio report INTERNAL by itself.
-            return await ask(timeout=30).code()
+            return await ask(timeout=PATIENCE_S).code()
 
     assert await status(stack.url) == await status(grpc_of(stack)) == grpc.StatusCode.UNIMPLEMENTED
 
@@ -172,7 +172,7 @@ async def statistics(client: triton_grpc.InferenceServerClient) -> dict[str, Any
 async def infer(client: triton_grpc.InferenceServerClient) -> str:
     value = triton_grpc.InferInput("INPUT", [4], "FP32")
     value.set_data_from_numpy(np.ones(4, np.float32))
-    result = await client.infer(MODEL, [value], client_timeout=30)
+    result = await client.infer(MODEL, [value], client_timeout=PATIENCE_S)
     return str(result.as_numpy("WORKER").ravel()[0].decode())
 
 

@@ -15,7 +15,7 @@ from support.balancer_alone import BalancerAlone
 from support.chart import of_kind, role
 from support.kubernetes_api import KubernetesApi, Namespace
 from support.pods import until_stopped
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 from balancer.discovery.cluster import api as pods_api
 from balancer.discovery.cluster.api import ClusterAccess
@@ -49,7 +49,7 @@ class Fleet:
 
     async def until(self, listed: dict[str, bool]) -> float:
         """The clock's seconds when it is so."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while self.listed != listed:
                 self.changed.clear()
                 await self.changed.wait()

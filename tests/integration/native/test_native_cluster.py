@@ -12,7 +12,7 @@ import grpc
 import pytest
 from support.envoy_fakes import a_request, go_on
 from support.native import NativeRig
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 from balancer.native.state import STALE_AFTER_S
 from balancer.scheduler.events import ModelReport, Report
@@ -44,7 +44,7 @@ async def test_what_is_tried_again_goes_to_a_fallback_and_to_nobody_else(rig: Na
         assert await rig.infer() == "w1"
         async with rig.http.post(f"http://{rig.envoy.endpoint}/v2/models/m/infer", data=b"{}") as response:
             assert (response.status, await response.text()) == (200, "w1")
-        call = rig.stub.ModelStreamInfer(timeout=10)
+        call = rig.stub.ModelStreamInfer(timeout=PATIENCE_S)
         await call.write(a_request())
         assert (await call.read()).infer_response.id == "w1"
         await call.done_writing()
@@ -58,7 +58,7 @@ async def test_requests_at_once_keep_their_own_fallbacks(rig: NativeRig) -> None
     serve(rig, {"w0": ("left",), "w1": ("left", "right"), "w2": ("right",)})
     await rig.workers[1].stop()
     wanted = ["left", "right"] * 40
-    answers = await asyncio.gather(*(rig.stub.ModelInfer(a_request(model), timeout=10) for model in wanted))
+    answers = await asyncio.gather(*(rig.stub.ModelInfer(a_request(model), timeout=PATIENCE_S) for model in wanted))
     assert [answer.id for answer in answers] == [{"left": "w0", "right": "w2"}[model] for model in wanted]
 
 
@@ -74,7 +74,7 @@ async def test_who_is_busy_is_spared(orphan: NativeRig) -> None:
     waiting: list[asyncio.Task[str]] = []
     # One may be no more than another's, whose end Envoy has not counted when the client has its answer.
     while len(held) < 3:
-        waiting += [asyncio.create_task(orphan.infer(timeout=60)) for _ in range(6)]
+        waiting += [asyncio.create_task(orphan.infer(timeout=PATIENCE_S)) for _ in range(6)]
         await asyncio.wait(waiting, timeout=1, return_when=asyncio.FIRST_COMPLETED)
     await eventually(lambda: sum(not task.done() for task in waiting) == len(held))
     assert {await orphan.infer() for _ in range(20)} == {"w1", "w2"}
@@ -114,5 +114,5 @@ async def test_what_was_asked_about_is_told_of_at_once(rig: NativeRig) -> None:
     rig.router.serve(False)
     rig.balancer.respond = lambda _: go_on(rig.workers[2].grpc_endpoint, process="0", number="1")
     assert await rig.infer() == "w2"
-    outcome = await asyncio.wait_for(rig.balancer.outcomes.get(), 10)
+    outcome = await asyncio.wait_for(rig.balancer.outcomes.get(), PATIENCE_S)
     assert (outcome.upstream, outcome.grpc_status) == (rig.workers[2].grpc_endpoint, 0)

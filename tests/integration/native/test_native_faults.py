@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.envoy_fakes import a_request
 from support.native import NativeRig
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 from balancer.bootstrap.native import NativeOptions
 from balancer.kernel.compiled.library import PATH
@@ -139,7 +139,7 @@ async def served_by(rig: NativeRig, sequences: range) -> list[str]:
     for sequence in sequences:
         request = a_request()
         request.parameters["sequence_id"].int64_param = sequence
-        workers.append((await rig.stub.ModelInfer(request, timeout=10)).id)
+        workers.append((await rig.stub.ModelInfer(request, timeout=PATIENCE_S)).id)
     return workers
 
 

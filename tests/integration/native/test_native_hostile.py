@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -14,7 +13,6 @@ import pytest
 import pytest_asyncio
 from support.envoy_fakes import a_request
 from support.native import NativeRig
-from support.waiting import eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -67,8 +65,7 @@ async def test_ids_stay_in_their_field_of_envoys_log(rig: NativeRig) -> None:
                 assert answer.status == 200 or "is refused" in (await answer.json())["error"]
                 sent += 1
     assert await rig.picks()
-    await eventually(lambda: log.exists() and log.read_bytes().count(b"\n") > sent)
-    lines = [json.loads(line) for line in log.read_bytes().splitlines()]
+    lines = await rig.logged(log, sent + 1)
     told = [line["triton_request_id"] for line in lines if line["status"] == 200]
     assert "x" * 256 in told
     assert IDS["a format of Envoy's"].decode() in told

@@ -14,7 +14,7 @@ import grpc
 import pytest
 from support.both_fronts import BothFronts
 from support.envoy_fakes import a_request
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 from tritonclient.grpc import service_pb2
 
 from balancer.kernel.settings import Limits, Settings
@@ -45,19 +45,19 @@ async def counted(rig: BothFronts, requests: int) -> None:
 
 async def fails(rig: BothFronts, request: Any, code: grpc.StatusCode, **arguments: Any) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await rig.stub.ModelInfer(request, timeout=10, **arguments)
+        await rig.stub.ModelInfer(request, timeout=PATIENCE_S, **arguments)
     assert raised.value.code() is code
 
 
 async def test_answers(rig: BothFronts) -> None:
     for _ in range(3):
-        await rig.stub.ModelInfer(a_request(payload_bytes=1000), timeout=10)
+        await rig.stub.ModelInfer(a_request(payload_bytes=1000), timeout=PATIENCE_S)
     url = f"http://{rig.envoy.endpoint}/v2/models/m/infer"
     for _ in range(3):
         async with rig.http.post(url, json={"inputs": [{"name": "x", "shape": [4, 2]}]}) as response:
             assert response.status == 200
-    await rig.stub.ModelReady(service_pb2.ModelReadyRequest(name=MODEL), timeout=10)
-    call = rig.stub.ModelStreamInfer(timeout=10)
+    await rig.stub.ModelReady(service_pb2.ModelReadyRequest(name=MODEL), timeout=PATIENCE_S)
+    call = rig.stub.ModelStreamInfer(timeout=PATIENCE_S)
     await call.write(a_request())
     await call.read()
     await call.done_writing()
@@ -84,7 +84,7 @@ async def test_answers(rig: BothFronts) -> None:
 async def test_bodies(rig: BothFronts) -> None:
     """Each message of gRPC has five bytes before it."""
     request = a_request(payload_bytes=300_000)
-    answer = await rig.stub.ModelInfer(request, timeout=10)
+    answer = await rig.stub.ModelInfer(request, timeout=PATIENCE_S)
     url = f"http://{rig.envoy.endpoint}/v2/models/m/infer"
     async with rig.http.post(url, data=bytes(200_000), headers={"inference-header-content-length": "0"}) as response:
         text = await response.read()
@@ -149,7 +149,7 @@ async def test_a_client_that_leaves(rig: BothFronts) -> None:
 
     for worker in rig.workers:
         worker.infer = forever
-    call = rig.stub.ModelInfer(a_request(), timeout=10)
+    call = rig.stub.ModelInfer(a_request(), timeout=PATIENCE_S)
     waiting = asyncio.create_task(call.wait_for_connection())
     await arrived.wait()
     call.cancel()
@@ -182,10 +182,10 @@ async def test_lines_of_decisions(rig: BothFronts, caplog: pytest.LogCaptureFixt
     rig.tell_lines(1.0)
     request = a_request()
     request.id = "tensor-1"
-    await rig.stub.ModelInfer(request, timeout=10, metadata=[("x-request-id", "mine")])
+    await rig.stub.ModelInfer(request, timeout=PATIENCE_S, metadata=[("x-request-id", "mine")])
     sequence = a_request()
     sequence.parameters["sequence_id"].int64_param = 7
-    home = (await rig.stub.ModelInfer(sequence, timeout=10)).id
+    home = (await rig.stub.ModelInfer(sequence, timeout=PATIENCE_S)).id
     await fails(rig, a_request("none"), grpc.StatusCode.NOT_FOUND)
 
     def lines() -> list[Any]:

@@ -14,6 +14,7 @@ import pytest_asyncio
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from support.envoy_fakes import a_request
 from support.native import NativeRig
+from support.waiting import PATIENCE_S
 from tritonclient.grpc import service_pb2
 
 from balancer.bounds import OutOfBoundsError
@@ -89,7 +90,7 @@ async def test_grpc_hears_what_the_balancer_would_say(rig: NativeRig, case: str)
     with filled(rig, count, "w0", "w1", "w2"):
         expected = asked(rig, GRPC, fields)
         with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await rig.stub.ModelInfer(request, timeout=10)
+            await rig.stub.ModelInfer(request, timeout=PATIENCE_S)
     assert raised.value.code().value[0] == expected.grpc_status.status
     assert raised.value.details() == expected.body.decode()
     again_ms = dict(raised.value.trailing_metadata() or ()).get("grpc-retry-pushback-ms")
@@ -127,7 +128,7 @@ async def test_headers_out_of_bounds_are_refused(rig: NativeRig, sent: list[tupl
     """Of one that is repeated, the last counts. What is refused is told, and counts nothing in."""
     expected = asked(rig, {**GRPC, **dict(sent)}, {"model_name": [SOME], "inputs.shape": ["16"]})
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await rig.stub.ModelInfer(a_request(SOME), timeout=10, metadata=sent)
+        await rig.stub.ModelInfer(a_request(SOME), timeout=PATIENCE_S, metadata=sent)
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert raised.value.details() == expected.body.decode()
     told = rig.told()[-1]
@@ -138,7 +139,7 @@ async def test_headers_out_of_bounds_are_refused(rig: NativeRig, sent: list[tupl
 async def test_a_question_about_a_model_that_nobody_has_goes_to_any_server(rig: NativeRig) -> None:
     before = rig.router.state.counts()["picked"]
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await rig.stub.ModelMetadata(service_pb2.ModelMetadataRequest(name="none"), timeout=10)
+        await rig.stub.ModelMetadata(service_pb2.ModelMetadataRequest(name="none"), timeout=PATIENCE_S)
     assert raised.value.code() == grpc.StatusCode.UNIMPLEMENTED, "the fake workers answer so"
     assert rig.router.state.counts()["picked"] == before + 1
     assert rig.balancer.seen == []
@@ -147,8 +148,8 @@ async def test_a_question_about_a_model_that_nobody_has_goes_to_any_server(rig: 
 async def test_a_sequence_is_refused_where_its_worker_is_full(rig: NativeRig) -> None:
     request = a_request(FULL)
     request.parameters["sequence_id"].int64_param = 5
-    home = (await rig.stub.ModelInfer(request, timeout=10)).id
+    home = (await rig.stub.ModelInfer(request, timeout=PATIENCE_S)).id
     with filled(rig, 2, home), pytest.raises(grpc.aio.AioRpcError) as raised:
-        await rig.stub.ModelInfer(request, timeout=10)
+        await rig.stub.ModelInfer(request, timeout=PATIENCE_S)
     assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert rig.balancer.seen == []

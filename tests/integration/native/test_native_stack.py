@@ -17,7 +17,7 @@ import tritonclient.grpc.aio as triton_grpc
 from click.testing import CliRunner
 from support.load import steady_load
 from support.stack import Stack
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 from balancer.cli import main as cli
 from balancer.kernel.compiled.library import Library
@@ -34,7 +34,7 @@ MODEL = "emulated_tft"
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     directory = tmp_path_factory.mktemp("native")
     envoy = {"frontend": "native", "shared_folder": str(directory / "shared")}
-    stack = Stack(directory, settings={"envoy": envoy})
+    stack = Stack(directory, settings={"envoy": envoy}, patient=False)
     try:
         await stack.start()
         yield stack
@@ -49,7 +49,7 @@ def tensor(client: object, rows: int = 1) -> object:
 
 
 async def infer(client: triton_grpc.InferenceServerClient, **arguments: object) -> str:
-    result = await client.infer(MODEL, [tensor(triton_grpc)], client_timeout=30, **arguments)
+    result = await client.infer(MODEL, [tensor(triton_grpc)], client_timeout=PATIENCE_S, **arguments)
     return str(result.as_numpy("WORKER").ravel()[0].decode())
 
 
@@ -86,16 +86,20 @@ async def test_requests_take_turns_and_metrics_tell_of_each(stack: Stack) -> Non
 async def test_a_rollout_goes_to_its_last_step_and_is_watched_without_a_failure(stack: Stack) -> None:
     """By lot, then by windows; a guard and a shadow look on, and all that Envoy decides counts."""
     guard = {"enabled": True, "window_s": 0.3, "window_every_s": 0.9}
-    rollout = {"name": "wlpr", "shares": [0.5, 1.0], "step_s": 1}
-    shadow = {"name": "expected_latency", "share": 0.1}
+    rollout = {"name": "wlpr", "shares": [0.5, 1.0], "step_s": 2}
+    shadow = {"name": "expected_latency", "share": 0.5}
     decisions = {name: await decided(stack, name) for name in ("least_requests", "wlpr")}
     async with steady_load(stack.url, MODEL, clients=4) as load:
         stack.write_config({"name": "least_requests"}, guard=guard, rollout=rollout, shadow=shadow)
 
         async def watched() -> bool:
-            page = (await stack.get("/guard"))["rollout"]
+            told = await stack.get("/guard")
+            page = told["rollout"]
             assert page is None or page["state"] != "returned", page
-            return page is not None and page["watch"] is not None and bool(page["watch"]["pairs"] >= 2)
+            if page is None or page["watch"] is None or not told["shadow"]["decisions"]:
+                return False
+            more = [await decided(stack, name) - before for name, before in decisions.items()]
+            return min(more) > 20 and bool(page["watch"]["pairs"] >= 2)
 
         await eventually(watched, f"the rollout is watched\n{stack.logs()}")
     assert not load.failures()
@@ -103,10 +107,7 @@ async def test_a_rollout_goes_to_its_last_step_and_is_watched_without_a_failure(
     assert page["decides"] == "wlpr"
     # At half, lots gave both as many; those of the shadow and of the windows' edges were asked for.
     old, new = (page["rollout"][arm]["requests"] for arm in ("old", "new"))
-    assert 0.5 < old / new < 2
-    assert page["shadow"]["decisions"] > 0
-    for name, before in decisions.items():
-        assert await decided(stack, name) - before > 20
+    assert abs(old - new) < 5 * (old + new) ** 0.5
     asked = [record for record in stack.log.so_far() if "does not decide itself" in str(record)]
     assert not asked
     stack.write_config({"name": "round_robin"})

@@ -16,7 +16,7 @@ from support import fronts
 from support.both_fronts import BothFronts
 from support.envoy_fakes import FakeWorker, a_request
 from support.raw_http2 import Upload
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 from tritonclient.grpc import service_pb2
 
 from balancer.kernel.settings import ModelSettings, Settings, SplitSettings
@@ -92,7 +92,7 @@ async def test_the_message_is_otherwise_as_it_was(rig: BothFronts) -> None:
     rig.split({MODEL: SplitSettings("1", "2", 1.0)})
     for size in (0, 1, 100, 5_000_000):
         sent = a_request(payload_bytes=size)
-        answer = await rig.stub.ModelInfer(sent, timeout=60)
+        answer = await rig.stub.ModelInfer(sent, timeout=PATIENCE_S)
         got = next(worker.requests[-1] for worker in rig.workers if worker.name == answer.id)
         assert got.model_version == "2"
         got.ClearField("model_version")
@@ -112,7 +112,7 @@ async def test_a_body_that_comes_in_pieces_gets_a_version(rig: BothFronts) -> No
             for begin, end in pairwise((0, *cuts, len(body))):
                 assert await upload.send(body[begin:end])
                 # Envoy's one thread sees this piece before the next one.
-                await rig.stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=30)
+                await rig.stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=PATIENCE_S)
             await upload.end()
             await eventually(lambda number=number: versions(rig).total() == number, f"a worker has {cuts}")
         finally:
@@ -141,14 +141,14 @@ async def test_what_names_a_version_or_is_of_another_model_or_a_stream_passes_as
     named, other = a_request(), a_request("other")
     named.model_version = "3"
     for request in (named, other):
-        await rig.stub.ModelInfer(request, timeout=30)
-    call = rig.stub.ModelStreamInfer(timeout=30)
+        await rig.stub.ModelInfer(request, timeout=PATIENCE_S)
+    call = rig.stub.ModelStreamInfer(timeout=PATIENCE_S)
     await call.write(a_request())
     await call.read()
     await call.done_writing()
     assert versions(rig) == {"3": 1, "": 1}
     assert versions(rig, "other") == {"": 1}
-    await rig.stub.ModelReady(service_pb2.ModelReadyRequest(name=MODEL), timeout=30)
+    await rig.stub.ModelReady(service_pb2.ModelReadyRequest(name=MODEL), timeout=PATIENCE_S)
     assert rig.samples("balancer_split_requests_total") == {}
 
 
@@ -216,6 +216,6 @@ async def test_a_new_version_that_does_worse_gets_no_more(rig: BothFronts, how: 
 async def test_nothing_is_written_into_a_message_in_compressed_form(rig: BothFronts) -> None:
     rig.split({MODEL: SplitSettings("1", "2", 1.0)})
     for algorithm in (grpc.Compression.Gzip, grpc.Compression.Deflate):
-        await rig.stub.ModelInfer(a_request(payload_bytes=10_000), timeout=30, compression=algorithm)
+        await rig.stub.ModelInfer(a_request(payload_bytes=10_000), timeout=PATIENCE_S, compression=algorithm)
     assert versions(rig) == {"": 2}
     assert rig.samples("balancer_split_requests_total") == {}

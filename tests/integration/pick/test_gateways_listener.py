@@ -17,6 +17,7 @@ from support.balancer_alone import BalancerAlone
 from support.certificates import Authority
 from support.envoy_fakes import running
 from support.other_gateways import DUPLEX, EchoingWorker, Envoys, Gateway
+from support.waiting import PATIENCE_S
 
 from balancer.extproc.names import ENDPOINTS_SERVICE, OUTCOMES_SERVICE, PICKS_SERVICE
 from balancer.stack.ports import free_ports
@@ -77,7 +78,7 @@ async def test_a_self_signed_certificate_vouches_for_nobody(tmp_path: Path) -> N
         pem = ssl.get_server_certificate(("127.0.0.1", served.gateways))
         async with grpc.aio.secure_channel(f"localhost:{served.gateways}", grpc.ssl_channel_credentials()) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as error:
-                await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+                await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
             assert error.value.code() == grpc.StatusCode.UNAVAILABLE
         trusting = grpc.ssl_channel_credentials(pem.encode())
         async with grpc.aio.secure_channel(f"localhost:{served.gateways}", trusting) as channel:

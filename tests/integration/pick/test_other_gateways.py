@@ -28,6 +28,7 @@ from support.other_gateways import (
     Listening,
     digest,
 )
+from support.waiting import PATIENCE_S
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from balancer.discovery.workers import WorkerSpec
@@ -113,7 +114,7 @@ async def test_a_message_of_grpc_gets_a_version_where_the_gateway_hands_it_over(
     left = split.picker.splits.left.total()
     async with split.channel(gateway) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        answer = await stub.ModelInfer(sent, metadata=metadata, timeout=60)
+        answer = await stub.ModelInfer(sent, metadata=metadata, timeout=PATIENCE_S)
         served = await split.served()
         assert (served.status, served.grpc_status, served.decision.worker) == (200, 0, answer.id)
         [got] = [worker.requests[-1] for worker in split.workers if worker.name == answer.id]
@@ -127,7 +128,7 @@ async def test_a_message_of_grpc_gets_a_version_where_the_gateway_hands_it_over(
         named = service_pb2.ModelInferRequest()
         named.CopyFrom(sent)
         named.model_version = "7"
-        answer = await stub.ModelInfer(named, metadata=metadata, timeout=60)
+        answer = await stub.ModelInfer(named, metadata=metadata, timeout=PATIENCE_S)
         assert (await split.served()).draw is None
         [got] = [worker.requests[-1] for worker in split.workers if worker.name == answer.id]
         assert got == named
@@ -140,7 +141,7 @@ async def test_a_message_in_compressed_form_is_left_alone_and_counted(split: Sta
     async with split.channel(gateway) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         metadata = (("x-gateway-model-name", "m"),)
-        answer = await stub.ModelInfer(sent, metadata=metadata, timeout=60, compression=grpc.Compression.Gzip)
+        answer = await stub.ModelInfer(sent, metadata=metadata, timeout=PATIENCE_S, compression=grpc.Compression.Gzip)
     assert (await split.served()).draw is None
     assert split.picker.splits.left["m", "compressed"] == left + 1
     [got] = [worker.requests[-1] for worker in split.workers if worker.name == answer.id]
@@ -174,7 +175,7 @@ async def test_a_failure_of_grpc_is_told_as_one(
     async with stack.channel(gateway) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError, match="full"):
-            await stub.ModelInfer(a_request(), metadata=(("x-gateway-model-name", "m"),), timeout=30)
+            await stub.ModelInfer(a_request(), metadata=(("x-gateway-model-name", "m"),), timeout=PATIENCE_S)
     assert (await stack.served()).grpc_status == grpc.StatusCode.UNAVAILABLE.value[0]
 
 
@@ -184,7 +185,7 @@ async def test_events_arrive_one_by_one(stack: Stack, mode: str) -> None:
     for worker in stack.workers:
         worker.go_on.clear()
     async with stack.http.post(stack.url(gateway, "generate_stream"), data=b"{}") as response:
-        first = await asyncio.wait_for(response.content.readuntil(b"\n\n"), 30)
+        first = await asyncio.wait_for(response.content.readuntil(b"\n\n"), PATIENCE_S)
         for worker in stack.workers:
             worker.go_on.set()
         rest = await response.read()
@@ -218,7 +219,7 @@ async def test_a_request_is_in_flight_until_it_has_ended(
     async with stack.channel(gateway) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         inference = stub.ModelInfer(a_request(), metadata=(("x-gateway-model-name", "m"),))
-        await asyncio.wait_for(arrived.wait(), 30)
+        await asyncio.wait_for(arrived.wait(), PATIENCE_S)
         picked = stack.listening.calls[-1]
         async with stack.http.post(stack.url(EVERY[0]), data=b"{}"):
             await stack.served()  # what came later has ended

@@ -1,35 +1,24 @@
-"""Two gateways, each an Envoy with a balancer beside it, over the same real Tritons; a stack for each test."""
+"""Two gateways, each an Envoy with a balancer beside it, over the same real Tritons; those of a module are its own."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
+import pytest_asyncio
+from support import fronts
 from support.replicas import Gateways, Replica
 from support.stack import Stack
 
 
-@pytest.fixture
-def frontend() -> str:
-    """Who decides, unless a test says otherwise."""
-    return "native"
-
-
-@pytest.fixture
-def models() -> tuple[str, ...]:
-    """Of every worker."""
-    return ("emulated_tft",)
-
-
-@pytest.fixture
-async def gateways(tmp_path: Path, frontend: str, models: tuple[str, ...]) -> AsyncIterator[Gateways]:
-    second = Replica(tmp_path / "second")
-    envoy = {"frontend": frontend, "shared_folder": str(tmp_path / "shared")}
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=fronts.one_of("native", "pick"))
+async def gateways(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[Gateways]:
+    folder = tmp_path_factory.mktemp("rolling")
+    second = Replica(folder / "second")
     stack = Stack(
-        tmp_path / "stack",
-        settings={"envoy": envoy},
-        models=models,
+        folder / "stack",
+        settings={"envoy": {"frontend": request.param, "shared_folder": str(folder / "shared")}},
+        models=("emulated_tft", "sequence_sum"),
         agent_arguments=second.reports,
         # How long a drained Envoy asks its clients to leave before it closes its listeners.
         envoy_arguments=("--drain-time-s", "2"),

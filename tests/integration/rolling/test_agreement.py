@@ -1,23 +1,19 @@
-"""Two gateways share nothing but the agents' reports, and agree on what hashes tell."""
+"""Two gateways share nothing but the agents' reports: they agree on what hashes tell, and know what the other has in
+flight."""
 
 from __future__ import annotations
 
+import aiohttp
 import numpy as np
 import pytest
 import tritonclient.grpc.aio as grpc_aio
-from support import fronts
 from support.load import steady_load
 from support.replicas import Gateways
+from support.waiting import eventually
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
 
 KEYS = range(12)
-
-
-@pytest.fixture
-def models() -> tuple[str, ...]:
-    """Of every worker."""
-    return ("emulated_tft", "sequence_sum")
 
 
 def tensor(name: str, array: np.ndarray, kind: str) -> grpc_aio.InferInput:
@@ -53,7 +49,6 @@ async def of_sequences(url: str, step: int) -> list[tuple[str, int]]:
     return found
 
 
-@fronts.frontend("pick", "native")
 async def test_sequences_and_keys_go_to_one_worker_by_whichever_gateway(gateways: Gateways) -> None:
     first, second = gateways.stack.url, gateways.second.url
     # The loads that the two balancers count differ meanwhile.
@@ -67,7 +62,36 @@ async def test_sequences_and_keys_go_to_one_worker_by_whichever_gateway(gateways
         assert answers == [(worker, step + 1) for worker, _ in steps[0]]
 
 
-@fronts.frontend("native", "pick")
+async def answers(admin: str) -> float:
+    """How many questions of agents a balancer answered."""
+    async with aiohttp.ClientSession() as session, session.get(f"http://{admin}/metrics") as response:
+        lines = (await response.text()).splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("balancer_report_questions_total"))
+
+
+async def others(gateways: Gateways) -> float:
+    """Requests pending at the workers that the second balancer did not send, as far as it knows."""
+    page = await gateways.second.get("/workers")
+    return sum(worker["pending"] - worker["in_flight"] for worker in page["workers"])
+
+
+async def test_both_answer_and_each_counts_what_the_other_sent(gateways: Gateways) -> None:
+    before = [await answers(admin) for admin in gateways.admins]
+    async with steady_load(gateways.stack.url, clients=16) as load:
+        for admin, count in zip(gateways.admins, before, strict=True):
+
+            async def more(admin: str = admin, count: float = count) -> bool:
+                return await answers(admin) > count + 100
+
+            await eventually(more, f"{admin} is asked again and again")
+
+        async def seen() -> bool:
+            return await others(gateways) >= 4
+
+        await eventually(seen, "the second balancer knows of requests that the first has in flight")
+    assert not load.failures()
+
+
 async def test_they_still_do_once_one_of_the_balancers_was_killed_and_is_back(gateways: Gateways) -> None:
     first, second = gateways.stack.url, gateways.second.url
     begun = await of_sequences(first, 0)

@@ -18,7 +18,7 @@ from cryptography import x509
 from support import fronts
 from support.certificates import Authority, Identity
 from support.tls_stack import NAME, TlsStack
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 from tritonclient.utils import InferenceServerException
 
 from balancer.files.schema import split_address
@@ -75,7 +75,7 @@ async def clients(stack: TlsStack, authority: Authority) -> AsyncIterator[Served
 def shown(address: str, context: ssl.SSLContext) -> int:
     """The serial number of the certificate that a new connection is shown."""
     with (
-        socket.create_connection(split_address(address), timeout=10) as plain,
+        socket.create_connection(split_address(address), timeout=PATIENCE_S) as plain,
         context.wrap_socket(plain, server_hostname=NAME) as secured,
     ):
         found = secured.getpeercert(binary_form=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.balancer_alone import WORKER, BalancerAlone
 from support.certificates import Authority
+from support.waiting import PATIENCE_S
 
 from balancer.cli.check import RESTARTS
 from balancer.files.schema import split_address
@@ -134,7 +135,7 @@ async def test_with_certificates_an_admins_drains_and_no_other(tmp_path: Path, s
     file.write_text("processes: 2")
     try:
         await balancer.spawn()
-        await asyncio.wait_for(_listening(*listens), 60)
+        await asyncio.wait_for(_listening(*listens), PATIENCE_S)
         asked = ("--balancer", balancer.admin, "--tls-ca", str(authority.file), "--tls-name", NAME)
         for name, uri, status in (
             ("agent", "spiffe://balancer/agent/w0", 1),

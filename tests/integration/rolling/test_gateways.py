@@ -6,7 +6,6 @@ import asyncio
 
 import aiohttp
 import pytest
-from support import fronts
 from support.load import steady_load
 from support.replicas import Gateways
 from support.waiting import eventually
@@ -14,13 +13,12 @@ from support.waiting import eventually
 from balancer.files.schema import split_address
 from balancer.stack.envoyproxy import EnvoyProcess
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
 
 CLIENTS = 2
 """Of each gateway."""
 
 
-@fronts.frontend("pick", "native")
 async def test_a_rolling_restart_of_the_balancers_fails_no_request(gateways: Gateways) -> None:
     stack, second = gateways.stack, gateways.second
     async with (
@@ -39,7 +37,6 @@ async def test_a_rolling_restart_of_the_balancers_fails_no_request(gateways: Gat
     assert not others.failures()
 
 
-@fronts.frontend("pick", "native")
 async def test_a_killed_balancer_costs_the_others_clients_nothing_either(gateways: Gateways) -> None:
     stack, second = gateways.stack, gateways.second
     async with (
@@ -49,6 +46,8 @@ async def test_a_killed_balancer_costs_the_others_clients_nothing_either(gateway
         await second.balancer.kill()
         for load in (first, others):
             await load.more(50, "requests are served")
+        await second.start_balancer()
+        await gateways.all_ready()
     assert not first.failures()
     assert not others.failures()
 
@@ -76,7 +75,6 @@ async def drained(envoy: EnvoyProcess) -> None:
         await eventually(left, "the last client has left")
 
 
-@fronts.frontend("native", "pick")
 async def test_a_rolling_restart_of_the_envoys_fails_no_request(gateways: Gateways) -> None:
     stack, second = gateways.stack, gateways.second
     # Clients go to the first Envoy, and to the second while the first does not take them.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support import fronts
 from support.load import steady_load
 from support.replicas import Gateways
 
@@ -13,7 +12,7 @@ from balancer.cli.drain import STILL_BUSY
 from balancer.load.result import LoadResult
 from balancer.stack.process import Child
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
 
 CLIENTS = 2
 """Of each gateway."""
@@ -32,8 +31,6 @@ def answered(result: LoadResult) -> set[str]:
     return {result.workers[worker] for worker in result.worker.tolist()}
 
 
-@pytest.mark.timeout(400)
-@fronts.frontend("native", "pick")
 async def test_a_rolling_update_of_all_workers_fails_no_request(gateways: Gateways, tmp_path: Path) -> None:
     stack, log_path = gateways.stack, tmp_path / "drain.log"
     # The first keeps its name, as a pod of a StatefulSet does; the others get new ones.
@@ -66,7 +63,6 @@ async def test_a_rolling_update_of_all_workers_fails_no_request(gateways: Gatewa
             assert phase.removesuffix(" is drained") not in workers, phase
 
 
-@fronts.frontend("pick", "native")
 async def test_a_drain_waits_for_what_runs_and_gives_up_in_time(gateways: Gateways, tmp_path: Path) -> None:
     stack, log_path = gateways.stack, tmp_path / "drain.log"
     leaving = stack.specs[1].name

@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+from support import fronts
 from support.stack import ALL_MODELS, Stack
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["pick", "native", "proxy"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=fronts.one_of("native", "pick", "proxy"))
 async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[Stack]:
     directory = tmp_path_factory.mktemp("stack")
     envoy = {

@@ -14,7 +14,7 @@ import tritonclient.http as http_client
 import tritonclient.http.aio as http_aio
 from support.load import steady_load
 from support.stack import Stack, records
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 from tritonclient.utils import InferenceServerException
 
 from balancer.stack.digits import held_out
@@ -105,7 +105,7 @@ def test_a_stream_of_a_decoupled_model_is_served_by_one_worker(stack: Stack) -> 
             client.async_stream_infer(
                 "decoupled_count", [tensor(grpc_client, "COUNT", np.array([5], np.int32), "INT32")]
             )
-        received = [answers.get(timeout=30) for _ in range(15)]
+        received = [answers.get(timeout=PATIENCE_S) for _ in range(15)]
         client.stop_stream()
     assert not any(error for _, error in received)
     indices = [int(result.as_numpy("INDEX")[0]) for result, _ in received]  # type: ignore[attr-defined]  # untyped client
@@ -293,7 +293,7 @@ def test_what_is_compressed_is_served_as_by_one_triton(stack: Stack, algorithm: 
         client.start_stream(lambda result, error: answers.put((result, error)), compression_algorithm=algorithm)
         for _ in range(3):
             client.async_stream_infer("digits", [value])
-        received = [answers.get(timeout=30) for _ in range(3)]
+        received = [answers.get(timeout=PATIENCE_S) for _ in range(3)]
         client.stop_stream()
         assert [error for _, error in received] == [None] * 3
     http = http_client.InferenceServerClient(stack.url)

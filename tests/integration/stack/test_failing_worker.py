@@ -14,7 +14,7 @@ import tritonclient.grpc.aio as triton_grpc
 from support import fronts
 from support import stack as stacks
 from support.stack import Stack
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 from tritonclient.utils import InferenceServerException
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -47,7 +47,7 @@ async def infer(client: triton_grpc.InferenceServerClient, value: float) -> str:
     tensor = triton_grpc.InferInput("INPUT", [1], "FP32")
     tensor.set_data_from_numpy(np.array([value], np.float32))
     try:
-        result = await client.infer(MODEL, [tensor], client_timeout=30)
+        result = await client.infer(MODEL, [tensor], client_timeout=PATIENCE_S)
     except InferenceServerException as error:
         return str(error.status())
     return str(result.as_numpy("WORKER").ravel()[0].decode())

@@ -14,7 +14,7 @@ import tritonclient.grpc.aio as triton_grpc
 from support import fronts
 from support.raw_http2 import Unread, grpc_head
 from support.stack import Stack
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
@@ -24,7 +24,7 @@ MODEL = "emulated_bert_large"
 FULL_BATCH = 16
 """Rows of each request: the server executes one after the other."""
 _KNOWN = 40
-HOLDING = {"models": {MODEL: {"window_batches": 0}}, "order": "fair", "max_s": 60, "weights": {"gold": 3}}
+HOLDING = {"models": {MODEL: {"window_batches": 0}}, "order": "fair", "max_s": 600}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=fronts.one_of("proxy", "pick"))
@@ -39,30 +39,21 @@ async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtur
             for _ in range(_KNOWN):
                 await infer(client, "")
         # Switched on live: Envoy was started without.
-        await hold(stack, "fair")
+        stack.write_config(stack.policy, holding=HOLDING)
+
+        async def in_force() -> bool:
+            return (await stack.get(f"/explain?model={MODEL}")).get("held", {}).get("order") == "fair"
+
+        await eventually(in_force)
         yield stack
     finally:
         await stack.stop()
 
 
-async def hold(stack: Stack, order: str) -> None:
-    """Have the order in force."""
-    stack.write_config(stack.policy, holding={**HOLDING, "order": order})
-
-    async def in_force() -> bool:
-        page = await stack.get(f"/explain?model={MODEL}")
-        return bool(page and page.get("held", {}).get("order") == order)
-
-    await eventually(in_force)
-
-
-async def infer(
-    client: triton_grpc.InferenceServerClient, tenant: str, timeout_s: float | None = None, **headers: str
-) -> None:
+async def infer(client: triton_grpc.InferenceServerClient, tenant: str, timeout_s: float | None = None) -> None:
     value = triton_grpc.InferInput("INPUT", [FULL_BATCH, 4], "FP32")
     value.set_data_from_numpy(np.ones((FULL_BATCH, 4), np.float32))
     sent = {"x-tenant": tenant, "x-batch-rows": str(FULL_BATCH)}
-    sent |= {name.replace("_", "-"): text for name, text in headers.items()}
     await client.infer(MODEL, [value], headers=sent, client_timeout=timeout_s)
 
 
@@ -92,13 +83,9 @@ async def shares(stack: Stack, waiting: dict[str, int], until: tuple[str, int]) 
 
 
 async def test_who_sends_ten_times_as_much_gets_no_more(stack: Stack) -> None:
-    found = await shares(stack, {"greedy": 40, "modest": 4}, ("modest", 60))
+    """So many of either that both always have some waiting, though this process, which sends them, stands still."""
+    found = await shares(stack, {"greedy": 100, "modest": 10}, ("modest", 60))
     assert found["greedy"] == pytest.approx(60, abs=0.05 * 120)
-
-
-async def test_weights_are_kept(stack: Stack) -> None:
-    found = await shares(stack, {"silver": 12, "gold": 12}, ("silver", 30))
-    assert found["gold"] == pytest.approx(90, abs=0.05 * 120)
 
 
 async def test_one_that_is_given_up_waits_no_longer(stack: Stack) -> None:
@@ -124,31 +111,5 @@ async def test_who_does_not_read_keeps_nobody_waiting(stack: Stack) -> None:
     await stranger.ask(grpc_head(len(message)) + message, 10)
     async with triton_grpc.InferenceServerClient(stack.url) as client:
         for _ in range(10):
-            await infer(client, "honest", timeout_s=30)
+            await infer(client, "honest", timeout_s=PATIENCE_S)
     await stranger.stop()
-
-
-async def test_who_has_little_time_goes_first_and_who_is_late_goes_last(stack: Stack) -> None:
-    order: list[str] = []
-
-    async def ask(client: triton_grpc.InferenceServerClient, which: str, deadline_ms: int) -> None:
-        await infer(client, which, x_deadline_ms=str(deadline_ms))
-        order.append(which)
-
-    await hold(stack, "deadline")
-    async with triton_grpc.InferenceServerClient(stack.url) as client:
-        calls = [asyncio.create_task(ask(client, "hours", 3_600_000)) for _ in range(60)]
-        await eventually(lambda: order)
-        calls += [asyncio.create_task(ask(client, "hopeless", 1)) for _ in range(3)]
-        calls += [asyncio.create_task(ask(client, "minutes", 60_000)) for _ in range(3)]
-        await asyncio.gather(*calls)
-    assert order[-3:] == ["hopeless"] * 3
-    # All of whom had come before the last ones of those with hours.
-    assert max(number for number, which in enumerate(order) if which == "minutes") < len(order) - 3 - 20
-
-
-@pytest.mark.parametrize("before", ["shortest", "priority"])
-async def test_fair_gives_the_same_after_another_order(stack: Stack, before: str) -> None:
-    await hold(stack, before)
-    await hold(stack, "fair")
-    await test_who_sends_ten_times_as_much_gets_no_more(stack)

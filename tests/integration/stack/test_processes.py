@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import psutil
 import pytest
+import pytest_asyncio
 from support.load import steady_load
 from support.stack import Stack, records
 from support.waiting import eventually
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 
-@pytest.fixture
-def frontend() -> str:
-    """By default, the one that a process can die behind without a loss."""
-    return "pick"
-
-
-@pytest.fixture
-async def stack(tmp_path: Path, frontend: str) -> AsyncIterator[Stack]:
-    settings = {"log": {"decisions_share": 1.0}, "envoy": {"frontend": frontend}}
-    stack = Stack(tmp_path, workers=2, processes=2, settings=settings)
+# A process can die behind the first without a loss.
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["pick", "proxy"])
+async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[Stack]:
+    settings = {"log": {"decisions_share": 1.0}, "envoy": {"frontend": request.param}}
+    stack = Stack(tmp_path_factory.mktemp("processes"), workers=2, processes=2, settings=settings)
     try:
         await stack.start()
         yield stack
@@ -36,7 +31,6 @@ async def matched(stack: Stack, process: int) -> float:
     return await stack.metric("balancer_outcomes_total", process, result="matched")
 
 
-@pytest.mark.parametrize("frontend", ["pick", "proxy"])
 async def test_both_pick_and_each_hears_of_its_own_picks(stack: Stack) -> None:
     async with steady_load(stack.url, clients=8) as load:
         for process in range(2):
@@ -55,6 +49,7 @@ async def test_both_pick_and_each_hears_of_its_own_picks(stack: Stack) -> None:
         await eventually(lambda process=process: idle(process), f"nothing in flight for process {process}")
 
 
+@pytest.mark.parametrize("stack", ["pick"], indirect=True)
 async def test_a_process_that_dies_is_replaced_and_costs_no_request(stack: Stack) -> None:
     children = psutil.Process(stack.balancer.process.pid).children()
     workers = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
@@ -71,6 +66,7 @@ async def test_a_process_that_dies_is_replaced_and_costs_no_request(stack: Stack
     assert not load.failures()
 
 
+@pytest.mark.parametrize("stack", ["pick"], indirect=True)
 async def test_all_processes_follow_the_config(stack: Stack) -> None:
     stack.write_config({"name": "wlpr"})
 

@@ -1,4 +1,4 @@
-"""What the front end `proxy` adds to REST, through a real Envoy to real Tritons, by Triton's own client."""
+"""What the front end `proxy` adds to gRPC and REST, through a real Envoy to real Tritons, by Triton's own client."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest_asyncio
 import tritonclient.grpc.aio as triton_grpc
 import tritonclient.http as http_client
 import tritonclient.http.aio as triton_http
-from support.joined import assert_joined
 from support.stack import Stack
+from support.waiting import eventually
 from tritonclient.utils import InferenceServerException
 
 from balancer.stack.digits import held_out
@@ -24,10 +24,14 @@ from balancer.stack.ports import free_port_range
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
+ONCE, COUNTED = "addition_once", "counted"
+"""Copies for one test each, so that what others send counts nothing there."""
 MODELS = {
-    "digits": {"proxy": {"cache_ttl_s": 60}},
+    "digits": {"proxy": {"cache_ttl_s": 600}},
     "emulated_tft": {"proxy": {"repeatable": True, "batch": {"max_rows": 16, "wait_s": 0.004}}},
-    "several_outputs": {"proxy": {"once_s": 60}},
+    "several_outputs": {},
+    ONCE: {"proxy": {"once_s": 600}},
+    COUNTED: {},
     "string_upper": {},
     "identity": {},
     "sequence_sum": {},
@@ -54,7 +58,7 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
         "proxy": {
             "tenants": {
                 "named": {
-                    "greedy": {"requests_per_s": 0.1, "burst_s": 10},
+                    "greedy": {"requests_per_s": 0.001},
                     **{f"greedy {way}": {"requests_per_s": 0.001} for way in WAYS},
                     "wide": {"rows_per_s": 0.001},
                 }
@@ -62,7 +66,14 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
             "cascades": {"either": ["several_outputs", "string_upper"]},
         },
     }
-    stack = Stack(directory, workers=2, settings=settings, models=tuple(MODELS))
+    models = tuple(model for model in MODELS if model not in (ONCE, COUNTED))
+    stack = Stack(
+        directory,
+        workers=2,
+        settings=settings,
+        models=models,
+        copies={ONCE: "several_outputs", COUNTED: "string_upper"},
+    )
     try:
         await stack.start()
         yield stack
@@ -93,11 +104,6 @@ async def post(url: str, path: str, body: Any, **headers: str) -> tuple[int, dic
 
 def picked_at(stack: Stack, number: int) -> str:
     return f"127.0.0.1:{stack.specs[number].http_port}"
-
-
-async def forwarded(stack: Stack) -> float:
-    """Requests over REST and gRPC that the balancer forwarded: those of which Envoy tells have another route."""
-    return await stack.metric("balancer_requests_total")
 
 
 @pytest.mark.parametrize("binary_in", [True, False])
@@ -185,29 +191,29 @@ async def test_what_cannot_be_read_is_refused_in_words(stack: Stack) -> None:
 
 async def test_an_id_is_executed_once_whatever_the_protocol(stack: Stack) -> None:
     """REST and gRPC make one message of it."""
+    values = np.arange(4, dtype=np.int32)[None] + 5
+    in_grpc = [triton_grpc.InferInput(name, [1, 4], "INT32") for name in ("A", "B")]
+    for each in in_grpc:
+        each.set_data_from_numpy(values)
     async with (
         triton_http.InferenceServerClient(stack.url) as rest,
         triton_grpc.InferenceServerClient(stack.url) as by_grpc,
     ):
-
-        async def executed() -> int:
-            count = 0
-            for spec in stack.specs:
-                async with triton_grpc.InferenceServerClient(spec.grpc_endpoint) as worker:
-                    statistics = await worker.get_inference_statistics("several_outputs")
-                    count += statistics.model_stats[0].inference_count
-            return count
-
-        before = await executed()
-        inputs = addends(more=5)
         results = await asyncio.gather(
-            *(rest.infer("several_outputs", inputs, request_id="mine") for _ in range(3)),
-            *(rest.infer("several_outputs", addends(binary=False, more=5), request_id="mine") for _ in range(3)),
+            *(rest.infer(ONCE, addends(binary=binary, more=5), request_id="mine") for binary in (True, False) * 3),
+            *(by_grpc.infer(ONCE, in_grpc, request_id="mine") for _ in range(3)),
         )
-        assert [each.get_response()["id"] for each in results] == ["mine"] * 6
-        assert all(each.as_numpy("SUM").tolist() == [[10, 12, 14, 16]] for each in results)
-        assert await executed() == before + 1
-        assert await by_grpc.is_server_live()
+    assert [each.get_response()["id"] for each in results[:6]] == ["mine"] * 6
+    assert all(each.as_numpy("SUM").tolist() == [[10, 12, 14, 16]] for each in results)
+
+    async def executed() -> int:
+        count = 0
+        for spec in stack.specs:
+            async with triton_grpc.InferenceServerClient(spec.grpc_endpoint) as worker:
+                count += (await worker.get_inference_statistics(ONCE)).model_stats[0].inference_count
+        return count
+
+    assert await eventually(executed, "a Triton has counted it, which may be after its answer") == 1
 
 
 async def test_an_answer_serves_equal_requests(stack: Stack) -> None:
@@ -219,14 +225,48 @@ async def test_an_answer_serves_equal_requests(stack: Stack) -> None:
     assert await stack.metric("balancer_proxy_cache_total", result="hit") == hits + 2
 
 
-async def test_requests_are_joined_and_each_gets_its_own_rows(stack: Stack) -> None:
-    async with triton_http.InferenceServerClient(stack.url, conn_limit=32) as client:
+@pytest.mark.parametrize("of", [triton_grpc, triton_http], ids=["grpc", "rest"])
+async def test_requests_are_joined_and_each_gets_its_own_rows(stack: Stack, of: Any) -> None:
+    """Of many at once, fewer are sent, and each has the answer that it has alone."""
+    options = {"conn_limit": 32} if of is triton_http else {}
+    async with of.InferenceServerClient(stack.url, **options) as client:
 
-        async def infer(rows: np.ndarray, name: str) -> tuple[str, np.ndarray]:
-            result = await client.infer("emulated_tft", [tensor("INPUT", rows, "FP32")], request_id=name)
-            return result.get_response()["id"], result.as_numpy("CHECKSUM")
+        async def checksum(number: int) -> float:
+            given = of.InferInput("INPUT", [1 + number % 2, 4], "FP32")
+            given.set_data_from_numpy(np.full((1 + number % 2, 4), number, np.float32))
+            result = await client.infer("emulated_tft", [given], request_id=str(number))
+            response, found = result.get_response(), result.as_numpy("CHECKSUM")
+            assert (response["id"] if of is triton_http else response.id) == str(number)
+            assert found.shape == (1 + number % 2, 1)
+            assert (found == found[0]).all()
+            return float(found[0, 0])
 
-        await assert_joined(stack, infer)
+        alone = [await checksum(number) for number in range(32)]
+
+        async def some_are_joined() -> bool:
+            before = await stack.metric("balancer_proxy_batches_total", result="sent")
+            assert await asyncio.gather(*(checksum(number) for number in range(32))) == alone
+            return await stack.metric("balancer_proxy_batches_total", result="sent") < before + 32
+
+        # They are where they come within milliseconds.
+        await eventually(some_are_joined)
+    assert await stack.metric("balancer_proxy_batches_total", result="apart") == 0
+    assert await stack.metric("balancer_proxy_batches_total", result="not_split") == 0
+
+
+async def test_a_message_whose_bytes_do_not_fit_is_refused_in_tritons_words_and_fails_no_other(stack: Stack) -> None:
+    async with triton_grpc.InferenceServerClient(stack.url) as client:
+        good, bad = (triton_grpc.InferInput("INPUT", [1, 4], "FP32") for _ in range(2))
+        for each in (good, bad):
+            each.set_data_from_numpy(np.ones((1, 4), np.float32))
+        bad._raw_content = b"\0" * 7
+        results = await asyncio.gather(
+            *(client.infer("emulated_tft", [each]) for each in (good, bad, good)), return_exceptions=True
+        )
+    assert isinstance(results[1], InferenceServerException)
+    assert results[1].status() == "StatusCode.INVALID_ARGUMENT"
+    assert "byte" in results[1].message()
+    assert not any(isinstance(each, BaseException) for each in (results[0], results[2]))
 
 
 async def test_a_tenant_beyond_its_limit_is_told_when_to_come_again(stack: Stack) -> None:
@@ -332,11 +372,14 @@ async def test_a_decoupled_model_is_refused_as_by_a_triton(stack: Stack) -> None
 
 async def test_requests_count_once_and_none_goes_without_a_pick(stack: Stack) -> None:
     await stack.count_unpicked()
-    before = await forwarded(stack)
     async with triton_http.InferenceServerClient(stack.url) as client:
         for _ in range(5):
-            await client.infer("several_outputs", addends())
-    assert await forwarded(stack) == before + 5
+            await client.infer(COUNTED, [tensor("TEXT", np.array([["a"]], np.object_), "BYTES")])
+
+    async def counted() -> bool:
+        return await stack.metric("balancer_requests_total", model=COUNTED) == 5
+
+    await eventually(counted, "each of them is counted once")
     assert await stack.metric("balancer_fallbacks_total", cause="no_pick") == stack.unpicked
 
 
@@ -345,7 +388,7 @@ async def test_while_the_balancer_is_away_what_only_it_keeps_is_refused(stack: S
     try:
         async with triton_http.InferenceServerClient(stack.url) as client:
             with pytest.raises(InferenceServerException, match="cannot keep ids that are executed once; retry later"):
-                await client.infer("several_outputs", addends())
+                await client.infer(ONCE, addends())
     finally:
         await stack.start_balancer()
         await stack.all_ready()

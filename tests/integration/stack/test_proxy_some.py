@@ -16,7 +16,7 @@ import tritonclient.http.aio as triton_http
 import yarl
 from support import fronts
 from support.stack import Stack, records
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 from tritonclient.utils import InferenceServerException
 
 from balancer.bootstrap.native import NativeOptions
@@ -67,7 +67,7 @@ class FanOut(Stack):
         return envoy
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["pick", *fronts.one_of("native", "asking")])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=fronts.one_of("native", "pick", "asking"))
 async def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     directory: Path = tmp_path_factory.mktemp("some")
     asking = request.param == "asking"
@@ -164,6 +164,24 @@ async def test_what_is_not_converted_is_picked_for(stack: Stack) -> None:
     await counted(stack, before, decisions=2, requests=2)
 
 
+async def test_a_stream_is_forwarded_too(stack: Stack) -> None:
+    async def one() -> AsyncIterator[dict[str, Any]]:
+        count = triton_grpc.InferInput("COUNT", [1], "INT32")
+        count.set_data_from_numpy(np.array([3], np.int32))
+        yield {"model_name": "decoupled_count", "inputs": [count]}
+
+    before = await counts(stack)
+    found = []
+    async with triton_grpc.InferenceServerClient(stack.url) as client:
+        async for result, error in client.stream_infer(one(), stream_timeout=PATIENCE_S):
+            assert error is None
+            found.append(int(result.as_numpy("INDEX")[0]))
+            if len(found) == 3:
+                break
+    assert found == [0, 1, 2]
+    await counted(stack, before, decisions=1, requests=1)
+
+
 async def sent(stack: Stack, way: str, tenant: str, model: str = FORWARDED) -> tuple[int, str, Mapping[str, str]]:
     """Status, body and headers of an answer."""
     verb, body, headers = WAYS[way]
@@ -209,24 +227,6 @@ async def test_models_that_are_not_forwarded_have_no_such_limit(stack: Stack) ->
             headers = {"x-tenant": "rows either"}
             result = await client.infer("several_outputs", addends(triton_http), headers=headers)
             assert result.as_numpy("SUM").tolist() == [[0, 2, 4, 6]]
-
-
-async def test_a_stream_is_forwarded_too(stack: Stack) -> None:
-    async def one() -> AsyncIterator[dict[str, Any]]:
-        count = triton_grpc.InferInput("COUNT", [1], "INT32")
-        count.set_data_from_numpy(np.array([3], np.int32))
-        yield {"model_name": "decoupled_count", "inputs": [count]}
-
-    before = await counts(stack)
-    found = []
-    async with triton_grpc.InferenceServerClient(stack.url) as client:
-        async for result, error in client.stream_infer(one(), stream_timeout=30):
-            assert error is None
-            found.append(int(result.as_numpy("INDEX")[0]))
-            if len(found) == 3:
-                break
-    assert found == [0, 1, 2]
-    await counted(stack, before, decisions=1, requests=1)
 
 
 async def test_while_the_balancer_is_away_workers_answer_where_no_tenant_is_limited(stack: Stack) -> None:

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 import tritonclient.grpc.aio as triton_grpc
 import tritonclient.http.aio as triton_http
+from support import fronts
 from support.stack import Stack
 from support.waiting import eventually
 from tritonclient.utils import InferenceServerException
@@ -21,7 +22,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 MODEL, PINNED = "string_upper", "pinned"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["pick", "native", "proxy"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=fronts.one_of("native", "pick", "proxy"))
 async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[Stack]:
     directory: Path = tmp_path_factory.mktemp("split")
     settings = {

@@ -10,6 +10,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc.aio as grpc_aio
+from support import fronts
 from support.certificates import Authority
 from support.tls_stack import NAME, TlsStack
 from support.waiting import eventually
@@ -20,7 +21,7 @@ from balancer.stack.ports import free_port_range
 pytestmark = pytest.mark.integration
 
 
-@pytest.mark.parametrize("frontend", ["pick", "proxy"])
+@fronts.frontend("proxy", "pick")
 async def test_every_connection_by_tls_and_the_picks_are_the_balancers(tmp_path: Path, frontend: str) -> None:
     authority = Authority(tmp_path)
     balancer = authority.issue("balancer", dns=NAME).section(authority)

@@ -70,7 +70,7 @@ async def gone_on_with(stack: Stack, receiver: OtlpReceiver) -> str:
     raise AssertionError(f"no trace of a client's was gone on with; {receiver.spans}")
 
 
-@pytest.mark.parametrize("frontend", ["pick", "native"])
+@fronts.frontend("native", "pick")
 async def test_a_client_s_trace_goes_on_to_triton_s_queue(
     tmp_path: Path, receiver: OtlpReceiver, frontend: str
 ) -> None:

@@ -78,21 +78,35 @@ def alive(parts: list[psutil.Process]) -> list[psutil.Process]:
     return [part for part in parts if part.is_running() and part.status() != psutil.STATUS_ZOMBIE]
 
 
-async def test_ready_means_that_requests_are_served_and_ctrl_c_stops_all(tmp_path: Path) -> None:
+async def test_ready_means_that_requests_are_served_as_by_one_triton_and_ctrl_c_stops_all(tmp_path: Path) -> None:
     async with up(tmp_path, "--policy", "wlpr") as running:
         await eventually(running.ready, "ready")
         await eventually(lambda: "policy: wlpr, decided by: Envoy (native)" in said(running), "it says what runs")
         shared = default_folder(str((tmp_path / "run").resolve()))
         assert shared.exists()
-        url = f"http://127.0.0.1:{running.port}/v2/models/digits/ready"
-        async with aiohttp.ClientSession() as session, session.get(url) as response:
-            assert response.status == 200
+        url = f"http://127.0.0.1:{running.port}/v2"
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"{url}/models/digits/ready") as response:
+                assert response.status == 200
+            async with session.get(url) as response:
+                assert (await response.json())["name"] == "triton"
+        await a_second_one_is_refused(tmp_path / "run")
         parts = running.parts()
         assert {"envoy", "tritonserver"} <= {part.name() for part in parts}
         running.process.send_signal(signal.SIGINT)
         assert await running.process.wait() == 0
     assert not alive(parts)
     assert not shared.exists()
+
+
+async def a_second_one_is_refused(run_dir: Path) -> None:
+    command = [sys.executable, "-m", "balancer", "up", "--run-dir", str(run_dir)]
+    second = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    said, _ = await second.communicate()
+    assert second.returncode == 1
+    assert "belongs to a running balancer up" in said.decode()
 
 
 async def test_the_end_of_a_part_stops_all_and_says_which_and_why(tmp_path: Path) -> None:
@@ -113,18 +127,6 @@ async def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path) ->
         async with up(tmp_path, "--port", port) as running:
             assert await running.process.wait() == 1
     assert f"--port {port} cannot be used" in running.output.read_text()
-
-
-async def test_a_second_stack_in_the_same_place_is_refused(tmp_path: Path) -> None:
-    async with up(tmp_path) as running:
-        await eventually(running.ready, "ready")
-        command = [sys.executable, "-m", "balancer", "up", "--run-dir", str(tmp_path / "run")]
-        second = await asyncio.create_subprocess_exec(
-            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-        )
-        said, _ = await second.communicate()
-        assert second.returncode == 1
-        assert "belongs to a running balancer up" in said.decode()
 
 
 MODELS = Path(__file__).resolve().parents[3] / "triton" / "feature_models"
@@ -173,10 +175,17 @@ def controlled(of: Any, url: str) -> list[Any]:
 async def test_models_are_loaded_and_unloaded_as_at_one_triton(tmp_path: Path, front: str, of: Any) -> None:
     """One round for each stack: a Triton that has just unloaded a model may let go of it again after the next load."""
     (tmp_path / "own.yaml").write_text(f"envoy: {{frontend: {front}}}\n")
-    explicit = ("--model-control-mode", "explicit", "--models", str(MODELS), "--config", str(tmp_path / "own.yaml"))
-    async with up(tmp_path, *explicit, "--workers", "2") as running:
+    explicit = ("--model-control-mode", "explicit", "--load-model", "identity", "--models", str(MODELS))
+    async with up(tmp_path, *explicit, "--config", str(tmp_path / "own.yaml"), "--workers", "2") as running:
         await eventually(running.ready, "ready")
         await eventually(lambda: "Ctrl-C" in said(running), "it says so")
+        url = f"http://127.0.0.1:{running.port}/v2/models/identity/ready"
+
+        async def there() -> bool:
+            async with aiohttp.ClientSession() as session, session.get(url) as response:
+                return response.status == 200
+
+        await eventually(there, "what was to be loaded at the start is")
         found = await asyncio.to_thread(controlled, of, f"127.0.0.1:{running.port}")
     models, *before = found[:3]
     assert (models, before) == (len(list(MODELS.iterdir())), [False, True])
@@ -185,21 +194,6 @@ async def test_models_are_loaded_and_unloaded_as_at_one_triton(tmp_path: Path, f
     assert (int(found[6]), found[7]) == (16, [[2, 2, 2, 2]])
     assert found[8:10] == [False, True]
     assert "failed to load 'wrong_model_name'" in found[10]
-
-
-async def test_what_is_to_be_loaded_is_there_at_the_start(tmp_path: Path) -> None:
-    explicit = ("--model-control-mode", "explicit", "--load-model", "identity", "--models", str(MODELS))
-    async with up(tmp_path, *explicit) as running:
-        await eventually(running.ready, "ready")
-        url = f"http://127.0.0.1:{running.port}/v2/models"
-
-        async def there() -> bool:
-            async with aiohttp.ClientSession() as session, session.get(f"{url}/identity/ready") as response:
-                return response.status == 200
-
-        await eventually(there, "identity is loaded")
-        async with aiohttp.ClientSession() as session, session.get(f"{url}/{MODEL}/ready") as response:
-            assert response.status == 400
 
 
 async def test_models_are_not_for_anybody_in_the_network(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 import tritonclient.grpc
-import tritonclient.http
 from support.real_triton import running
 
 from balancer.stack.ports import free_ports
@@ -53,12 +52,6 @@ async def triton(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Trit
 @pytest.fixture
 def grpc_client(triton: TritonServer) -> Iterator[tritonclient.grpc.InferenceServerClient]:
     with tritonclient.grpc.InferenceServerClient(triton.grpc_endpoint, channel_args=LARGE_MESSAGES) as client:
-        yield client
-
-
-@pytest.fixture
-def http_client(triton: TritonServer) -> Iterator[tritonclient.http.InferenceServerClient]:
-    with tritonclient.http.InferenceServerClient(triton.http_endpoint) as client:
         yield client
 
 

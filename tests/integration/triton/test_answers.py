@@ -88,7 +88,7 @@ async def test_refusals_over_http(triton: TritonServer, path: str, text: str) ->
 
 
 def test_a_full_queue_is_unavailable(stub: service_pb2_grpc.GRPCInferenceServiceStub) -> None:
-    """One executes, four wait; of 12 at once, some must be turned away."""
+    """One executes, four wait; of 12 at once, some must be turned away, and where they are not at once, of the next."""
 
     def code(_: int) -> tuple[str, str]:
         try:
@@ -98,7 +98,8 @@ def test_a_full_queue_is_unavailable(stub: service_pb2_grpc.GRPCInferenceService
         return "OK", ""
 
     with ThreadPoolExecutor(12) as pool:
-        codes = set(pool.map(code, range(12)))
+        rounds = (set(pool.map(code, range(12))) for _ in range(20))
+        codes = next(codes for codes in rounds if len(codes) > 1)
     assert codes == {("OK", ""), ("UNAVAILABLE", "[request id: <id_unknown>] Exceeds maximum queue size")}
 
 

@@ -8,10 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import tritonclient.grpc
-import tritonclient.http
 from support.waiting import eventually
 
-from balancer.stack.digits import held_out, load_split
+from balancer.stack.digits import load_split
 from balancer.stack.tritonserver import TritonServer
 
 # Measured on a T4, as triton/emulation/latency.csv has it.
@@ -33,29 +32,6 @@ def infer_emulated(
     tensor = tritonclient.grpc.InferInput("INPUT", values.shape, "FP32")
     tensor.set_data_from_numpy(values)
     return client.infer(model, [tensor])
-
-
-def test_digits_held_out_images_are_recognised(grpc_client: tritonclient.grpc.InferenceServerClient) -> None:
-    digits = held_out()
-    labels = []
-    for start in range(0, len(digits.images), 32):
-        tensor = tritonclient.grpc.InferInput("IMAGE", digits.images[start : start + 32].shape, "FP32")
-        tensor.set_data_from_numpy(digits.images[start : start + 32])
-        result = grpc_client.infer("digits", [tensor])
-        probabilities = result.as_numpy("PROBABILITIES")
-        assert probabilities.sum(axis=1) == pytest.approx(1, abs=1e-5)
-        labels.append(result.as_numpy("LABEL")[:, 0])
-        assert (labels[-1] == probabilities.argmax(axis=1)).all()
-    assert (np.concatenate(labels) == digits.labels).mean() > 0.95
-
-
-def test_digits_over_http_too(http_client: tritonclient.http.InferenceServerClient) -> None:
-    digits = held_out()
-    tensor = tritonclient.http.InferInput("IMAGE", [20, 64], "FP32")
-    for binary in (True, False):
-        tensor.set_data_from_numpy(digits.images[:20], binary_data=binary)
-        labels = http_client.infer("digits", [tensor]).as_numpy("LABEL")[:, 0]
-        assert (labels == digits.labels[:20]).mean() > 0.85
 
 
 def test_digits_held_out_images_are_always_the_same_and_not_trained_on() -> None:
@@ -80,14 +56,14 @@ def test_emulated_models_take_tensors_of_any_size(grpc_client: tritonclient.grpc
     assert result.as_numpy("CHECKSUM").tolist() == [[262_144.0]]
 
 
-def test_a_batch_occupies_the_gpu_for_the_measured_time(
+async def test_a_batch_occupies_the_gpu_for_the_measured_time(
     grpc_client: tritonclient.grpc.InferenceServerClient,
 ) -> None:
-    before = batch_times(grpc_client, "emulated_bert_large").get(16, (0, 0.0))
     infer_emulated(grpc_client, "emulated_bert_large", np.zeros((16, 4), dtype=np.float32))
-    after = batch_times(grpc_client, "emulated_bert_large")[16]
-    assert after[0] == before[0] + 1
-    assert after[1] - before[1] >= BERT_LARGE_16_ROWS_S
+    # Triton answers before it counts.
+    await eventually(lambda: 16 in batch_times(grpc_client, "emulated_bert_large"))
+    count, seconds = batch_times(grpc_client, "emulated_bert_large")[16]
+    assert seconds >= count * BERT_LARGE_16_ROWS_S
 
 
 def test_the_models_of_a_worker_share_one_gpu(grpc_client: tritonclient.grpc.InferenceServerClient) -> None:

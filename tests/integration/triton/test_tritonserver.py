@@ -9,6 +9,7 @@ import grpc
 import numpy as np
 import psutil
 import pytest
+from support.waiting import PATIENCE_S
 from tritonclient.grpc import service_pb2 as api
 from tritonclient.grpc import service_pb2_grpc
 
@@ -49,7 +50,7 @@ async def test_a_killed_server_is_noticed_and_leaves_nothing(make_triton: MakeTr
     ended = asyncio.create_task(server.wait())
     await server.kill()
     assert await ended == -signal.SIGKILL
-    psutil.wait_procs(stubs, timeout=30)
+    psutil.wait_procs(stubs, timeout=PATIENCE_S)
     assert not any(stub.is_running() for stub in stubs)
     assert shared_memory_of(server) == []
 

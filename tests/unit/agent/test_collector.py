@@ -236,7 +236,7 @@ async def test_what_is_no_report_at_all_ends_its_stream() -> None:
 async def test_a_silent_stream_is_given_up() -> None:
     """As after a power failure: the connection stands, and nothing comes."""
     heard = Heard()
-    async with collecting(heard, silence_s=0.2) as (collector, address), calling(address) as call:
+    async with collecting(heard, silence_s=1.0) as (collector, address), calling(address) as call:
         await call.write(ReportEncoder().encode(report_of("w", 0)))
         assert await status_of(call) is grpc.StatusCode.DEADLINE_EXCEEDED
         assert heard.events[-1] == ReportsLost("w")
@@ -245,18 +245,18 @@ async def test_a_silent_stream_is_given_up() -> None:
 
 async def test_a_stream_that_never_speaks_is_given_up() -> None:
     heard = Heard()
-    async with collecting(heard, silence_s=0.2) as (_, address), calling(address) as call:
+    async with collecting(heard, silence_s=1.0) as (_, address), calling(address) as call:
         assert await status_of(call) is grpc.StatusCode.DEADLINE_EXCEEDED
     assert heard.events == []
 
 
 async def test_a_balancer_that_stood_still_itself_does_not_take_that_for_silence() -> None:
     heard = Heard()
-    async with collecting(heard, silence_s=0.2) as (_, address), calling(address) as call:
+    async with collecting(heard, silence_s=1.0) as (_, address), calling(address) as call:
         encoder = ReportEncoder()
         await call.write(encoder.encode(report_of("w", 0)))
         await heard.report(lambda report: report.number == 0)
-        time.sleep(0.5)  # Blocks the loop, as a long pause of the machine does.
+        time.sleep(1.5)  # Blocks the loop, as a long pause of the machine does.
         await call.write(encoder.encode(report_of("w", 1)))
         await heard.report(lambda report: report.number == 1)
     assert [type(event) for event in heard.events[:2]] == [Report, Report]

@@ -115,13 +115,16 @@ async def test_a_message_larger_than_most_passes() -> None:
 async def test_the_deadline_reaches_the_worker_and_ends_the_call() -> None:
     worker = FakeWorker("a", Gate())
     async with proxied([worker]) as rig:
-        error = await error_of(rig.call(request(), timeout=0.3))
-        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await eventually(lambda: rig.in_flight == 0)
-        await eventually(lambda: worker.cancelled)
-        left_s = worker.left_s[0]
-        assert left_s is not None
-        assert left_s < 0.3
+
+        async def reaches_the_worker() -> bool:
+            error = await error_of(rig.call(request(), timeout=0.3))
+            assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            await eventually(lambda: rig.in_flight == 0)
+            return bool(worker.left_s)
+
+        await eventually(reaches_the_worker, "it comes there in time")
+        await eventually(lambda: worker.cancelled == len(worker.left_s))
+        assert all(left_s is not None and left_s < 0.3 for left_s in worker.left_s)
 
 
 async def test_a_client_that_leaves_ends_the_workers_work_and_is_no_fault_of_its() -> None:
@@ -298,14 +301,14 @@ async def test_where_all_breakers_are_open_requests_are_still_tried() -> None:
 
 async def test_a_tenant_is_turned_away_beyond_its_share_and_others_are_not() -> None:
     fleet = workers("a")
-    tenants = {"requests_per_s": 0.01, "named": {"rich": {"rows_per_s": 1e6}, "wide": {"rows_per_s": 10}}}
+    tenants = {"requests_per_s": 0.001, "named": {"rich": {"rows_per_s": 1e6}, "wide": {"rows_per_s": 0.01}}}
     async with proxied(fleet, proxy={"tenants": tenants}) as rig:
         poor, other, rich, wide = ((("x-tenant", name),) for name in ("poor", "other", "rich", "wide"))
         assert await rig.infer(request(), metadata=poor)
         error = await error_of(rig.call(request(), metadata=poor))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "tenant 'poor'" in (error.details() or "")
-        assert int(dict(error.trailing_metadata())[PUSHBACK]) > 90_000
+        assert int(dict(error.trailing_metadata())[PUSHBACK]) > 900_000
         assert await rig.infer(request(), metadata=other)
         for _ in range(5):
             assert await rig.infer(request(rows=50), metadata=rich)

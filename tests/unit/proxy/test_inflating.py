@@ -119,7 +119,7 @@ async def test_idle_compressed_streams_leave_room_for_others() -> None:
         idle = rig.stream(metadata=METADATA, compression=grpc.Compression.Gzip)
         await idle.write(of_size(1000))
         assert isinstance(await idle.read(), bytes)
-        another = rig.stream(metadata=METADATA, compression=grpc.Compression.Gzip, timeout=5)
+        another = rig.stream(metadata=METADATA, compression=grpc.Compression.Gzip, timeout=120)
         with pytest.raises(grpc.aio.AioRpcError, match="send it uncompressed"):
             await another.read()
         assert isinstance(await rig.call(of_size(1000), metadata=METADATA, compression=grpc.Compression.Gzip), bytes)

@@ -74,7 +74,7 @@ async def test_an_open_loop_does_not_wait_for_answers(fake: FakeTriton, url: str
 
 
 async def test_a_closed_loop_keeps_to_its_concurrency(fake: FakeTriton, url: str) -> None:
-    result = await drive(url, workload(10, "echo"), DriveOptions(concurrency=3, duration_s=0.3))
+    result = await drive(url, workload(10, "echo"), DriveOptions(concurrency=3, duration_s=1.0))
     assert 1 <= fake.most_in_flight <= 3
     assert len(result) == len(fake.requests) > 3
     assert np.all(np.diff(result.scheduled_s) >= 0)

@@ -1,0 +1,27 @@
+"""`python -m support.patient` is `balancer`, but takes no slow machine for an agent, a Triton or a balancer that hangs.
+
+Also of the processes that it starts: they import this file as their main module.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+
+from support.waiting import PATIENCE_S
+
+if "agent" in sys.argv:
+    from balancer.agent import triton_source
+
+    triton_source._CALL_TIMEOUT_S = triton_source._METRICS_TIMEOUT_S = PATIENCE_S
+else:
+    from balancer.native import state
+    from balancer.server import app
+
+    state.HUNG_AFTER_S = 10.0  # the most that the module takes
+    app.Collector = functools.partial(app.Collector, silence_s=PATIENCE_S)  # type: ignore[misc]  # as it is called
+
+if __name__ == "__main__":
+    from balancer.cli.main import main
+
+    main()
