@@ -25,7 +25,7 @@ async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtur
     directory = tmp_path_factory.mktemp("attacked")
     # An honest pick may take its time on a busy machine; a loop that is blocked for longer is what an attacker wants.
     listener = "asking" if request.param == "native" else "inference"
-    patient = overlay(directory, {"envoy.filters.http.ext_proc": {"message_timeout": "1s"}}, listener)
+    patient = overlay(directory, {"envoy.filters.http.ext_proc": {"message_timeout": "10s"}}, listener)
     envoy = {"overlay": str(patient), "frontend": request.param, "shared_folder": str(directory / "shared")}
     # By expected latency, as by default: the one policy that all estimators move.
     policy = {"name": "expected_latency"}

@@ -283,7 +283,7 @@ async def access_log(rig: Rig, seen: int) -> list[dict[str, Any]]:
         async with rig.http.post(f"{rig.envoy.admin_url}/reopen_logs"):
             return path.exists() and len(path.read_text().splitlines()) >= seen + 2
 
-    await eventually(written, 30)
+    await eventually(written)
     return [json.loads(line) for line in path.read_text().splitlines()[seen:]]
 
 

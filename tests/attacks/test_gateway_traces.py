@@ -6,7 +6,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from support.guarded_listener import both_fronts, grpc_status, guarded, rest_status
+from support.guarded_listener import by_front, grpc_status, guarded, rest_status
 from support.otlp import OtlpReceiver
 from support.waiting import eventually
 
@@ -32,7 +32,7 @@ MOST_ATTRIBUTE_CHARACTERS = 256
 """Envoy's own bound of what a header may put into a span."""
 
 
-@both_fronts
+@by_front
 async def test_a_stranger_cannot_fail_requests_or_bloat_spans_with_the_headers_of_a_trace(
     tmp_path: Path, front: str
 ) -> None:

@@ -72,24 +72,24 @@ async def test_a_stranger_cannot_hold_memory_with_uploads_that_stop(tmp_path: Pa
             return await allocated_bytes(rig) < before + 8 * MIB
 
         await stall(rig)
-        await eventually(given_back, 30)
+        await eventually(given_back)
         resident = resident_bytes(rig)
         await stall(rig)
-        await eventually(given_back, 30)
+        await eventually(given_back)
 
         async def is_not_kept() -> bool:
             return resident_bytes(rig) < resident + 64 * MIB
 
         # The allocator returns pages slowly.
-        await eventually(is_not_kept, 30)
+        await eventually(is_not_kept)
         assert await rig.infer() in {"w0", "w1", "w2"}
 
 
 async def test_what_takes_long_after_it_was_sent_is_not_cut(tmp_path: Path) -> None:
     """The limit is on the way in: an inference may take longer, and so may a stream that was answered once."""
-    rig = rig_with(tmp_path, request_timeout_s=0.5)
+    rig = rig_with(tmp_path, request_timeout_s=2.0)
     async with rig.running():
-        silence_s = 1.5
+        silence_s = 3.0
 
         async def slowly(request: Any, context: Any) -> Any:
             await asyncio.sleep(silence_s)
@@ -132,7 +132,7 @@ async def test_a_stranger_cannot_make_envoy_run_out_of_memory(tmp_path: Path) ->
                 refused.add(error.code())
             return all(task.done() for task in sending)
 
-        await eventually(is_over, 60)
+        await eventually(is_over)
         ended = sum(upload.ended.is_set() for upload in uploads)
         for upload in uploads:
             await upload.stop()
@@ -148,13 +148,13 @@ async def test_a_stranger_cannot_make_envoy_run_out_of_memory(tmp_path: Path) ->
             except grpc.aio.AioRpcError:
                 return False
 
-        await eventually(serves, 30)
+        await eventually(serves)
         print(f"ended {ended} of {len(uploads)}, refused {refused}, most {most_bytes / MIB:.0f} MiB")
 
 
 async def test_envoy_sheds_before_it_is_full_and_serves_again(tmp_path: Path) -> None:
     """Uploads over HTTP/1 are not reset for what they hold, so they keep the heap full until they end."""
-    rig = rig_with(tmp_path, max_heap_bytes=128 * MIB, request_timeout_s=5.0)
+    rig = rig_with(tmp_path, max_heap_bytes=128 * MIB, request_timeout_s=10.0)
     async with rig.running():
         assert await rig.infer() in {"w0", "w1", "w2"}
         host, port = rig.envoy.endpoint.split(":")
@@ -179,8 +179,8 @@ async def test_envoy_sheds_before_it_is_full_and_serves_again(tmp_path: Path) ->
             except grpc.aio.AioRpcError:
                 return False
 
-        await eventually(sheds, 20)
-        await eventually(serves, 60)
+        await eventually(sheds)
+        await eventually(serves)
         for writer in writers:
             writer.close()
 

@@ -59,7 +59,7 @@ async def test_a_stranger_cannot_hold_more_streams_than_there_may_be() -> None:
 
 
 async def test_a_stranger_that_holds_streams_in_silence_loses_them() -> None:
-    async with collecting(Heard(), silence_s=0.2) as (collector, address), connected(address) as method:
+    async with collecting(Heard(), silence_s=1.0) as (collector, address), connected(address) as method:
         calls = [method() for _ in range(20)]
         assert {await call.code() for call in calls} == {grpc.StatusCode.DEADLINE_EXCEEDED}
         assert collector.counts.streams == 0

@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from balancer.stack.stack import read_samples, sum_of
 from support.stack import Stack
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 HONEST_MODEL = "emulated_tft"
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -106,10 +106,14 @@ async def honest_requests_are_served_by_policy(stack: Stack, requests: int = 20)
     await nothing_is_left_over(stack)
     picked = await decisions(stack)
     attacker = Attacker(stack)
-    answers = await asyncio.gather(*(attacker.grpc("ModelInfer", inference(), timeout_s=30) for _ in range(requests)))
+    answers = await asyncio.gather(*(attacker.grpc("ModelInfer", inference(), timeout_s=PATIENCE_S) for _ in range(requests)))
     assert {(answer.code, answer.text) for answer in answers if answer.code != "OK"} == set()
     await nothing_is_left_over(stack)
-    assert await decisions(stack) == picked + requests
+
+    async def all_picked() -> bool:
+        return await decisions(stack) == picked + requests
+
+    await eventually(all_picked, "a policy has decided about each, and about nothing else")
     # One text for both: another is made a second later at the earliest.
     samples = await read_samples(stack.admin())
     assert sum_of(samples, "balancer_handler_errors_total") == 0

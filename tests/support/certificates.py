@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import socket
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,3 +114,15 @@ class Authority:
             .not_valid_before(now + since)
             .not_valid_after(now + until)
         )
+
+
+def shown_serial(address: str, trusted: ssl.SSLContext, name: str) -> int:
+    """The serial number of the certificate that a new connection is shown."""
+    host, _, port = address.rpartition(":")
+    with (
+        socket.create_connection((host, int(port)), timeout=60) as plain,
+        trusted.wrap_socket(plain, server_hostname=name) as secured,
+    ):
+        found = secured.getpeercert(binary_form=True)
+    assert found is not None
+    return x509.load_der_x509_certificate(found).serial_number

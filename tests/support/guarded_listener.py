@@ -1,4 +1,4 @@
-"""An Envoy whose listener asks something of clients, by either front end."""
+"""An Envoy whose listener asks something of clients, whichever front end is behind it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import yaml
 
 from balancer.bootstrap.access import Access
 from support.envoy_fakes import Rig
+from support.fronts import one_of
 from support.native import NativeRig
 
 FRONTS = {"pick": Rig, "native": NativeRig}
-both_fronts = pytest.mark.parametrize("front", FRONTS)
+by_front = pytest.mark.parametrize("front", one_of(*sorted(FRONTS)))
 
 
 def guarded(front: str, directory: Path, access: Access, **options: Any) -> Rig:

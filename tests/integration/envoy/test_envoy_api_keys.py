@@ -1,4 +1,4 @@
-"""Through a real Envoy: API keys that clients must show, by either front end."""
+"""Through a real Envoy: API keys that clients must show."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 from support.envoy_fakes import Rig
-from support.guarded_listener import both_fronts, grpc_status, guarded, rest_status
+from support.guarded_listener import by_front, grpc_status, guarded, rest_status
 from support.waiting import eventually
 
 from balancer.bootstrap.access import Access
@@ -32,7 +32,7 @@ def seen(rig: Rig) -> list[dict[str, str]]:
     return [{name.lower(): value for name, value in headers.items()} for headers in (*over_grpc, *over_rest)]
 
 
-@both_fronts
+@by_front
 async def test_only_who_has_a_key_is_served_and_it_goes_no_further(tmp_path: Path, front: str) -> None:
     async with guarded(front, tmp_path, asked(tmp_path)).running() as rig:
         for wrong in (
@@ -87,10 +87,3 @@ async def test_keys_stand_in_no_bootstrap_no_page_and_no_log(tmp_path: Path) -> 
         for text in (dumped, (tmp_path / "access.log").read_text(), (tmp_path / "envoy.log").read_text()):
             assert FIRST not in text
         assert FIRST not in repr(rig.options)
-
-
-async def test_health_is_open_where_that_is_wanted_and_nothing_else_is(tmp_path: Path) -> None:
-    async with guarded("native", tmp_path, asked(tmp_path, health_is_open=True)).running() as rig:
-        assert (await rest_status(rig, path="/v2/health/live"))[0] == 200
-        assert (await rest_status(rig, path="/v2/models/m/ready"))[0] == 401
-        assert (await grpc_status(rig))[0] == UNAUTHENTICATED

@@ -7,7 +7,7 @@ import contextlib
 import gzip
 import struct
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,14 @@ import pytest
 import pytest_asyncio
 from support.envoy_fakes import FakeBalancer, FakeWorker, Rig, a_request
 from support.fleets import make_router
+from support.other_gateways import Listening
 from support.waiting import PATIENCE_S, eventually
 from tritonclient.grpc import service_pb2
 
 from balancer import bounds
-from balancer.bounds import OutOfBoundsError
 from balancer.discovery.workers import WorkerSpec
-from balancer.extproc.exchange import Served
-from balancer.extproc.kserve import Call, HeaderNames
-from balancer.extproc.picker import Addresses, Pick, Picker
+from balancer.extproc.kserve import HeaderNames
+from balancer.extproc.picker import Addresses, Picker
 from balancer.extproc.picks import ExternalProcessor
 from balancer.scheduler.events import ModelReport
 from policies.round_robin import RoundRobin
@@ -35,38 +34,18 @@ ALGORITHMS = [grpc.Compression.Gzip, grpc.Compression.Deflate]
 
 
 @dataclass
-class Noting:
-    """Who is told of picks."""
-
-    calls: list[Call] = field(default_factory=list)
-    refusals: list[str] = field(default_factory=list)
-
-    def picked(self, call: Call, pick: Pick, seconds: float) -> None:
-        self.calls.append(call)
-
-    def served(self, call: Call, served: Served) -> None:
-        raise AssertionError("our own Envoy tells nothing after a pick")
-
-    def refused(self, error: OutOfBoundsError) -> None:
-        self.refusals.append(error.field)
-
-    def failed_internally(self, error: Exception) -> None:
-        raise AssertionError from error
-
-
-@dataclass
 class Picked:
     rig: Rig
-    noting: Noting
+    listening: Listening
     processor: ExternalProcessor
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def picked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Picked]:
-    noting = Noting()
+    listening = Listening()
     workers = [FakeWorker("w0"), FakeWorker("w1")]
     picker = Picker(make_router(2, RoundRobin(), models=[ModelReport("m", "1", ready=True)]), lambda: 0.1)
-    processor = ExternalProcessor(picker, noting, HeaderNames, lambda: True)
+    processor = ExternalProcessor(picker, listening, HeaderNames, lambda: True)
     folder: Path = tmp_path_factory.mktemp("compressed")
     async with contextlib.AsyncExitStack() as parts:
         rig = Rig(folder, [FakeBalancer(picks=processor.handler())], workers)
@@ -77,7 +56,7 @@ async def picked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pick
                 for w in workers
             ]
         )
-        yield Picked(rig, noting, processor)
+        yield Picked(rig, listening, processor)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -94,22 +73,24 @@ async def test_it_is_picked_for_by_its_fields_and_passes(
         names.append(answer.id)
         [worker] = [worker for worker in picked.rig.workers if worker.name == answer.id]
         assert worker.requests[-1] == sent
-        call = picked.noting.calls[-1]
+        call = picked.listening.calls[-1]
         assert (call.request.model, call.request.rows, call.request.priority) == ("m", 7, 3)
         assert call.triton_request_id == sent.id
     assert names in (["w0", "w1"] * 2, ["w1", "w0"] * 2)
+    assert picked.listening.served_calls == [], "our own Envoy tells nothing after a pick"
+    assert picked.listening.internal_errors == []
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 async def test_a_stream_goes_on_while_its_client_waits_for_answers(picked: Picked, algorithm: grpc.Compression) -> None:
     stream = picked.rig.stub.ModelStreamInfer(timeout=PATIENCE_S, compression=algorithm)
-    before = len(picked.noting.calls)
+    before = len(picked.listening.calls)
     for _ in range(3):
         await stream.write(a_request(payload_bytes=100_000))
         assert isinstance(await stream.read(), service_pb2.ModelStreamInferResponse)
     await stream.done_writing()
     assert await stream.code() is grpc.StatusCode.OK
-    assert len(picked.noting.calls) == before + 1
+    assert len(picked.listening.calls) == before + 1
 
 
 async def refused(picked: Picked, body: bytes) -> str:

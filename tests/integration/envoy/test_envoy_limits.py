@@ -1,4 +1,4 @@
-"""Through a real Envoy: limits of requests for each client, kept by itself or by a service, by either front end."""
+"""Through a real Envoy: limits of requests for each client, kept by itself or by a service."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import yaml
 from support.certificates import Authority
 from support.envoy_fakes import Rig
 from support.fake_rate_limits import FakeRateLimitService
-from support.guarded_listener import both_fronts, grpc_status, guarded, overlay, rest_status
+from support.guarded_listener import by_front, grpc_status, guarded, overlay, rest_status
 from support.tokens import AUDIENCE, ISSUER, Issuer
 from support.waiting import PATIENCE_S
 
@@ -37,7 +37,7 @@ def asked(folder: Path, **limits: Any) -> Access:
     return Access(api_keys=file, **limits)
 
 
-@both_fronts
+@by_front
 async def test_each_principal_has_a_limit_of_its_own(tmp_path: Path, front: str) -> None:
     async with guarded(front, tmp_path, asked(tmp_path, local_limit=THREE)).running() as rig:
         # By headers of its own choice, nobody is taken for somebody else.
@@ -109,7 +109,7 @@ def kept_by(front: str, folder: Path, service: FakeRateLimitService, refuse: boo
     return guarded(front, folder, asked(folder, global_limit=limit), overlay=further)
 
 
-@both_fronts
+@by_front
 async def test_a_service_says_who_has_had_enough(tmp_path: Path, front: str, service: FakeRateLimitService) -> None:
     service.limits = {"acme": 2}
     async with kept_by(front, tmp_path, service).running() as rig:

@@ -13,7 +13,7 @@ import grpc
 import pytest
 from support.certificates import Authority, Identity
 from support.envoy_fakes import FakeWorker, Rig
-from support.guarded_listener import both_fronts, grpc_status, guarded, rest_status
+from support.guarded_listener import by_front, grpc_status, guarded, rest_status
 from support.waiting import eventually
 
 from balancer.bootstrap.access import Access
@@ -39,7 +39,7 @@ def rig_of(front: str, directory: Path, authority: Authority, name: str, shown: 
     return rig
 
 
-@both_fronts
+@by_front
 async def test_requests_go_to_workers_by_mutual_tls(tmp_path: Path, authority: Authority, front: str) -> None:
     async with rig_of(front, tmp_path, authority, NAME, authority.issue("envoy", dns="envoy")).running() as rig:
         assert {(await grpc_status(rig))[0] for _ in range(3)} == {grpc.StatusCode.OK}

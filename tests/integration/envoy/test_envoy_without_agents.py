@@ -34,7 +34,7 @@ def configured(workers: list[FakeWorker], processes: int) -> Config:
     return from_mapping({"listen": listen, "envoy": envoy, "processes": processes, "discovery": {"workers": [*listed]}})
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.long)])
 async def test_an_envoy_that_starts_while_all_agents_are_dead_serves(tmp_path: Path, processes: int) -> None:
     workers = [FakeWorker("w0"), FakeWorker("w1")]
     async with running(*workers), aiohttp.ClientSession() as session:

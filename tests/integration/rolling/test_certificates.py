@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -16,12 +15,10 @@ import pytest
 import tritonclient.grpc.aio as grpc_aio
 from cryptography import x509
 from support import fronts
-from support.certificates import Authority, Identity
+from support.certificates import Authority, Identity, shown_serial
 from support.tls_stack import NAME, TlsStack
-from support.waiting import PATIENCE_S, eventually
+from support.waiting import eventually
 from tritonclient.utils import InferenceServerException
-
-from balancer.files.schema import split_address
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
@@ -72,17 +69,6 @@ async def clients(stack: TlsStack, authority: Authority) -> AsyncIterator[Served
         await asyncio.gather(*going)
 
 
-def shown(address: str, context: ssl.SSLContext) -> int:
-    """The serial number of the certificate that a new connection is shown."""
-    with (
-        socket.create_connection(split_address(address), timeout=PATIENCE_S) as plain,
-        context.wrap_socket(plain, server_hostname=NAME) as secured,
-    ):
-        found = secured.getpeercert(binary_form=True)
-    assert found is not None
-    return x509.load_der_x509_certificate(found).serial_number
-
-
 def renew(authority: Authority, part: str, identity: Identity) -> int:
     """Put a new certificate in the place of one, by renaming; its serial number."""
     new = authority.issue(f"new-{part}", **NAMES[part])
@@ -131,7 +117,7 @@ async def test_renewed_certificates_fail_no_request(tmp_path: Path, frontend: st
 
                     async def is_shown(address: str = address, serial: int = serials[part]) -> bool:
                         with suppress(OSError):
-                            return await asyncio.to_thread(shown, address, stack.trusted) == serial
+                            return await asyncio.to_thread(shown_serial, address, stack.trusted, NAME) == serial
                         return False
 
                     await eventually(is_shown, f"{address} shows the new certificate")
