@@ -106,7 +106,9 @@ async def honest_requests_are_served_by_policy(stack: Stack, requests: int = 20)
     await nothing_is_left_over(stack)
     picked = await decisions(stack)
     attacker = Attacker(stack)
-    answers = await asyncio.gather(*(attacker.grpc("ModelInfer", inference(), timeout_s=PATIENCE_S) for _ in range(requests)))
+    answers = await asyncio.gather(
+        *(attacker.grpc("ModelInfer", inference(), timeout_s=PATIENCE_S) for _ in range(requests))
+    )
     assert {(answer.code, answer.text) for answer in answers if answer.code != "OK"} == set()
     await nothing_is_left_over(stack)
 

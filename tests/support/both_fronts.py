@@ -69,7 +69,7 @@ class BothFronts(NativeRig):
             WorkerSpec(name=each.name, address=each.address, grpc_port=each.grpc_port, http_port=each.http_port)
             for each in self.workers
         ]
-        picker = Picker(self.router, time.monotonic, for_logs=self.audited)
+        picker = self.picker = Picker(self.router, time.monotonic, for_logs=self.audited)
         picker.addresses = Addresses(listed)
         self.metrics = Metrics(self.router, time.monotonic)
         self.recorder = Recorder(self.router, picker, self.metrics, time.monotonic)

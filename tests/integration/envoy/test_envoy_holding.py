@@ -13,20 +13,12 @@ from typing import Any
 
 import grpc
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
-from support.envoy_fakes import RUN, FakeBalancer, FakeWorker, Rig, a_request
+from support.both_fronts import BothFronts
+from support.envoy_fakes import FakeWorker
 from support.fleets import model, report
 from support.waiting import PATIENCE_S, eventually
 
-from balancer.discovery.workers import WorkerSpec
-from balancer.extproc.kserve import HeaderNames
-from balancer.extproc.picker import Addresses, Picker
-from balancer.extproc.picks import ExternalProcessor
 from balancer.kernel.settings import HeldModel, HoldingSettings, Settings
-from balancer.scheduler.events import WorkerAdded
-from balancer.scheduler.router import Router
-from balancer.server.metrics import Metrics
-from balancer.server.recorder import Recorder
 from policies.least_requests import LeastRequests
 
 pytestmark = pytest.mark.integration
@@ -38,7 +30,7 @@ SHORT_S = 5.0
 class Gate:
     """A worker's model: each request waits to be let through."""
 
-    coming: asyncio.Queue[tuple[dict[str, str], asyncio.Event]] = field(default_factory=asyncio.Queue)
+    coming: asyncio.Queue[asyncio.Event] = field(default_factory=asyncio.Queue)
     executing: int = 0
     most: int = 0
 
@@ -47,86 +39,72 @@ class Gate:
             through = asyncio.Event()
             self.executing += 1
             self.most = max(self.most, self.executing)
-            self.coming.put_nowait((dict(context.invocation_metadata()), through))
+            self.coming.put_nowait(through)
             await through.wait()
             self.executing -= 1
             return worker.answer(request)
 
         return infer
 
-    async def served(self, count: int, header: str) -> list[str]:
-        """That header of those who come to the worker, one after the other; each is let through."""
-        found = []
+    async def serve(self, count: int) -> None:
+        """Let so many through, one after the other."""
         for _ in range(count):
-            headers, through = await asyncio.wait_for(self.coming.get(), PATIENCE_S)
-            found.append(headers.get(header, ""))
-            through.set()
-        return found
+            (await asyncio.wait_for(self.coming.get(), PATIENCE_S)).set()
 
 
 @dataclass
 class HoldingRig:
-    """A real Envoy, the balancer's own picks and counts, and one worker that executes one request at a time."""
+    """A real Envoy that asks, and one worker that executes one request at a time."""
 
-    rig: Rig
-    router: Router
-    recorder: Recorder
-    picker: Picker
-    metrics: Metrics
+    rig: BothFronts
     gate: Gate
 
     def held(self) -> int:
-        return len(self.picker.holding.waiting)
+        return len(self.rig.picker.holding.waiting)
 
-    def ask(self, timeout: float = PATIENCE_S, **headers: Any) -> asyncio.Task[Any]:
-        metadata = [("x-batch-rows", "1"), *((name.replace("_", "-"), str(text)) for name, text in headers.items())]
-        return asyncio.ensure_future(self._infer(timeout, metadata))
+    def ask(self) -> asyncio.Task[Any]:
+        return asyncio.ensure_future(self._infer())
 
-    async def _infer(self, timeout: float, metadata: list[tuple[str, str]]) -> Any:
+    async def _infer(self) -> Any:
         try:
-            return (await self.rig.stub.ModelInfer(a_request(), timeout=timeout, metadata=metadata)).id
+            return await self.rig.infer(metadata=[("x-batch-rows", "1")])
         except grpc.aio.AioRpcError as error:
             return error.code(), error.details()
 
-    async def ask_in_turn(self, headers: list[dict[str, Any]]) -> list[asyncio.Task[Any]]:
+    async def ask_in_turn(self, count: int) -> list[asyncio.Task[Any]]:
         """So many requests, which come to the balancer in this order and wait there."""
         asked = []
-        for i, one in enumerate(headers):
-            asked.append(self.ask(**one))
+        for i in range(count):
+            asked.append(self.ask())
             await eventually(lambda i=i: self.held() == i + 1)
         return asked
 
     def counted(self, how: str) -> float:
-        families = text_string_to_metric_families(self.metrics.exposition().decode())
-        samples = (sample for family in families for sample in family.samples)
-        wanted = ("balancer_held_seconds_count", how)
-        return sum(s.value for s in samples if (s.name, s.labels.get("result")) == wanted)
+        return sum(n for of, n in self.rig.samples("balancer_held_seconds_count").items() if how in of)
 
 
 @contextlib.asynccontextmanager
 async def holding(tmp_path: Path, waits_s: float = PATIENCE_S, **settings: Any) -> AsyncIterator[HoldingRig]:
     held = HoldingSettings({"m": HeldModel(0.0, forming=False)}, **settings)
-    router = Router(LeastRequests(), Settings(holding=held))
-    router.observe(WorkerAdded("w0"), time.monotonic())
-    router.observe(report("w0", 0, [model("m")]), time.monotonic())
     worker, gate = FakeWorker("w0"), Gate()
     worker.infer = gate.of(worker)
-    metrics, picker = Metrics(router, time.monotonic), Picker(router, time.monotonic, run=RUN)
-    recorder = Recorder(router, picker, metrics, time.monotonic)
-    processor = ExternalProcessor(picker, recorder, HeaderNames, lambda: True)
-    balancer = FakeBalancer(picks=processor.handler(), listener=recorder)
-    rig = Rig(tmp_path, balancers=[balancer], workers=[worker])
-    rig.options = dataclasses.replace(rig.options, message_timeout_s=waits_s)
+    rig = BothFronts(
+        tmp_path,
+        workers=[worker],
+        policy=LeastRequests(),
+        settings=Settings(holding=held, stale_after_s=1e6),
+        native=False,
+    )
+    rig.options = dataclasses.replace(rig.options, message_timeout_s=waits_s, native=None)
     async with rig.running():
-        spec = WorkerSpec(name="w0", address=worker.address, grpc_port=worker.grpc_port, http_port=worker.http_port)
-        picker.addresses = Addresses([spec])
-        yield HoldingRig(rig, router, recorder, picker, metrics, gate)
+        rig.router.observe(report("w0", 0, [model("m")]), time.monotonic())
+        yield HoldingRig(rig, gate)
 
 
 async def occupied(found: HoldingRig) -> tuple[asyncio.Task[Any], asyncio.Event]:
     """A request that executes until its event is set."""
     first = found.ask()
-    _, through = await asyncio.wait_for(found.gate.coming.get(), PATIENCE_S)
+    through = await asyncio.wait_for(found.gate.coming.get(), PATIENCE_S)
     assert found.held() == 0
     return first, through
 
@@ -134,34 +112,25 @@ async def occupied(found: HoldingRig) -> tuple[asyncio.Task[Any], asyncio.Event]
 async def test_a_request_waits_for_room_for_longer_than_envoy_waits_for_a_pick(tmp_path: Path) -> None:
     async with holding(tmp_path, SHORT_S) as found:
         first, through = await occupied(found)
-        (second,) = await found.ask_in_turn([{}])
+        (second,) = await found.ask_in_turn(1)
         await asyncio.sleep(1.1 * SHORT_S)  # what is awaited is that nothing happens
         assert found.held() == 1
         assert found.gate.coming.empty()
-        told = found.picker.holding.explain("m", time.monotonic())["held"]
+        told = found.rig.picker.holding.explain("m", time.monotonic())["held"]
         assert (told["count"], told["unfinished_batches"]) == (1, {"w0": 1.0})
         assert told["first"][0]["waited_s"] > SHORT_S
         through.set()
         assert await first == "w0"
-        assert len(await found.gate.served(1, "x")) == 1
+        await found.gate.serve(1)
         assert await second == "w0"
         assert await found.rig.statistic(r"http\.inference\.ext_proc\.message_timeouts") == 0
         assert found.counted("placed") == 2
 
 
-async def test_the_earliest_deadline_leaves_first_and_the_hopeless_last(tmp_path: Path) -> None:
-    async with holding(tmp_path, order="deadline") as found:
-        first, through = await occupied(found)
-        asked = await found.ask_in_turn([{"x_deadline_ms": ms} for ms in (1, 100_000, 50_000)])
-        through.set()
-        assert await found.gate.served(3, "x-deadline-ms") == ["50000", "100000", "1"]
-        assert await asyncio.gather(first, *asked) == 4 * ["w0"]
-
-
 async def test_beyond_the_bound_requests_are_refused(tmp_path: Path) -> None:
     async with holding(tmp_path, order="arrival", max_requests=2) as found:
         first, through = await occupied(found)
-        asked = await found.ask_in_turn([{}, {}])
+        asked = await found.ask_in_turn(2)
         code, words = await found.ask()
         assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "2 requests" in words
@@ -170,30 +139,20 @@ async def test_beyond_the_bound_requests_are_refused(tmp_path: Path) -> None:
         ) as response:
             assert response.status == 429
         through.set()
-        await found.gate.served(2, "x")
+        await found.gate.serve(2)
         assert await asyncio.gather(first, *asked) == 3 * ["w0"]
         assert found.counted("refused") == 2
-
-
-async def test_who_waits_too_long_is_refused(tmp_path: Path) -> None:
-    async with holding(tmp_path, max_s=0.3) as found:
-        first, through = await occupied(found)
-        code, words = await found.ask()
-        assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "no worker had room" in words
-        through.set()
-        assert await first == "w0"
 
 
 async def test_a_client_that_leaves_waits_no_longer(tmp_path: Path) -> None:
     async with holding(tmp_path) as found:
         first, through = await occupied(found)
-        leaving, staying = await found.ask_in_turn([{}, {}])
+        leaving, staying = await found.ask_in_turn(2)
         leaving.cancel()
         await eventually(lambda: found.held() == 1)
         assert found.counted("withdrawn") == 1
         through.set()
-        assert len(await found.gate.served(1, "x")) == 1
+        await found.gate.serve(1)
         assert await asyncio.gather(first, staying) == 2 * ["w0"]
         assert found.gate.coming.empty()
 
@@ -201,25 +160,25 @@ async def test_a_client_that_leaves_waits_no_longer(tmp_path: Path) -> None:
 async def test_where_the_balancer_goes_those_who_wait_go_on_without_it(tmp_path: Path) -> None:
     async with holding(tmp_path) as found:
         first, through = await occupied(found)
-        (second,) = await found.ask_in_turn([{}])
+        (second,) = await found.ask_in_turn(1)
         through.set()
         await first
         (balancer,) = found.rig.balancers
-        _, through = await asyncio.wait_for(found.gate.coming.get(), PATIENCE_S)
-        (third,) = await found.ask_in_turn([{}])
+        through = await asyncio.wait_for(found.gate.coming.get(), PATIENCE_S)
+        (third,) = await found.ask_in_turn(1)
         through.set()
         assert await second == "w0"
         await balancer.stop()
-        await found.gate.served(1, "x")
+        await found.gate.serve(1)
         assert await third == "w0"
 
 
 async def test_at_the_end_all_are_placed(tmp_path: Path) -> None:
     async with holding(tmp_path) as found:
         first, through = await occupied(found)
-        (second,) = await found.ask_in_turn([{}])
-        found.picker.holding.place_all()
+        (second,) = await found.ask_in_turn(1)
+        found.rig.picker.holding.place_all()
         assert found.held() == 0
         through.set()
-        await found.gate.served(1, "x")
+        await found.gate.serve(1)
         assert await asyncio.gather(first, second) == 2 * ["w0"]

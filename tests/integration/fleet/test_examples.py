@@ -100,26 +100,6 @@ async def test_own_parameters_and_arguments_of_the_channel(stack: Stack) -> None
     assert await asyncio.to_thread(once) == "CUSTOM,CUSTOM"
 
 
-async def test_a_stream_answers_as_often_as_the_model_does(stack: Stack) -> None:
-    async def requests() -> AsyncIterator[dict[str, Any]]:
-        for count in (3, 1, 2):
-            value = grpc_aio.InferInput("COUNT", [1], "INT32")
-            value.set_data_from_numpy(np.array([count], np.int32))
-            yield {"model_name": "decoupled_count", "inputs": [value], "request_id": str(count)}
-
-    found: dict[str, list[int]] = {}
-    workers = set()
-    async with grpc_aio.InferenceServerClient(stack.url) as client:
-        async for result, error in client.stream_infer(requests(), stream_timeout=PATIENCE_S):
-            assert error is None
-            found.setdefault(result.get_response().id, []).append(int(result.as_numpy("INDEX")[0]))
-            workers.add(result.as_numpy("WORKER")[0])
-            if sum(map(len, found.values())) == 6:
-                break
-    assert found == {"3": [0, 1, 2], "1": [0], "2": [0, 1]}
-    assert len(workers) == 1
-
-
 def sequence(of: Any, client: Any, sequence_id: int, headers: dict[str, str] | None = None) -> list[int]:
     """Unary calls, one after the other; what the model has summed after each."""
     sums = []

@@ -6,7 +6,6 @@ import asyncio
 import ctypes
 import mmap
 import signal
-from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -56,31 +55,6 @@ async def infer(client: triton_grpc.InferenceServerClient, **arguments: object) 
 async def decided(stack: Stack, *policy: str) -> float:
     """Decisions so far, of one policy or all."""
     return await stack.metric("balancer_decisions_total", **dict(zip(("policy",), policy, strict=False)))
-
-
-async def test_requests_take_turns_and_metrics_tell_of_each(stack: Stack) -> None:
-    before, served = await decided(stack), Counter[str]()
-    async with triton_grpc.InferenceServerClient(stack.url) as client:
-        # Where the machine stands still for a moment, a worker or the balancer is taken for silent, and is passed over.
-        for _ in range(3):
-            turns = Counter([await infer(client) for _ in range(30)])
-            served += turns
-            if set(turns.values()) == {10}:
-                break
-    assert sorted(turns.values()) == [10, 10, 10]
-
-    async def counted() -> bool:
-        results = ("least_stale", "least_locked")
-        alone = sum([await stack.metric("balancer_native_requests_total", result=result) for result in results])
-        return await decided(stack) - before + alone == served.total()
-
-    await eventually(counted, "every decision is counted")
-    for worker, count in served.items():
-        labels = {"model": MODEL, "worker": worker}
-        assert await stack.metric("balancer_requests_total", status="grpc_0", **labels) == count
-        assert await stack.metric("balancer_request_duration_seconds_count", **labels) == count
-    page = await stack.get("/workers")
-    assert [worker["in_flight"] for worker in page["workers"]] == [0, 0, 0]
 
 
 async def test_a_rollout_goes_to_its_last_step_and_is_watched_without_a_failure(stack: Stack) -> None:

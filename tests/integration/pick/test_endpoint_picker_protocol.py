@@ -19,7 +19,6 @@ from balancer.extproc.names import PICKS_SERVICE
 from balancer.extproc.picker import Addresses, Picker
 from balancer.extproc.picks import ExternalProcessor
 from balancer.kernel.settings import Limits, Settings
-from balancer.scheduler.events import Finished
 from balancer.scheduler.router import Router
 from policies.round_robin import RoundRobin
 
@@ -241,47 +240,11 @@ def sent_back(kind: str, answers: list[ext_proc.ProcessingResponse]) -> list[tup
     return [(one.body, one.end_of_stream) for one in streamed]
 
 
-@pytest.mark.parametrize("response_mode", MODES.BodySendMode.values())
-@pytest.mark.parametrize("request_mode", MODES.BodySendMode.values())
-async def test_a_body_comes_back_where_its_own_mode_wants_that(request_mode: int, response_mode: int) -> None:
-    first = headers()
-    first.protocol_config.request_body_mode = request_mode  # type: ignore[assignment]  # an enum's value
-    first.protocol_config.response_body_mode = response_mode  # type: ignore[assignment]
-    async with gateway() as g:
-        answers = await g.exchange(first, *bodies("request_body"), *bodies("response_body"))
-    whole = [(b"abc", False), (b"def", True)]
-    assert sent_back("request_body", answers[1:3]) == (whole if request_mode in BACK else [])
-    assert sent_back("response_body", answers[3:]) == (whole if response_mode in BACK else [])
-
-
 @pytest.mark.parametrize("kind", ["request_body", "response_body"])
 async def test_a_gateway_that_tells_no_modes_is_taken_for_full_duplex(kind: str) -> None:
     async with gateway() as g:
         answers = await g.exchange(headers(), *bodies(kind))
     assert sent_back(kind, answers[1:]) == [(b"abc", False), (b"def", True)]
-
-
-async def test_a_failure_of_grpc_is_read_in_the_trailers() -> None:
-    trailers = ext_proc.ProcessingRequest()
-    trailers.response_trailers.trailers.headers.append(base_pb2.HeaderValue(key="grpc-status", raw_value=b"14"))
-    async with gateway() as g:
-        await g.exchange(headers(), answered(), trailers)
-        [served] = g.listening.served_calls
-    assert (served.status, served.grpc_status) == (200, 14)
-
-
-async def test_a_client_that_leaves_ends_its_request_where_the_gateway_tells_of_answers() -> None:
-    async with gateway() as g:
-        await g.exchange(headers())  # it has never told of one: this request may go on
-        await g.exchange(headers(), answered())
-        stream = g._process()
-        await stream.write(headers())
-        await stream.read()
-        stream.cancel()
-        unknown, ended, left = g.listening.calls
-        assert (await g.listening.end_of(left)).status == 0
-        assert (await g.listening.end_of(ended)).status == 200
-        assert id(unknown) not in g.listening.ended
 
 
 async def test_an_empty_message_is_refused_in_words() -> None:
@@ -347,21 +310,6 @@ async def test_the_path_names_the_model_whatever_the_headers_say() -> None:
         await g.exchange(headers(x_gateway_model_name="another"))
         [call] = g.listening.calls
     assert call.request.model == "m"
-
-
-async def test_before_it_knows_its_workers_it_answers_503() -> None:
-    async with gateway(ready=False) as g:
-        [response] = await g.exchange(headers())
-    assert response.immediate_response.status.code == 503
-    assert b"does not know its workers yet" in response.immediate_response.body
-
-
-async def test_a_pick_counts_in_flight_until_its_outcome() -> None:
-    async with gateway() as g:
-        await g.exchange(headers())
-        assert g.router.fleet.queue.in_flight.sum() == 1
-        g.router.observe(Finished(0, "w0", 0.1, True), 0.2)
-        assert g.router.fleet.queue.in_flight.sum() == 0
 
 
 ALONE = (("x-ext-proc-headers-only", "true"),)

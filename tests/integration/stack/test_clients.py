@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import queue
 
 import numpy as np
@@ -182,36 +181,6 @@ def test_an_unknown_model_and_version_are_not_found_as_triton_says_it(stack: Sta
     http.close()
 
 
-def test_what_changes_one_server_is_refused(stack: Stack) -> None:
-    with (
-        grpc_client.InferenceServerClient(stack.url) as client,
-        pytest.raises(InferenceServerException, match="not balanced"),
-    ):
-        client.load_model("digits")
-
-
-def test_a_client_deadline_is_kept(stack: Stack) -> None:
-    value = tensor(grpc_client, "INPUT", np.ones((16, 4), np.float32), "FP32")
-    with (
-        grpc_client.InferenceServerClient(stack.url) as client,
-        pytest.raises(InferenceServerException) as caught,
-    ):
-        client.infer("emulated_bert_large", [value], client_timeout=0.001)
-    assert caught.value.status() == "StatusCode.DEADLINE_EXCEEDED"
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_clients_cannot_name_a_worker(stack: Stack) -> None:
-    value = tensor(grpc_aio, "INPUT", np.ones((1, 4), np.float32), "FP32")
-    target = stack.specs[0].grpc_endpoint
-    async with grpc_aio.InferenceServerClient(stack.url) as client:
-        served = set()
-        for _ in range(6):
-            result = await client.infer("emulated_tft", [value], headers={"x-gateway-destination-endpoint": target})
-            served.add(result.as_numpy("WORKER").ravel()[0])
-    assert len(served) > 1
-
-
 @pytest.mark.asyncio(loop_scope="module")
 async def test_envoy_and_balancer_log_a_request_with_the_same_ids(stack: Stack) -> None:
     image = tensor(grpc_aio, "IMAGE", held_out().images[:1], "FP32")
@@ -260,21 +229,6 @@ async def test_what_is_in_flight_is_counted_and_every_outcome_finds_its_pick(sta
     after = await outcomes(stack)
     assert after["unmatched"] == before["unmatched"]
     assert after["matched"] - before["matched"] >= len(load.result)
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_clients_that_leave_early_leave_nothing_in_flight(stack: Stack) -> None:
-    value = tensor(grpc_aio, "INPUT", np.ones((16, 4), np.float32), "FP32")
-    async with grpc_aio.InferenceServerClient(stack.url) as client:
-        for timeout_ms in range(1, 40):
-            with contextlib.suppress(InferenceServerException):
-                await client.infer("emulated_bert_large", [value], client_timeout=timeout_ms / 4000)
-
-    async def idle() -> bool:
-        page = await stack.get("/workers")
-        return all(worker["in_flight"] == 0 for worker in page["workers"])
-
-    await eventually(idle, "nothing in flight")
 
 
 async def outcomes(stack: Stack) -> dict[str, float]:

@@ -38,11 +38,3 @@ def test_the_kept_mask_is_the_one_found_anew(history: list[tuple[float, Event | 
         servable = fleet.servable("m", "")
         fresh = servable & (now_s - fleet.reported_s <= 1.0)
         np.testing.assert_array_equal(fleet.eligible("m", "", now_s), fresh if fresh.any() else servable)
-
-
-def test_versions_that_clients_make_up_do_not_fill_the_memory() -> None:
-    router = Router(LeastRequests())
-    router.observe(WorkerAdded("a"), 0.0)
-    for version in range(10_000):
-        router.fleet.eligible("m", str(version), 0.0)
-    assert len(router.fleet._servable) + len(router.fleet._eligible) < 10_000

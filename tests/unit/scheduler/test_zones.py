@@ -6,13 +6,12 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from support.fleets import make_router, report
+from support.fleets import make_router
 
 from balancer.kernel.settings import Limits, Settings, ZoneSettings
 from balancer.scheduler.events import Sent, WorkerAdded, WorkersAdded
 from balancer.scheduler.router import Router
 from balancer.scheduler.shown import snapshot
-from balancer.scheduler.worker import tier_of
 from policies.base import Policy, Request
 from policies.consistent_hash import ConsistentHash
 from policies.round_robin import RoundRobin
@@ -46,15 +45,6 @@ def load(router: Router, *workers: str, requests: int = 1) -> None:
             router.observe(Sent(10_000 + len(router._in_flight), worker, "m"), 0.1)
 
 
-def test_near_workers_are_preferred_while_all_are_alike() -> None:
-    assert picked(placed("a")) == {"w0", "w1"}
-    assert picked(placed("b")) == {"w2", "w3"}
-
-
-def test_without_a_zone_of_its_own_the_balancer_prefers_nobody() -> None:
-    assert picked(placed("")) == set(ZONES)
-
-
 def test_it_spills_over_once_a_far_worker_is_done_sooner_by_more_than_the_bound() -> None:
     router = placed("a")
     load(router, "w0", "w1", requests=2)
@@ -66,23 +56,10 @@ def test_it_spills_over_once_a_far_worker_is_done_sooner_by_more_than_the_bound(
     assert picked(router) == {"w0", "w1"}
 
 
-def test_it_goes_far_where_no_near_worker_may_serve() -> None:
-    router = placed("a")
-    for name in ("w0", "w1"):
-        router.observe(report(name, 2, ready=False), 0.1)
-    assert picked(router) == {"w2", "w3"}
-
-
 def test_it_goes_far_where_all_near_workers_are_full() -> None:
     router = placed("a", bound_s=3600.0, limits=Limits(max_pending_per_worker=2))
     load(router, "w0", "w1", requests=2)
     assert picked(router) == {"w2", "w3"}
-
-
-def test_a_worker_of_an_unknown_zone_is_near() -> None:
-    router = placed("a")
-    router.observe(WorkerAdded("w3", zone=""), 0.1)
-    assert picked(router) == {"w0", "w1", "w3"}
 
 
 def tiered(own: str) -> Router:
@@ -101,26 +78,6 @@ def test_it_spills_over_to_the_next_zone_in_order_and_from_there_to_the_one_afte
     assert picked(router) == set(ZONES)
     router._end(10_006, 0.1)
     assert picked(router) == {"w0", "w1", "w2"}
-
-
-def test_the_own_zone_comes_first_wherever_it_stands_in_the_order() -> None:
-    router = tiered("c")
-    assert picked(router) == {"w3"}
-    load(router, "w3", requests=3)
-    assert picked(router) == {"w0", "w1", "w3"}
-
-
-def test_zones_that_are_not_in_the_order_come_last_and_are_equally_far() -> None:
-    zones = ZoneSettings("a", order=("a", "b"))
-    assert [tier_of(zone, zones) for zone in ("", "a", "b", "c", "d")] == [0, 0, 1, 2, 2]
-    assert [tier_of(zone, ZoneSettings("", order=("a", "b"))) for zone in ("", "a", "c")] == [0, 0, 0]
-
-
-def test_where_a_nearer_zone_is_empty_the_next_one_is_the_nearest() -> None:
-    router = tiered("a")
-    for name in ("w0", "w1"):
-        router.observe(report(name, 2, ready=False), 0.1)
-    assert picked(router) == {"w2"}
 
 
 def test_another_zone_is_taken_over_while_it_runs() -> None:
