@@ -24,7 +24,7 @@ MODEL = "emulated_bert_large"
 FULL_BATCH = 16
 """Rows of each request: the server executes one after the other."""
 _KNOWN = 40
-HOLDING = {"models": {MODEL: {"window_batches": 0}}, "order": "fair", "max_s": 600}
+HOLDING = {"models": {MODEL: {"window_batches": 0}}, "order": "fair", "max_s": 60}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=fronts.one_of("proxy", "pick"))
