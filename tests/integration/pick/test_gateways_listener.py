@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import grpc
 import pytest
+import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.balancer_alone import BalancerAlone
 from support.certificates import Authority
@@ -22,7 +23,7 @@ from support.waiting import PATIENCE_S
 from balancer.extproc.names import ENDPOINTS_SERVICE, OUTCOMES_SERVICE, PICKS_SERVICE
 from balancer.stack.ports import free_ports
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 PLAIN, OVER_TLS = Gateway(DUPLEX, DUPLEX), Gateway(DUPLEX, DUPLEX, tls=True)
 
@@ -54,6 +55,18 @@ async def serving(directory: Path, tls: dict[str, Any] | None = None) -> AsyncIt
             yield Served(gateways, health, workers)
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def plain(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    async with serving(tmp_path_factory.mktemp("plain")) as served:
+        yield served
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def over_tls(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    async with serving(tmp_path_factory.mktemp("tls"), {"self_signed": True}) as served:
+        yield served
+
+
 async def ask(directory: Path, served: Served, gateway: Gateway) -> tuple[int, str]:
     """Status and worker of one request through a real Envoy that is set up so."""
     envoys = Envoys(directory, served.gateways, served.workers, [gateway])
@@ -63,51 +76,38 @@ async def ask(directory: Path, served: Served, gateway: Gateway) -> tuple[int, s
             return response.status, response.headers.get("x-worker", "")
 
 
-@pytest.mark.parametrize(("gateway", "tls"), [(PLAIN, None), (OVER_TLS, {"self_signed": True})], ids=["plain", "tls"])
-async def test_a_gateway_is_served_with_and_without_tls(
-    tmp_path: Path, gateway: Gateway, tls: dict[str, Any] | None
-) -> None:
-    async with serving(tmp_path, tls) as served:
+async def test_a_gateway_is_served_with_and_without_tls(tmp_path: Path, plain: Served, over_tls: Served) -> None:
+    for served, gateway in ((plain, PLAIN), (over_tls, OVER_TLS)):
         status, worker = await ask(tmp_path, served, gateway)
-    assert status == 200
-    assert worker in ("w0", "w1")
+        assert status == 200
+        assert worker in ("w0", "w1")
 
 
-async def test_a_self_signed_certificate_vouches_for_nobody(tmp_path: Path) -> None:
-    async with serving(tmp_path, {"self_signed": True}) as served:
-        pem = ssl.get_server_certificate(("127.0.0.1", served.gateways))
-        async with grpc.aio.secure_channel(f"localhost:{served.gateways}", grpc.ssl_channel_credentials()) as channel:
-            with pytest.raises(grpc.aio.AioRpcError) as error:
-                await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
-            assert error.value.code() == grpc.StatusCode.UNAVAILABLE
-        trusting = grpc.ssl_channel_credentials(pem.encode())
-        async with grpc.aio.secure_channel(f"localhost:{served.gateways}", trusting) as channel:
-            answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="liveness"))
+async def test_a_self_signed_certificate_vouches_for_nobody(over_tls: Served) -> None:
+    pem = ssl.get_server_certificate(("127.0.0.1", over_tls.gateways))
+    async with grpc.aio.secure_channel(f"localhost:{over_tls.gateways}", grpc.ssl_channel_credentials()) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
+        assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+    trusting = grpc.ssl_channel_credentials(pem.encode())
+    async with grpc.aio.secure_channel(f"localhost:{over_tls.gateways}", trusting) as channel:
+        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="liveness"))
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-@pytest.mark.parametrize(("uri", "code"), [("spiffe://balancer/gateway", None), ("spiffe://balancer/agent/w0", "role")])
-async def test_a_gateway_shows_its_role_where_that_is_asked_for(tmp_path: Path, uri: str, code: str | None) -> None:
+async def test_a_gateway_shows_its_role_where_that_is_asked_for(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "certificates")
-    own, client = authority.issue("balancer", dns="localhost"), authority.issue("gateway", uri=uri)
-    async with (
-        serving(tmp_path, own.section(authority)) as served,
-        grpc.aio.secure_channel(f"localhost:{served.gateways}", client.credentials(authority)) as channel,
-    ):
-        check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=PICKS_SERVICE))
-        if code is None:
-            assert (await check).status == health_pb2.HealthCheckResponse.SERVING
-        else:
-            with pytest.raises(grpc.aio.AioRpcError) as error:
-                await check
-            assert error.value.code() == grpc.StatusCode.PERMISSION_DENIED
+    own = authority.issue("balancer", dns="localhost")
+    async with serving(tmp_path, own.section(authority)) as served:
+        for role, code in (("gateway", None), ("agent/w0", grpc.StatusCode.PERMISSION_DENIED)):
+            client = authority.issue("client", uri=f"spiffe://balancer/{role}").credentials(authority)
+            async with grpc.aio.secure_channel(f"localhost:{served.gateways}", client) as channel:
+                check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=PICKS_SERVICE))
+                assert await check.code() is (code or grpc.StatusCode.OK)
 
 
-async def test_probes_need_no_tls_and_get_nothing_else(tmp_path: Path) -> None:
-    async with (
-        serving(tmp_path, {"self_signed": True}) as served,
-        grpc.aio.insecure_channel(f"127.0.0.1:{served.health}") as channel,
-    ):
+async def test_probes_need_no_tls_and_get_nothing_else(over_tls: Served) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{over_tls.health}") as channel:
         for service in ("readiness", "liveness", PICKS_SERVICE):
             check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
             assert (await check).status == health_pb2.HealthCheckResponse.SERVING
@@ -121,11 +121,8 @@ async def test_probes_need_no_tls_and_get_nothing_else(tmp_path: Path) -> None:
             break
 
 
-async def test_other_gateways_get_neither_endpoints_nor_a_say_about_outcomes(tmp_path: Path) -> None:
-    async with (
-        serving(tmp_path) as served,
-        grpc.aio.insecure_channel(f"127.0.0.1:{served.gateways}") as channel,
-    ):
+async def test_other_gateways_get_neither_endpoints_nor_a_say_about_outcomes(plain: Served) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{plain.gateways}") as channel:
         for method in (f"/{ENDPOINTS_SERVICE}/StreamAggregatedResources", f"/{OUTCOMES_SERVICE}/StreamAccessLogs"):
             assert await called(channel, method) == grpc.StatusCode.UNIMPLEMENTED
 

@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from support.balancer_alone import WORKER, BalancerAlone
 from support.certificates import Authority
-from support.waiting import PATIENCE_S
+from support.waiting import eventually
 
 from balancer.cli.check import RESTARTS
 from balancer.files.schema import split_address
 from balancer.stack.ports import free_ports
 from balancer.stack.process import Child
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 NAME = "balancer.test"
 TOKEN = "an honest operator's token"
@@ -46,9 +47,9 @@ def shell(tmp_path: Path) -> Shell:
     return Shell(tmp_path)
 
 
-@pytest.fixture
-async def balancer(tmp_path: Path) -> AsyncIterator[BalancerAlone]:
-    balancer = BalancerAlone(tmp_path)
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def balancer(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[BalancerAlone]:
+    balancer = BalancerAlone(tmp_path_factory.mktemp("drained"))
     try:
         await balancer.start()
         yield balancer
@@ -86,6 +87,7 @@ async def test_a_name_stands_for_its_addresses(balancer: BalancerAlone, shell: S
     _, port = split_address(balancer.admin)
     assert (await shell.run("drain", W0, "--balancer", f"localhost:{port}"))[0] == 0
     assert await drained(balancer) == (True, True)
+    assert (await shell.run("undrain", W0, "--balancer", f"localhost:{port}"))[0] == 0
     status, said = await shell.run("drain", W0, "--balancer", f"no-such-name.invalid:{port}")
     assert status == 1
     assert f"Error: no-such-name.invalid:{port}: " in said
@@ -135,7 +137,7 @@ async def test_with_certificates_an_admins_drains_and_no_other(tmp_path: Path, s
     file.write_text("processes: 2")
     try:
         await balancer.spawn()
-        await asyncio.wait_for(_listening(*listens), PATIENCE_S)
+        await eventually(lambda: _listens(*listens), "it listens")
         asked = ("--balancer", balancer.admin, "--tls-ca", str(authority.file), "--tls-name", NAME)
         for name, uri, status in (
             ("agent", "spiffe://balancer/agent/w0", 1),
@@ -155,12 +157,10 @@ async def test_with_certificates_an_admins_drains_and_no_other(tmp_path: Path, s
         await balancer.stop()
 
 
-async def _listening(host: str, port: int) -> None:
-    while True:
-        try:
-            _, writer = await asyncio.open_connection(host, port)
-        except ConnectionRefusedError:
-            await asyncio.sleep(0.02)
-            continue
-        writer.close()
-        return
+async def _listens(host: str, port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(host, port)
+    except ConnectionRefusedError:
+        return False
+    writer.close()
+    return True
