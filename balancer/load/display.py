@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from types import TracebackType
 from typing import Self
@@ -15,21 +14,10 @@ from rich.text import Text
 
 from balancer.load.result import LoadResult, Summary, by_model, by_worker, summarise
 from balancer.load.runner import Progress
+from balancer.load.text import milliseconds, share
 
 _PLAIN_LINE_EVERY_S = 5.0
 _PLAIN_WIDTH = 120
-
-
-def milliseconds(seconds: float) -> str:
-    """Three significant digits, `-` for what is not a number."""
-    return (
-        f"{seconds * 1e3:,.3g}" if seconds * 1e3 < 100 else f"{seconds * 1e3:,.0f}" if math.isfinite(seconds) else "-"
-    )
-
-
-def share(value: float) -> str:
-    """Percent with one decimal, `-` for what is not a number."""
-    return f"{value:.1%}" if math.isfinite(value) else "-"
 
 
 def make_console() -> Console:

@@ -15,8 +15,9 @@ import uvloop
 from rich.console import Console
 
 from balancer.errors import OperatorError
-from balancer.load.display import LiveLine, make_console, milliseconds, share
+from balancer.load.display import LiveLine, make_console
 from balancer.load.runner import Progress
+from balancer.load.text import milliseconds, share
 from dev.demo import page, plot, report, traffic
 from dev.demo.steps import PolicyOutcome, compare_policies, digits_accuracy
 from dev.stack import emulated, interruptible

@@ -6,7 +6,7 @@ import base64
 import html
 import pathlib
 
-from balancer.load.display import milliseconds, share
+from balancer.load.text import milliseconds, share
 from dev.demo.report import RANKING, Report, cells, heading
 from dev.demo.steps import REQUIRED_ACCURACY
 from simulator.pages.html import definitions, document, table

@@ -13,9 +13,9 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from balancer.load.display import milliseconds, share
 from balancer.load.result import Summary, by_model, summarise
 from balancer.load.statistics import quantile_interval, ranks
+from balancer.load.text import milliseconds, share
 from dev.bench import machine
 from dev.demo import traffic
 from dev.demo.steps import DigitsOutcome, PolicyOutcome

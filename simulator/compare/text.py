@@ -11,8 +11,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from balancer.errors import OperatorError
+from balancer.load.text import milliseconds, share
 from simulator.compare.statistics import Estimate
 
+__all__ = ["NONE", "interval", "markdown", "milliseconds", "put_between_marks", "ratio", "share", "table"]
 NONE = "-"
 
 
@@ -28,19 +30,6 @@ def markdown(head: Sequence[str], lines: Sequence[Sequence[str]], words: int = 1
     """A table whose first columns, so many, are words."""
     rows = [head, [*["---"] * words, *["---:"] * (len(head) - words)], *lines]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
-
-
-def milliseconds(seconds: float) -> str:
-    """Three significant digits, thousands apart."""
-    if not math.isfinite(seconds):
-        return NONE
-    value = seconds * 1e3
-    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
-
-
-def share(value: float) -> str:
-    """Percent with one decimal."""
-    return f"{value:.1%}" if math.isfinite(value) else NONE
 
 
 def ratio(value: float) -> str:

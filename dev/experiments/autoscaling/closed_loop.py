@@ -114,18 +114,18 @@ class _Fleet:
         return replace(self._spec, faults=(*joins, *leaves))
 
 
-def closed_loop(setup: Setup, autoscaler: Autoscaler, targets: Targets, seed: int = 0) -> Run:
+def closed_loop(setup: Setup, autoscaler: Autoscaler, targets: Targets) -> Run:
     """Run it from its first request to its last."""
     fleet = _Fleet(setup)
     until_s = _AHEAD_S
-    result = _run(setup, fleet, until_s, seed)
+    result = _run(setup, fleet, until_s)
     looks_s = np.arange(SYNC_S, float(setup.arrivals.time_s[-1]), SYNC_S)
     seen: list[tuple[float, float, float]] = []
     counts: list[tuple[int, int]] = []
     for now_s in looks_s.tolist():
         if now_s > until_s:
             until_s = now_s + _AHEAD_S
-            result = _run(setup, fleet, until_s, seed)
+            result = _run(setup, fleet, until_s)
         # Between two scrapes, the older counts.
         scraped_s = np.floor(now_s / setup.scrape_s) * setup.scrape_s
         backlog_s, p99_s = _backlog_s(setup, fleet, result, scraped_s), _p99_s(setup, result, scraped_s)
@@ -140,9 +140,9 @@ def closed_loop(setup: Setup, autoscaler: Autoscaler, targets: Targets, seed: in
         if wanted != replicas:
             fleet.scale(now_s, wanted)
             until_s = now_s + _AHEAD_S
-            before, result = result, _run(setup, fleet, until_s, seed)
+            before, result = result, _run(setup, fleet, until_s)
             _check_past(before, result, now_s)
-    result = _run(setup, fleet, np.inf, seed)
+    result = _run(setup, fleet, np.inf)
     wanted_there, ready_there = np.array(counts, np.float64).T
     return Run(targets, result, Scraped(*np.array(seen).T), looks_s, wanted_there, ready_there)
 
@@ -151,11 +151,11 @@ _OF_ALL = ("clients", "extras")
 """Of arrivals, what is no column of requests; nobody here has extras."""
 
 
-def _run(setup: Setup, fleet: _Fleet, until_s: float, seed: int) -> Result:
+def _run(setup: Setup, fleet: _Fleet, until_s: float) -> Result:
     count = int(np.searchsorted(setup.arrivals.time_s, until_s, "right"))
     columns = {each.name: getattr(setup.arrivals, each.name) for each in fields(setup.arrivals)}
     arrivals = Arrivals(**{name: all_[:count] if name not in _OF_ALL else all_ for name, all_ in columns.items()})
-    return run(fleet.spec(), [arrivals], setup.policy(), seeds=[seed], timeline_period_s=setup.scrape_s)
+    return run(fleet.spec(), [arrivals], setup.policy(), seeds=[0], timeline_period_s=setup.scrape_s)
 
 
 def _check_past(before: Result, after: Result, now_s: float) -> None:

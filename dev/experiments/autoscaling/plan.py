@@ -88,12 +88,12 @@ LOADS: Mapping[str, Load] = {
 }
 
 
-def setup_of(load: Load, chart: Chart, seed: int = 0) -> Setup:
+def setup_of(load: Load, chart: Chart) -> Setup:
     fleet, one_per_s = _fleet()
     scenario = load_scenario(SCENARIO)
     deadline = tuple(replace(each, deadline_s=chart.targets.p99_s) for each in scenario.workload.traffic)
     workload = replace(scenario.workload, rate_per_s=MEAN * one_per_s, process=load.process, traffic=deadline)
-    arrivals = workload.arrivals(fleet, round(workload.rate_per_s * load.hours * 3600), seed)
+    arrivals = workload.arrivals(fleet, round(workload.rate_per_s * load.hours * 3600), 0)
     return Setup(
         fleet, arrivals, ExpectedLatency, LOAD_S, chart.scrape_s, chart.window_s, LATENCY_BUCKETS_S, MOST_WORKERS
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -26,7 +25,7 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 def main(out: Path, docs: Path | None, offline: Path, online: Path, deployments: Path) -> None:
     """Predict what 8 to 256 clients saw of Triton on real GPUs, from what one client saw.
 
-    Writes gpu.md, gpu.json and gpu.png. Tables of your own have the columns of simulator/data, and deployments
+    Writes gpu.md, gpu.csv and gpu.png. Tables of your own have the columns of simulator/data, and deployments
     the fields of dev/experiments/gpu_fidelity/deployments.yaml.
     """
     console = Console()
@@ -38,12 +37,9 @@ def main(out: Path, docs: Path | None, offline: Path, online: Path, deployments:
     out.mkdir(parents=True, exist_ok=True)
     tables = report.markdown(comparisons)
     (out / "gpu.md").write_text(tables)
-    (out / "gpu.json").write_text(json.dumps(report.as_json(comparisons), indent=1) + "\n")
-    report.draw(comparisons, out / "gpu.png")
-    if docs is not None:
-        docs.mkdir(parents=True, exist_ok=True)
-        report.draw(comparisons, docs / "gpu.png")
-        (docs / "gpu.csv").write_text(report.as_csv(comparisons))
+    for folder in (out, docs) if docs is not None else (out,):
+        report.draw(comparisons, folder / "gpu.png")
+        (folder / "gpu.csv").write_text(report.as_csv(comparisons))
     console.print(tables, soft_wrap=True, markup=False, highlight=False)
     console.print(f"Written to {out}")
 

@@ -1,14 +1,12 @@
-"""How far predictions are from measurements: tables for people, CSV and JSON for programs, and a picture."""
+"""How far predictions are from measurements: tables for people, CSV for programs, and a picture."""
 
 from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -94,35 +92,6 @@ def as_csv(comparisons: Sequence[Comparison]) -> str:
         values = zip(*summary(part), signed, strict=True)
         writer.writerow([name, *(f"{value:.3f}" for three in values for value in three)])
     return written.getvalue()
-
-
-def as_json(comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """Every row: measured and predicted; and the sums over groups. Throughput in requests per second, else ms."""
-    return {
-        "metrics": METRICS,
-        "groups": {
-            heading: dict(zip(("median", "p90"), (_plain(values) for values in summary(part)), strict=True))
-            for heading, part in groups(comparisons).items()
-        },
-        "setups": [_setup(each) for each in comparisons],
-    }
-
-
-def _setup(each: Comparison) -> dict[str, Any]:
-    rows = zip(each.setup.observed, each.measured, each.predicted, strict=True)
-    return {
-        "model": each.setup.table.model,
-        "setup": each.setup.table.setup,
-        "request_rows": each.setup.request_rows,
-        "rows": [
-            {"concurrency": one.concurrency, "measured": _plain(measured), "predicted": _plain(predicted)}
-            for one, measured, predicted in rows
-        ],
-    }
-
-
-def _plain(values: Any) -> list[float | None]:
-    return [None if math.isnan(value) else round(float(value), 4) for value in values]
 
 
 _COLOURS = ("#2a78b5", "#d9822b", "#9a9a9a", "#3a9c5f", "#8a5fb0", "#b5485d", "#7a6a4f", "#3aa5a5")

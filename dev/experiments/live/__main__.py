@@ -29,17 +29,12 @@ _BLOCK_S = 0.5
 
 
 def _options(design: Session, out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Of both commands; a session is the design with what is given."""
+    """Of both commands."""
     options = (
         click.option("--out", type=click.Path(path_type=Path), default=Path(out), show_default=True),
         click.option("--page", "target", type=click.Path(path_type=Path), help="Where the page goes [default: --out]."),
         click.option("--again", is_flag=True, help="Simulate and compare the last run; nothing is started."),
         click.option("--policy", "policies", multiple=True, help=f"Repeat. [default: {', '.join(design.policies)}]"),
-        click.option("--rounds", type=click.IntRange(min=1), help=f"[default: {design.rounds}]"),
-        click.option("--window-s", type=float, help=f"What counts of each window. [default: {design.window_s:g}]"),
-        click.option("--settle-s", type=float, help=f"Left out at its start. [default: {design.settle_s:g}]"),
-        click.option("--rate", "rate_per_s", type=float, help=f"Mean, per second. [default: {design.rate_per_s:g}]"),
-        click.option("--seed", type=click.IntRange(min=0), help=f"Of arrivals and order. [default: {design.seed}]"),
     )
 
     def decorated(function: Callable[..., None]) -> Callable[..., None]:
@@ -57,9 +52,9 @@ def main() -> None:
 
 @main.command("fidelity")
 @_options(FIDELITY, "out/fidelity")
-def fidelity_(out: Path, target: Path | None, again: bool, **given: Any) -> None:
+def fidelity_(out: Path, target: Path | None, again: bool, policies: tuple[str, ...]) -> None:
     """How close the simulator comes to the stack: writes live.md, live.json and live.png."""
-    report = _report(out, again, lambda: _session(FIDELITY, given), weigh=False, block_s=_BLOCK_S)
+    report = _report(out, again, lambda: _session(FIDELITY, policies), weigh=False, block_s=_BLOCK_S)
     folder = target or out
     plot.fidelity(report, folder / "live.png")
     _write(folder, "live.md", fidelity.page(report), "live.json", fidelity.as_json(report))
@@ -69,26 +64,23 @@ def fidelity_(out: Path, target: Path | None, again: bool, **given: Any) -> None
 @main.command("switchback")
 @_options(SWITCHBACK, "out/switchback")
 @click.option("--quick", is_flag=True, help=f"{QUICK.rounds} rounds of short windows, to see that all of it works.")
-@click.option("--sessions", type=click.IntRange(min=0), help=f"Of each model at any moment [{SWITCHBACK.sessions}].")
-@click.option("--equal-weights", is_flag=True, help="All workers weigh 1, instead of what their GPUs can do.")
-def switchback_(out: Path, target: Path | None, again: bool, quick: bool, equal_weights: bool, **given: Any) -> None:
+def switchback_(out: Path, target: Path | None, again: bool, quick: bool, policies: tuple[str, ...]) -> None:
     """The last policy against each of the others, under bursts: writes README.md, switchback.png and results.json."""
-    report = _report(out, again, lambda: _session(QUICK if quick else SWITCHBACK, given), weigh=not equal_weights)
+    report = _report(out, again, lambda: _session(QUICK if quick else SWITCHBACK, policies), weigh=True)
     folder = target or out
     plot.switchback(report, folder / "switchback.png")
     _write(folder, "README.md", switchback.page(report), "results.json", report.as_json())
     _end(switchback.summary(report), report.problems())
 
 
-def _session(design: Session, given: dict[str, Any]) -> Session:
-    """The design with what was given; raises `ValueError` for what cannot be run."""
-    session = replace(design, **{name: value for name, value in given.items() if value not in (None, ())})
+def _session(design: Session, policies: tuple[str, ...]) -> Session:
+    """The design with these policies, if any; raises `ValueError` for what cannot be run."""
+    session = replace(design, policies=policies or design.policies)
     for policy in session.policies:
         if policy not in BUILTIN:
             raise ValueError(f"--policy is {policy!r}: give one of {', '.join(BUILTIN)}")
     if len(set(session.policies)) < max(len(session.policies), 2):
         raise ValueError(f"policies are {session.policies}: give at least two, each once")
-    _ = session.plan  # raises ValueError where there is nothing to compare
     return session
 
 

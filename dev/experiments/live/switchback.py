@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from balancer.load.display import milliseconds, share
+from balancer.load.text import milliseconds, share
 from dev.demo import traffic
 from dev.experiments.live.figures import IN_TIME, RESAMPLES, Pair
 from dev.experiments.live.report import Report
-from dev.experiments.live.session import SWITCHBACK
+from dev.experiments.live.session import QUICK, SWITCHBACK
 from simulator.compare.statistics import Estimate
 from simulator.compare.text import markdown
 
@@ -24,7 +24,10 @@ def page(report: Report) -> str:
 Real Envoy, the balancer and {len(recording.profiles)} real Tritons. Their GPUs are **emulated** ({gpus}): a model
 sleeps for what it was measured to take on such a GPU, one execution at a time. For {seconds / 60:.1f} minutes,
 {len(recording.live):,} requests in bursts, {session.rate_per_s:g} a second in the mean, to models with deadlines:
-{_mix()}. {_sessions(report)}
+{_mix()}. Each model has {session.sessions} sessions at any moment, of {session.session_requests:g} requests in the
+mean, which share a key. Each emulated GPU remembers {session.cache_keys:,} keys, and a request whose key it has seen
+takes {session.cache_saving:.0%} less: a stand-in for a prefix cache, by the simulator's law. Policies place keys
+(`sticky_keys: false`); `wlpr` knows nothing of them.
 Measured {report.when} on {os.cpu_count()} cores. Again, on a machine that has nothing else to do:
 `{_command(report)}`.
 
@@ -43,12 +46,14 @@ In brackets: measured, the 95% interval, from {RESAMPLES:,} resamples of whole b
 ## How it was run
 
 - **Windows.** {session.rounds} blocks; in each, one window for each of {_listed(session.policies)}, in an order
-  drawn for the block, under the same requests at the same times{_names(report)}. The policy is swapped
-  by editing the config file while requests flow. {_left_out(report)}
+  drawn for the block, under the same requests at the same times, their sessions under new names. The policy is swapped
+  by editing the config file while requests flow. The first {session.settle_s:g} s of a window are left out, for what
+  the policy before left behind; {session.window_s:g} s count.
 - **Who decided.** {_own(report)}
 - **Latency** is from the scheduled start of a request to its answer, as the unmodified tritonclient sees it. In time:
   within its model's deadline; a request that fails is not.
-- **Weights.** {_weights(report)}
+- **Weights.** Each worker's is what its GPU was measured to do of this traffic: `wlpr` gets the weights of an operator
+  who measured.
 - **Intervals** draw whole blocks. With {session.rounds} blocks they are somewhat too narrow, those of p99 above all.
 - **Prediction.** The simulator plays the same requests with the same swaps. Nothing was fitted to the latencies above
   ([how it is told](../fidelity/live.md)).
@@ -115,14 +120,6 @@ def _inside(report: Report) -> str:
     return f"The prediction lies within the measured interval for {' and '.join(counts)}."
 
 
-def _left_out(report: Report) -> str:
-    session = report.recording.session
-    return (
-        f"The first {session.settle_s:g} s of a window are left out, for what the policy before left behind; "
-        f"{session.window_s:g} s count."
-    )
-
-
 def _own(report: Report) -> str:
     shares = ", ".join(f"{policy} {share:.1%}" for policy, share in report.own_decisions().items())
     return (
@@ -131,49 +128,21 @@ def _own(report: Report) -> str:
     )
 
 
-def _weights(report: Report) -> str:
-    if set(report.recording.weights.values()) == {1.0}:
-        return "All workers weigh 1, so `wlpr` knows nothing of their speed."
-    return (
-        "Each worker's is what its GPU was measured to do of this traffic: `wlpr` gets the weights of an operator who "
-        "measured."
-    )
-
-
 def _mix() -> str:
     return ", ".join(f"{mix.name} {mix.weight:.0%} ({milliseconds(mix.deadline_s)} ms)" for mix in traffic.MIX)
-
-
-def _sessions(report: Report) -> str:
-    session = report.recording.session
-    if not session.sessions:
-        return "No request has a key."
-    return (
-        f"Each model has {session.sessions} sessions at any moment, of {session.session_requests:g} requests in the "
-        f"mean, which share a key. Each emulated GPU remembers {session.cache_keys:,} keys, and a request whose key it "
-        f"has seen takes {session.cache_saving:.0%} less: a stand-in for a prefix cache, by the simulator's law. "
-        "Policies place keys (`sticky_keys: false`); `wlpr` knows nothing of them."
-    )
 
 
 def _problems(report: Report) -> str:
     return "".join(f"**{problem}.**\n\n" for problem in report.problems())
 
 
-def _names(report: Report) -> str:
-    return ", their sessions under new names" if report.recording.session.sessions else ""
-
-
 def _command(report: Report) -> str:
     session = report.recording.session
-    if session == SWITCHBACK and set(report.recording.weights.values()) != {1.0}:
+    if session == SWITCHBACK:
         return "make switchback"
-    policies = " ".join(f"--policy {policy}" for policy in session.policies)
-    equal = " --equal-weights" if set(report.recording.weights.values()) == {1.0} else ""
+    quick = " --quick" if session.rounds == QUICK.rounds else ""
     return (
-        f"python -m dev.experiments.live switchback {policies} --rounds {session.rounds} "
-        f"--window-s {session.window_s:g} --settle-s {session.settle_s:g} --rate {session.rate_per_s:g} "
-        f"--sessions {session.sessions} --seed {session.seed}{equal}"
+        "python -m dev.experiments.live switchback" + quick + "".join(f" --policy {name}" for name in session.policies)
     )
 
 

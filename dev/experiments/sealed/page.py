@@ -204,7 +204,7 @@ def _cell(value: float) -> str:
     return f"{value:.{_DIGITS}g}" if math.isfinite(value) else ""
 
 
-def distribution(written: Written = WRITTEN) -> str:
+def distribution() -> str:
     """A line for each draw, which is independent of the others unless it says otherwise."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -212,7 +212,7 @@ def distribution(written: Written = WRITTEN) -> str:
     for each in fields(Written):
         if "what" in each.metadata:
             how = each.metadata["how"]
-            writer.writerow([each.metadata["what"], how, _values(how, getattr(written, each.name))])
+            writer.writerow([each.metadata["what"], how, _values(how, getattr(WRITTEN, each.name))])
     ways_ms = ", ".join(f"{1e3 * each:g}" for each in (NETWORK.to_worker_s, NETWORK.to_client_s, NETWORK.outcome_s))
     writer.writerow(["milliseconds to the worker, back, and until an outcome is known", "always", ways_ms])
     settings = "the defaults, but for sticky_keys, off where there are sessions; nothing is held or shed"

@@ -138,9 +138,9 @@ def written(found: Mapping[str, Any]) -> str:
     return json.dumps(found, indent=1) + "\n"
 
 
-def read_tuned(path: Path = TUNED) -> dict[str, Any]:
+def read_tuned() -> dict[str, Any]:
     """What was found by `tune`."""
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads(TUNED.read_text(encoding="utf-8"))
     return found
 
 

@@ -100,7 +100,7 @@ def test_tables_of_ones_own_are_predicted_and_named_by_runtime_precision_and_gpu
     result = CliRunner().invoke(main, [f"--out={tmp_path / 'out'}", *own_tables(tmp_path)])
     assert result.exit_code == 0, result.output
     assert "| mine, TF-TRT INT8, L4 |" in (tmp_path / "out" / "gpu.md").read_text()
-    assert '"concurrency": 8' in (tmp_path / "out" / "gpu.json").read_text()
+    assert '\n"mine, TF-TRT INT8, L4",' in (tmp_path / "out" / "gpu.csv").read_text()
     assert (tmp_path / "out" / "gpu.png").stat().st_size
 
 

@@ -117,7 +117,6 @@ def test_a_run_that_is_not_what_it_says_is_told_and_fails(tmp_path, flaw, said):
         (["--policy", "fastest", "--policy", "wlpr"], "--policy is 'fastest': give one of"),
         (["--policy", "wlpr"], "give at least two, each once"),
         (["--policy", "wlpr", "--policy", "wlpr"], "give at least two, each once"),
-        (["--policy", "wlpr", "--policy", "prequal", "--window-s", "0"], "window_s is 0"),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_anything_starts(tmp_path, arguments, said):

@@ -13,7 +13,6 @@ from balancer.stack.tritonserver import TritonUnavailableError, find_triton
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(300)]
 REPOSITORY = Path(__file__).parents[5]
-SHORT = ("--rounds", "2", "--window-s", "1", "--settle-s", "1", "--rate", "60")
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +25,7 @@ def _triton() -> None:
 
 async def started(out: Path) -> asyncio.subprocess.Process:
     policies = ("--policy", "round_robin", "--policy", "expected_latency")
-    command = (sys.executable, "-m", "dev.experiments.live", "switchback", "--out", str(out), *policies, *SHORT)
+    command = (sys.executable, "-m", "dev.experiments.live", "switchback", "--out", str(out), *policies, "--quick")
     pipe = asyncio.subprocess.PIPE
     return await asyncio.create_subprocess_exec(*command, cwd=REPOSITORY, stdout=pipe, stderr=asyncio.subprocess.STDOUT)
 
