@@ -244,7 +244,8 @@ class Config(StrictModel):
         return {name: row.split.settings() for name, row in self.models.items() if row.split is not None}
 
     def proxy_settings(self) -> ProxySettings:
-        return ProxySettings(self.proxy, {name: row.proxy for name, row in self.models.items()})
+        models = {name: row.proxy for name, row in self.models.items()}
+        return ProxySettings(self.proxy, models, self.requests.header_names())
 
     def bootstrap_options(self) -> BootstrapOptions:
         return bootstrap_options(self)

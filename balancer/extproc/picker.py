@@ -10,7 +10,7 @@ from balancer.bounds import OutOfBoundsError
 from balancer.discovery.workers import WorkerSpec
 from balancer.extproc import responses
 from balancer.extproc.holding import Holding, longest_answer_s
-from balancer.extproc.kserve import Call, Kind
+from balancer.extproc.kserve import Call, HeaderNames, Kind, Objectives
 from balancer.extproc.versions import COMPRESSED, NO_BODY, path_with_version, pinned_version
 from balancer.scheduler.canary.split import Splits, VersionDraw
 from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
@@ -91,7 +91,7 @@ class Later:
 
 
 class Picker:
-    """Turns calls into answers. `addresses` are replaced whenever discovery says so."""
+    """Turns calls into answers. `addresses`, and `names` and `objectives` of `read_call`, are replaced at any time."""
 
     def __init__(
         self, router: Router, clock: Callable[[], float], process: str = "0", run: str = "0", for_logs: bool = False
@@ -100,6 +100,8 @@ class Picker:
         Envoy writes to its audit log and traces."""
         self.router = router
         self.addresses = Addresses()
+        self.names = HeaderNames()
+        self.objectives: Objectives = {}
         self.fallbacks_for_all = False
         self.holding = Holding(router, clock)
         self.splits = Splits()

@@ -19,7 +19,7 @@ from balancer.bounds import OutOfBoundsError
 from balancer.extproc.compressed import CompressedMessage
 from balancer.extproc.exchange import Exchange, Served, hands_over, passed, read_fields, read_headers, read_subset
 from balancer.extproc.inference_bytes import Fields
-from balancer.extproc.kserve import SERVICE, Call, HeaderNames, Objectives, declared_bytes, is_grpc, read_call
+from balancer.extproc.kserve import SERVICE, Call, declared_bytes, is_grpc, read_call
 from balancer.extproc.names import HEADERS_ONLY, MAY_BE_COMPRESSED, PICKS_SERVICE
 from balancer.extproc.picker import Later, Pick, Picker
 from balancer.extproc.responses import immediate, wait
@@ -70,18 +70,14 @@ class ExternalProcessor:
         self,
         picker: Picker,
         listener: PickListener,
-        names: Callable[[], HeaderNames],
         ready: Callable[[], bool],
-        objectives: Callable[[], Objectives] = dict,
         turned_away: Callable[[Call, bool], TurnedAway | None] = lambda call, counted: None,
     ) -> None:
-        """`names` and `objectives`, as of `read_call`, are asked for with each request, and so is `turned_away`, with
-        whether all of its rows are known: it may count the request, and raise OutOfBoundsError to refuse it."""
+        """`turned_away` is asked about each request, with whether all of its rows are known: it may count it, and raise
+        OutOfBoundsError to refuse it."""
         self._picker = picker
         self._listener = listener
-        self._names = names
         self._ready = ready
-        self._objectives = objectives
         self._turned_away = turned_away
         self._inflating = 0
         """Requests of our own Envoy that may be compressed."""
@@ -221,7 +217,7 @@ class ExternalProcessor:
                 return None, self._picker.unready(_NOT_READY, grpc_call)
             if fields is None:
                 fields = read_fields(message)
-            call = read_call(headers, fields, self._names(), None if own else self._objectives())
+            call = read_call(headers, fields, self._picker.names, None if own else self._picker.objectives)
             if (away := self._turned_away(call, own and call.grpc)) is not None:
                 return None, self._picker.over_limit(away.words, away.wait_s, grpc_call)
             if may_wait and self._picker.holds(call):

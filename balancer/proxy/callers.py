@@ -8,10 +8,8 @@ caller, also where it sends the same again.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 
 from balancer.channels import restricted
-from balancer.extproc.kserve import HeaderNames
 from balancer.extproc.names import GATEWAY_REQUEST_ID_HEADER, REQUEST_ID_HEADER, TRACE_HEADER, TRACE_STATE_HEADER
 from balancer.proxy.messages import Arrived, Metadata
 from balancer.proxy.settings import ProxySettings
@@ -27,23 +25,21 @@ _OF_THE_WAY = frozenset(
 
 
 class Callers:
-    def __init__(self, names: Callable[[], HeaderNames]) -> None:
-        """`names` as of `read_call`, asked for with each request."""
-        self._names = names
-        self._ignored: frozenset[str] = frozenset()
+    def __init__(self) -> None:
+        self.configure(ProxySettings())
 
     def configure(self, settings: ProxySettings) -> None:
-        self._ignored = frozenset(settings.proxy.ignored_headers)
+        names = settings.names
+        self._left_out = _OF_THE_WAY | {*settings.proxy.ignored_headers, names.rows, names.priority, names.deadline}
 
     def headers(self, arrived: Arrived) -> Metadata:
         """Those that count, as they go on to the worker."""
-        names, there = self._names(), frozenset(arrived.metadata)
-        left_out = _OF_THE_WAY | self._ignored | {names.rows, names.priority, names.deadline}
+        there = frozenset(arrived.metadata)
 
         def counts(name: str, value: str | bytes) -> bool:
             plain = restricted.plain_name(name)
             # One in gRPC's form is a copy of ours where the other is there as well; else it may open a Triton.
-            return (plain if (plain, value) in there else name) not in left_out
+            return (plain if (plain, value) in there else name) not in self._left_out
 
         return tuple((name, value) for name, value in arrived.metadata if counts(name, value))
 

@@ -12,7 +12,7 @@ import grpc
 
 from balancer.bounds import OutOfBoundsError
 from balancer.extproc.inference_bytes import read, with_version
-from balancer.extproc.kserve import HeaderNames, read_call
+from balancer.extproc.kserve import read_call
 from balancer.extproc.names import GATEWAY_REQUEST_ID_HEADER
 from balancer.extproc.verdict import By, of_version
 from balancer.proxy.attempts import AttemptObserver, Attempts, Clocks
@@ -89,17 +89,15 @@ class Proxy:
         unary: Unary,
         listener: ProxyListener,
         clocks: Clocks,
-        names: Callable[[], HeaderNames],
         ready: Callable[[], bool],
         splits: Splits,
         inflating: Inflating,
         version_of: Callable[[str], str],
     ) -> None:
-        """`names` as of `read_call`, asked for with each request; `ready`: whether workers are known; `version_of`: a
-        model's, for requests that name none and are not split."""
+        """`ready`: whether workers are known; `version_of`: a model's, where a request names none and is not split."""
         self.inflating = inflating
         self._attempts, self._unary, self._listener, self._clocks = attempts, unary, listener, clocks
-        self._names, self._ready = names, ready
+        self._ready = ready
         self._cascades = Cascades(attempts.expected_s, clocks, attempts.counts)
         self._settings = ProxySettings()
         self.tenants = TenantLimits(clocks.now, listener.over_limit)
@@ -248,7 +246,7 @@ class Proxy:
         headers.pop(GATEWAY_REQUEST_ID_HEADER, None)
         try:
             found = read(data)
-            call = read_call(headers, found.fields, self._names())
+            call = read_call(headers, found.fields, self._settings.names)
         except OutOfBoundsError as error:
             self.refuse(error)
         if not self._ready():

@@ -12,6 +12,7 @@ from typing import Annotated, Self
 from pydantic import ByteSize, Field, model_validator
 
 from balancer import bounds
+from balancer.extproc.kserve import HeaderNames
 from balancer.files.schema import HeaderName, NotNegative, StrictModel, field_error
 
 MOST_WAIT_S = 0.004
@@ -189,7 +190,7 @@ class ProxyConstants:
 
 
 CONSTANTS = ProxyConstants()
-_PLAIN, _NOTHING = ModelProxySection(), ProxySection()
+_PLAIN, _NOTHING, _NAMES = ModelProxySection(), ProxySection(), HeaderNames()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +199,7 @@ class ProxySettings:
 
     proxy: ProxySection = _NOTHING
     models: Mapping[str, ModelProxySection] = field(default_factory=dict)
+    names: HeaderNames = _NAMES
     constants: ProxyConstants = CONSTANTS
 
     def of(self, model: str) -> ModelProxySection:

@@ -20,7 +20,6 @@ from balancer.config.overrides import Overrides
 from balancer.config.watch import ConfigState, watch
 from balancer.discovery.workers import WorkerSpec, changes
 from balancer.extproc.endpoints import Ads, Endpoint, LastKnown, State
-from balancer.extproc.kserve import HeaderNames
 from balancer.extproc.names import ENDPOINTS_SERVICE, PICKS_SERVICE
 from balancer.extproc.outcomes import AccessLog
 from balancer.extproc.picker import Addresses, Picker
@@ -95,7 +94,7 @@ class App:
         self.metrics = metrics = Metrics(self.router, self._clock, number)
         if (pool := config.admin.inference_pool) is not None:
             metrics.register(lambda: inference_metrics(metrics, self.router, pool))
-        self._objectives = ClusterObjectives(config)
+        self._objectives = ClusterObjectives(config, self._picker)
         self._worker_source = source_of(config, source or Path(), self._refuse_workers, metrics, self._objectives)
         self._drains = Drains(self.router, self._clock, self._discovered)
         metrics.register(self._drains.metrics)
@@ -110,14 +109,12 @@ class App:
             config,
             self._recorder,
             self._clock,
-            lambda: self._names,
             self._traffic.noticing(self._may_pick),
             self._links.channels,
             self._picker.holding,
         )
         self._decided = CanaryState(state_file(config, source, process))
         self._decision_log = KeptLog(self.router, self._recorder, metrics, number, self._seed)
-        self._names = HeaderNames()
         self._ads = Ads()
         self._last_known = None if config.endpoints_folder is None else LastKnown(config.endpoints_folder)
         self._health = health.aio.HealthServicer()
@@ -207,9 +204,7 @@ class App:
         processor = ExternalProcessor(
             self._picker,
             self._recorder,
-            lambda: self._names,
             self._traffic.noticing(self._may_pick),
-            lambda: self._objectives.in_force,
             self._proxy.turned_away,
         )
         self._collector = Collector(
@@ -270,14 +265,14 @@ class App:
         self._decided.resume(config, policy, selector, self._picker.splits, self._clock())
         self.router.configure(policy, config.settings(), selector)
         requests = config.requests
-        self._names = requests.header_names()
+        self._picker.names = requests.header_names()
         self._objectives.configure(config)
         self._picker.fallbacks_for_all = requests.fallbacks_for_all
         self._fleet.configure(config)
         self._picker.holding.soon()
         if self._native is not None:
             limits_tenants = config.forwards and config.proxy.tenants.limits_anybody
-            self._native.configure(self._names, config.log.decisions_share, limits_tenants)
+            self._native.configure(self._picker.names, config.log.decisions_share, limits_tenants)
         self._proxy.configure(config.proxy_settings())
         self._recorder.decision_lines.share = config.log.decisions_share
         logs.configure(config.log)

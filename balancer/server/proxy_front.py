@@ -16,7 +16,7 @@ from balancer.channels.channels import Channels
 from balancer.config.config import Config
 from balancer.discovery.workers import WorkerSpec
 from balancer.extproc.holding import Holding
-from balancer.extproc.kserve import Call, HeaderNames, Kind
+from balancer.extproc.kserve import Call, Kind
 from balancer.extproc.picker import Pick
 from balancer.extproc.picks import TurnedAway
 from balancer.extproc.verdict import OF_ABORTED, verdict
@@ -60,19 +60,18 @@ class ProxyFront:
         config: Config,
         recorder: Recorder,
         clock: Callable[[], float],
-        names: Callable[[], HeaderNames],
         ready: Callable[[], bool],
         channels: Channels,
         holding: Holding | None = None,
     ) -> None:
-        """`names` and `ready` as of `Proxy`, `holding` as of `Attempts`."""
+        """`ready` as of `Proxy`, `holding` as of `Attempts`."""
         self._forwards = config.forwards
         self._models = None if config.envoy.frontend == "proxy" else frozenset(config.envoy.forwarded)
         clocks, listener = Clocks(clock, time.perf_counter), _Outcomes(recorder, clock)
         self.attempts = Attempts(recorder.router, channels, listener, clocks, holding)
         counts = self.attempts.counts
         fleet = recorder.router.fleet
-        self._callers = Callers(names)
+        self._callers = Callers()
         self._batching = Batching(
             self.attempts,
             lambda model, version: int(fleet.eligible(model, version, clock()).sum()),
@@ -84,9 +83,7 @@ class ProxyFront:
         self.sharing = Sharing(self._batching, clocks, counts, self._callers)
         inflating = Inflating(int(config.envoy.request_buffer_limit_bytes), counts)
         version_of = partial(pinned_version, fleet)
-        self.proxy = Proxy(
-            self.attempts, self.sharing, listener, clocks, names, ready, recorder.splits, inflating, version_of
-        )
+        self.proxy = Proxy(self.attempts, self.sharing, listener, clocks, ready, recorder.splits, inflating, version_of)
         self.rest = Rest(
             self.proxy, lambda error: recorder.internal_errors.caught("proxy", error), serves=self._forwards
         )

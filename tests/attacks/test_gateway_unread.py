@@ -15,7 +15,6 @@ from support.raw_http2 import Unread, grpc_head
 from support.waiting import eventually
 
 from balancer.discovery.workers import WorkerSpec
-from balancer.extproc.kserve import HeaderNames
 from balancer.extproc.picker import Addresses, Picker
 from balancer.extproc.picks import ExternalProcessor
 from balancer.kernel.settings import Limits, Settings
@@ -88,7 +87,7 @@ class PickRig(Rig):
         self.router = Router(LeastRequests(), SETTINGS)
         self.metrics, picker = Metrics(self.router, time.monotonic), Picker(self.router, time.monotonic, run=RUN)
         self.recorder, self.picker = Recorder(self.router, picker, self.metrics, time.monotonic), picker
-        processor = ExternalProcessor(picker, self.recorder, HeaderNames, lambda: True)
+        processor = ExternalProcessor(picker, self.recorder, lambda: True)
         self.balancers = [FakeBalancer(picks=processor.handler(), listener=self.recorder)]
 
     def listed(self) -> None:

@@ -74,7 +74,7 @@ class BothFronts(NativeRig):
         self.metrics = Metrics(self.router, time.monotonic)
         self.recorder = Recorder(self.router, picker, self.metrics, time.monotonic)
         self.recorder.recent._window_s = math.inf  # all that a test has sent is recent, however slow the machine
-        self.processor = ExternalProcessor(picker, self.recorder, HeaderNames, lambda: True)
+        self.processor = ExternalProcessor(picker, self.recorder, lambda: True)
         self.front = NativeFront(self.router, self.metrics, self.recorder)
         self.front.workers(listed)
         self.go_on_beating()

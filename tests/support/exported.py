@@ -13,6 +13,7 @@ from balancer.config.config import Config
 from balancer.discovery.inference.pods import PoolCounts
 from balancer.discovery.pods.watch import PodCounts
 from balancer.extproc.endpoints import Ads
+from balancer.extproc.picker import Picker
 from balancer.fleet_api.counts import FleetCallCounts as FleetCounts
 from balancer.native.layouts import COUNTS
 from balancer.reports.collector import ReportCounts
@@ -53,7 +54,7 @@ def declared() -> dict[str, frozenset[str]]:
     tables: Any = type("Tables", (), {"asked": 0, "seconds": 0.0, "wait_s": 0.0, "__len__": lambda _: 0})()
     router: Any = SimpleNamespace(state=state, replaced=0, tables=tables)
     metrics.register(lambda: native_metrics(router))
-    objectives = ClusterObjectives(Config())
+    objectives = ClusterObjectives(Config(), Picker(make_router(1), lambda: 0.0))
     metrics.register(lambda: pod_metrics(PodCounts(), PoolCounts(), objectives))
     metrics.register(Drains(make_router(1), lambda: 0.0, lambda _: None).metrics)
     metrics.register(lambda: split_metrics(Splits()))

@@ -17,7 +17,6 @@ from tritonclient.grpc import service_pb2
 from balancer.channels.links import Links
 from balancer.config.config import from_mapping
 from balancer.discovery.workers import WorkerSpec, changes
-from balancer.extproc.kserve import HeaderNames
 from balancer.extproc.picker import Picker
 from balancer.proxy.messages import INFER, STREAM
 from balancer.proxy.settings import ProxyConstants
@@ -117,7 +116,7 @@ async def proxied(
     picker = Picker(router, time.monotonic)
     recorder = Recorder(router, picker, metrics, time.monotonic)
     links = Links()
-    front = ProxyFront(config, recorder, time.monotonic, HeaderNames, lambda: True, links.channels, picker.holding)
+    front = ProxyFront(config, recorder, time.monotonic, lambda: True, links.channels, picker.holding)
     front.configure(dataclasses.replace(config.proxy_settings(), constants=ProxyConstants(**(constants or {}))))
     picker.splits.configure(config.splits())
     specs = [

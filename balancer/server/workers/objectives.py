@@ -10,19 +10,20 @@ from balancer.config.config import Config
 from balancer.discovery.cluster.watch import WatchCounts
 from balancer.discovery.inference.objectives import ObjectiveSource, Priorities
 from balancer.extproc.kserve import NO_OBJECTIVE, Objectives
+from balancer.extproc.picker import Picker
 
 
 class ClusterObjectives:
     """Which priority an objective's name stands for, as the config says, else the cluster."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, picker: Picker) -> None:
         """The cluster is asked only where the config names a pool."""
         pods = config.discovery.kubernetes
         wanted = None if pods is None else pods.wanted()
         self._source = ObjectiveSource(wanted.access, wanted.pool) if wanted is not None and wanted.pool else None
         self.counts = WatchCounts() if self._source is None else self._source.counts
         self.priorities: Priorities = {}
-        self.in_force: Objectives = {}
+        self._picker = picker
         self.configure(config)
 
     def configure(self, config: Config) -> None:
@@ -41,7 +42,7 @@ class ClusterObjectives:
         self._combine()
 
     def _combine(self) -> None:
-        self.in_force = {**numbered(self.priorities, self._sheddable), **self._named}
+        self._picker.objectives = {**numbered(self.priorities, self._sheddable), **self._named}
 
 
 def numbered(priorities: Mapping[str, int], sheddable: int) -> Objectives:

@@ -22,7 +22,6 @@ from tritonclient.grpc import service_pb2
 
 from balancer import bounds
 from balancer.discovery.workers import WorkerSpec
-from balancer.extproc.kserve import HeaderNames
 from balancer.extproc.picker import Addresses, Picker
 from balancer.extproc.picks import ExternalProcessor
 from balancer.scheduler.events import ModelReport
@@ -45,7 +44,7 @@ async def picked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pick
     listening = Listening()
     workers = [FakeWorker("w0"), FakeWorker("w1")]
     picker = Picker(make_router(2, RoundRobin(), models=[ModelReport("m", "1", ready=True)]), lambda: 0.1)
-    processor = ExternalProcessor(picker, listening, HeaderNames, lambda: True)
+    processor = ExternalProcessor(picker, listening, lambda: True)
     folder: Path = tmp_path_factory.mktemp("compressed")
     async with contextlib.AsyncExitStack() as parts:
         rig = Rig(folder, [FakeBalancer(picks=processor.handler())], workers)

@@ -14,7 +14,7 @@ from support.fleets import make_router
 from support.other_gateways import Listening
 
 from balancer.discovery.workers import WorkerSpec
-from balancer.extproc.kserve import NO_OBJECTIVE, HeaderNames, Objectives
+from balancer.extproc.kserve import NO_OBJECTIVE, Objectives
 from balancer.extproc.names import PICKS_SERVICE
 from balancer.extproc.picker import Addresses, Picker
 from balancer.extproc.picks import ExternalProcessor
@@ -61,9 +61,10 @@ async def gateway(
     picker = Picker(router, lambda: 0.1, "7")
     picker.fallbacks_for_all = fallbacks
     picker.addresses = Addresses(SPECS)
+    picker.objectives = objectives or {}
     listening = Listening()
     server = grpc.aio.server()
-    processor = ExternalProcessor(picker, listening, HeaderNames, lambda: ready, lambda: objectives or {})
+    processor = ExternalProcessor(picker, listening, lambda: ready)
     server.add_generic_rpc_handlers((processor.handler(),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

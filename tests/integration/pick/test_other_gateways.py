@@ -32,7 +32,6 @@ from support.waiting import PATIENCE_S
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from balancer.discovery.workers import WorkerSpec
-from balancer.extproc.kserve import HeaderNames
 from balancer.extproc.picker import Addresses, Picker
 from balancer.extproc.picks import ExternalProcessor
 from balancer.kernel.settings import SplitSettings
@@ -84,7 +83,7 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
         ]
         picker.addresses = Addresses(specs)
         server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
-        processor = ExternalProcessor(picker, listening, HeaderNames, lambda: ready[0])
+        processor = ExternalProcessor(picker, listening, lambda: ready[0])
         server.add_generic_rpc_handlers((processor.handler(),))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()

@@ -110,7 +110,7 @@ class Played:
         clocks = Clocks(lambda: self.now_s, lambda: 0.0)
         self.workers = FakeWorkers()
         counts: Counter[tuple[str, str]] = Counter()
-        callers = Callers(HeaderNames)
+        callers = Callers()
         batching = Batching(self.workers, lambda model, version: 2, clocks, AttemptLatencies(), counts, callers)
         self.sharing = Sharing(batching, clocks, counts, callers)
         batching.configure(SETTINGS)

@@ -216,7 +216,7 @@ class Gathering:
             Clocks(lambda: self.now_s, lambda: 0.0),
             AttemptLatencies(),
             Counter(),
-            Callers(HeaderNames),
+            Callers(),
         )
         model = ModelProxySection(repeatable=True, batch=BatchSection(max_rows=8, wait_s=0.0))
         self.batching.configure(ProxySettings(models={"m": model}))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from support.fleets import make_router
 
 from balancer.bounds import MAX_PRIORITY
 from balancer.config.config import Config, from_mapping
 from balancer.extproc.kserve import NO_OBJECTIVE
+from balancer.extproc.picker import Picker
 from balancer.server.workers.objectives import ClusterObjectives, numbered
 
 
@@ -34,9 +36,10 @@ def test_the_config_goes_before_the_cluster_and_may_change() -> None:
     def config(sheddable: int, **objectives: int) -> Config:
         return from_mapping({"limits": {"sheddable_priority": sheddable}, "requests": {"objectives": objectives}})
 
-    objectives = ClusterObjectives(config(100, batch=7))
-    assert objectives.in_force == {"batch": 7}
+    picker = Picker(make_router(1), lambda: 0.0)
+    objectives = ClusterObjectives(config(100, batch=7), picker)
+    assert picker.objectives == {"batch": 7}
     objectives.take({"batch": -1, "other": -2})
-    assert objectives.in_force == {NO_OBJECTIVE: 0, "batch": 7, "other": 101}
+    assert picker.objectives == {NO_OBJECTIVE: 0, "batch": 7, "other": 101}
     objectives.configure(config(50))
-    assert objectives.in_force == {NO_OBJECTIVE: 0, "batch": 50, "other": 51}
+    assert picker.objectives == {NO_OBJECTIVE: 0, "batch": 50, "other": 51}
