@@ -152,12 +152,14 @@ class FakeBalancer:
 class FakeBalancerProcess:
     """A FakeBalancer in a process of its own, which can be stopped (SIGSTOP) and continued; it picks nobody."""
 
-    endpoints: list[Endpoint]
+    workers: list[FakeWorker]
     port: int = 0
+    ads: Ads = field(default_factory=Ads)
+    """Nobody hears of it: the process tells of the workers as they are at its start."""
     _process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        workers = json.dumps([dataclasses.asdict(endpoint) for endpoint in self.endpoints])
+        workers = json.dumps([dataclasses.asdict(worker.as_endpoint()) for worker in self.workers])
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "support.envoy_fakes", workers),
             cwd=Path(__file__).parents[1],
@@ -313,7 +315,7 @@ class Rig:
     """A real Envoy between fake balancers and fake workers."""
 
     directory: Path
-    balancers: list[FakeBalancer] = field(default_factory=lambda: [FakeBalancer()])
+    balancers: list[Any] = field(default_factory=lambda: [FakeBalancer()])
     workers: list[FakeWorker] = field(default_factory=lambda: [FakeWorker("w0"), FakeWorker("w1"), FakeWorker("w2")])
     # A slow machine must not look like a slow balancer: the fakes and the clients share one thread.
     options: BootstrapOptions = field(
@@ -322,9 +324,9 @@ class Rig:
     channel_credentials: grpc.ChannelCredentials | None = None
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[Rig]:
-        """Start everything; yields once Envoy serves all workers."""
-        async with running(*self.workers, *self.balancers):
+    async def running(self, *absent: FakeBalancer) -> AsyncIterator[Rig]:
+        """Start everything but the balancers that are absent; yields once Envoy serves all workers that it hears of."""
+        async with running(*self.workers, *(each for each in self.balancers if each not in absent)):
             self.announce()
             port, admin_port = free_ports(2)
             options = dataclasses.replace(

@@ -28,7 +28,7 @@ from balancer.extproc.endpoints import Endpoint
 from balancer.kernel.settings import Settings
 from balancer.reports import streams
 from balancer.reports.control import drain
-from balancer.scheduler.events import Event, Finished, ModelReport, Report, ReportsLost, WorkerAdded
+from balancer.scheduler.events import Event, Finished, ModelReport, Report, WorkerAdded
 from balancer.scheduler.router import Router
 from balancer.stack.ports import free_ports
 from balancer.stack.tritonserver import TritonServer
@@ -57,6 +57,17 @@ async def triton(tmp_path: Path) -> AsyncIterator[TritonServer]:
     server = triton_at(free_ports(3), tmp_path / "triton.log")
     async with running(server):
         yield server
+
+
+@contextlib.asynccontextmanager
+async def restarted(triton: TritonServer, folder: Path) -> AsyncIterator[None]:
+    """Another one on its ports."""
+    again = triton_at([triton.grpc_port, triton.http_port, triton.metrics_port], folder / "restarted.log")
+    try:
+        await again.start()
+        yield
+    finally:
+        await again.kill()
 
 
 @contextlib.asynccontextmanager
@@ -167,6 +178,9 @@ async def test_reports_say_what_triton_does(heard: Heard, client: Any) -> None:
         assert compute_s >= 0.3 * executions
     assert model_of(done, "plain").batches == ()
     await heard.report(lambda report: model_of(report).executing == 0, after=len(heard.events))
+    with pytest.raises(triton_grpc.InferenceServerException):
+        await client.infer("seconds", seconds(-1.0))
+    await heard.report(lambda report: model_of(report).failed == 1)
 
 
 async def test_a_triton_is_read_and_reached_by_tls_and_by_nobody_without_a_certificate(tmp_path: Path) -> None:
@@ -238,12 +252,6 @@ async def test_the_first_request_after_quiet_is_reported_by_an_agent_that_is_wok
             await heard.report(lambda report: any(m.succeeded for m in report.models), after=before)
 
 
-async def test_failures_are_counted(heard: Heard, client: Any) -> None:
-    with pytest.raises(triton_grpc.InferenceServerException):
-        await client.infer("seconds", seconds(-1.0))
-    await heard.report(lambda report: model_of(report).failed == 1)
-
-
 async def test_a_killed_triton_is_not_ready_and_a_restarted_one_is_another_incarnation(
     heard: Heard, client: Any, triton: TritonServer, tmp_path: Path
 ) -> None:
@@ -254,19 +262,15 @@ async def test_a_killed_triton_is_not_ready_and_a_restarted_one_is_another_incar
     assert (down.incarnation, down.models) == (before.incarnation, ())
     assert down.number > before.number
 
-    restarted = triton_at([triton.grpc_port, triton.http_port, triton.metrics_port], tmp_path / "restarted.log")
-    try:
-        await restarted.start()
+    async with restarted(triton, tmp_path):
         again = await heard.report(lambda report: report.ready, after=len(heard.events))
-    finally:
-        await restarted.kill()
     assert again.incarnation > before.incarnation
     assert (model_of(again).succeeded, model_of(again).batches) == (0, ())
 
 
 @pytest.mark.parametrize("queued", [1, 24], ids=["executing only", "with a queue"])
-async def test_a_terminating_triton_drains_before_it_refuses(
-    heard: Heard, client: Any, triton: TritonServer, queued: int
+async def test_a_terminating_triton_drains_before_it_refuses_and_one_that_returns_drains_no_more(
+    heard: Heard, client: Any, triton: TritonServer, tmp_path: Path, queued: int
 ) -> None:
     """It serves on until the balancer knows and nothing is left; then it goes, and waits for no time-out."""
     requests = [asyncio.ensure_future(client.infer("seconds", seconds(0.3))) for _ in range(queued)]
@@ -281,6 +285,9 @@ async def test_a_terminating_triton_drains_before_it_refuses(
     await asyncio.gather(*requests)
     await heard.report(lambda report: not report.ready)
     await triton.wait()
+    async with restarted(triton, tmp_path):
+        again = await heard.report(lambda report: report.ready and not report.draining, after=len(heard.events))
+    assert again.incarnation > draining.incarnation
 
 
 async def test_a_drained_worker_is_known_to_every_balancer_and_has_nothing_left(
@@ -306,29 +313,6 @@ async def test_a_drained_worker_is_known_to_every_balancer_and_has_nothing_left(
             # It still serves who comes past the balancers, and goes on draining.
             await client.infer("plain", seconds_unbatched(0.0))
             await first.report(lambda report: report.draining and report.ready, after=len(first.events))
-
-
-async def test_a_worker_of_which_no_balancer_hears_is_not_drained(triton: TritonServer) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "agent.sock"
-        async with agent_beside(triton, f"127.0.0.1:{free_ports(1)[0]}", control=path):
-            await eventually(path.exists, "the agent listens")
-            assert "no balancer is connected" in await drain(path, PATIENCE_S)
-
-
-async def test_a_triton_that_returns_drains_no_more(heard: Heard, triton: TritonServer, tmp_path: Path) -> None:
-    before = await heard.report(lambda report: report.ready)
-    await heard.report(lambda report: report.number > before.number + 10)
-    triton.process.terminate()
-    draining = await heard.report(lambda report: report.draining)
-    await triton.wait()
-    restarted = triton_at([triton.grpc_port, triton.http_port, triton.metrics_port], tmp_path / "restarted.log")
-    try:
-        await restarted.start()
-        again = await heard.report(lambda report: report.ready and not report.draining, after=len(heard.events))
-    finally:
-        await restarted.kill()
-    assert again.incarnation > draining.incarnation
 
 
 def seconds_unbatched(value: float) -> list[Any]:
@@ -362,25 +346,9 @@ async def test_a_model_that_is_unloaded_and_loaded_leaves_the_others_ready(heard
     assert again.incarnation == first.incarnation
 
 
-async def test_every_balancer_hears_and_the_end_of_the_agent_is_heard(triton: TritonServer) -> None:
-    first, second = Heard(), Heard()
-    async with collecting(first) as (_, one), collecting(second) as (_, other):
-        async with agent_beside(triton, one, other):
-            await first.report(lambda report: report.ready and report.balancers == 2)
-            await second.report(lambda report: report.ready and report.balancers == 2)
-        for heard in (first, second):
-            await heard.until(lambda event: event == ReportsLost("w"))
-
-
-async def test_a_restarted_balancer_hears_all_anew(triton: TritonServer, client: Any) -> None:
-    first, second = Heard(), Heard()
-    await client.infer("seconds", seconds(0.0))
-    async with contextlib.AsyncExitStack() as stack:
-        async with collecting(first) as (_, address):
-            await stack.enter_async_context(agent_beside(triton, address))
-            before = await first.report(lambda report: report.ready and bool(model_of(report).batches))
-        async with collecting(second, port=int(address.rpartition(":")[2])):
-            again = await second.report(lambda report: True)
-    assert again.incarnation == before.incarnation
-    assert again.number > before.number
-    assert model_of(again).batches == model_of(before).batches
+async def test_a_worker_of_which_no_balancer_hears_is_not_drained(triton: TritonServer) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "agent.sock"
+        async with agent_beside(triton, f"127.0.0.1:{free_ports(1)[0]}", control=path):
+            await eventually(path.exists, "the agent listens")
+            assert "no balancer is connected" in await drain(path, PATIENCE_S)

@@ -11,10 +11,8 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from support.envoy_fakes import FakeBalancer, FakeBalancerProcess, Rig, go_on, running
 from support.waiting import PATIENCE_S, eventually
-from tritonclient.grpc import service_pb2_grpc
 
 from balancer.bootstrap.bootstrap import BootstrapOptions
-from balancer.stack.envoyproxy import EnvoyProcess
 from balancer.stack.ports import free_ports
 
 pytestmark = pytest.mark.integration
@@ -120,27 +118,15 @@ async def test_balancers_at_unix_sockets(tmp_path: Path) -> None:
 
 
 async def test_envoy_can_start_first(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
-    async with running(*rig.workers):
-        port, admin_port, balancer_port = free_ports(3)
-        options = BootstrapOptions(
-            listener_address="127.0.0.1",
-            listener_port=port,
-            admin_port=admin_port,
-            balancers=(f"127.0.0.1:{balancer_port}",),
-        )
-        envoy = EnvoyProcess(options=options, log_path=tmp_path / "envoy.log", concurrency=1)
-        async with running(envoy), grpc.aio.insecure_channel(envoy.endpoint) as channel:
-            rig.stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-            await envoy.wait_ready()
-            with pytest.raises(grpc.aio.AioRpcError) as raised:
-                await rig.infer()
-            assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
-            rig.balancers = [FakeBalancer(port=balancer_port)]
-            rig.announce()
-            always_first(rig)
-            async with running(*rig.balancers):
-                await eventually(lambda: only_serves(rig, "w0"))
+    balancer = FakeBalancer(port=free_ports(1)[0])
+    rig = Rig(tmp_path, balancers=[balancer])
+    async with rig.running(balancer):
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await rig.infer()
+        assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
+        always_first(rig)
+        async with running(balancer):
+            await eventually(lambda: only_serves(rig, "w0"))
 
 
 async def only_serves(rig: Rig, name: str) -> bool:
@@ -152,28 +138,16 @@ async def only_serves(rig: Rig, name: str) -> bool:
 
 async def test_a_stopped_process_does_not_keep_the_endpoints_to_itself(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
-    other = FakeBalancer(port=free_ports(1)[0])
-    async with running(*rig.workers):
-        process = FakeBalancerProcess([worker.as_endpoint() for worker in rig.workers])
-        async with running(process):
-            port, admin_port = free_ports(2)
-            options = BootstrapOptions(
-                listener_address="127.0.0.1",
-                listener_port=port,
-                admin_port=admin_port,
-                balancers=(process.endpoint, other.endpoint),
-            )
-            rig.envoy = EnvoyProcess(options=options, log_path=tmp_path / "envoy.log", concurrency=1)
-            async with running(rig.envoy), grpc.aio.insecure_channel(rig.envoy.endpoint) as channel:
-                rig.stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-                await rig.envoy.wait_ready()
-                assert {await rig.infer() for _ in range(30)} == {"w0", "w1", "w2"}
-                rig.balancers = [other]
-                async with running(other):
-                    process.send_signal(signal.SIGSTOP)
-                    rig.announce(w1="draining", w2="draining")
-                    await until_served_by(rig, "w0")
-                    assert other.ads.connected == 1
+    rig.options = BootstrapOptions()
+    process, other = FakeBalancerProcess(rig.workers), FakeBalancer(port=free_ports(1)[0])
+    rig.balancers = [process, other]
+    async with rig.running(other):
+        assert {await rig.infer() for _ in range(30)} == {"w0", "w1", "w2"}
+        async with running(other):
+            process.send_signal(signal.SIGSTOP)
+            rig.announce(w1="draining", w2="draining")
+            await until_served_by(rig, "w0")
+            assert other.ads.connected == 1
 
 
 NONSENSE = ("", "nonsense", "10.0.0.1", "127.0.0.1:1", "127.0.0.1:99999", "[::1]:80,,;", "ü" * 9, "w0", "x" * 9999)

@@ -67,19 +67,6 @@ async def test_contents_stand_in_the_message_by_type(stack: Stack) -> None:
         assert answer.raw_output_contents[0] == b"\3\0\0\0ONE\3\0\0\0TWO"
 
 
-async def test_a_callback_gets_what_an_asynchronous_call_answers(stack: Stack) -> None:
-    def many() -> list[int]:
-        answers: queue.Queue[Any] = queue.Queue()
-        with triton_grpc.InferenceServerClient(stack.url) as client:
-            for _ in range(8):
-                inputs = [numbers(triton_grpc, name, [1, 2, 3, 4]) for name in ("A", "B")]
-                client.async_infer("several_outputs", inputs, lambda result, error: answers.put(error or result))
-            found = [answers.get(timeout=PATIENCE_S) for _ in range(8)]
-        return [int(result.as_numpy("SUM")[0, 3]) for result in found]
-
-    assert await asyncio.to_thread(many) == [8] * 8
-
-
 async def test_own_parameters_and_arguments_of_the_channel(stack: Stack) -> None:
     """Custom parameters go along; keep-alive and channel arguments hold the connection."""
 
@@ -98,36 +85,6 @@ async def test_own_parameters_and_arguments_of_the_channel(stack: Stack) -> None
         return ",".join(found)
 
     assert await asyncio.to_thread(once) == "CUSTOM,CUSTOM"
-
-
-def sequence(of: Any, client: Any, sequence_id: int, headers: dict[str, str] | None = None) -> list[int]:
-    """Unary calls, one after the other; what the model has summed after each."""
-    sums = []
-    for place, number in enumerate(VALUES):
-        result = client.infer(
-            "sequence_sum",
-            [numbers(of, "VALUE", [number], "INT64")],
-            sequence_id=sequence_id,
-            sequence_start=place == 0,
-            sequence_end=place == len(VALUES) - 1,
-            headers=headers,
-        )
-        sums.append(int(result.as_numpy("SUM").ravel()[0]))
-    return sums
-
-
-async def test_sequences_by_unary_calls(stack: Stack) -> None:
-    def both() -> list[list[int]]:
-        with (
-            triton_grpc.InferenceServerClient(stack.url) as by_grpc,
-            triton_http.InferenceServerClient(stack.url) as by_http,
-        ):
-            # The header: where Envoy asks the balancer, no body of HTTP is read.
-            by_header = sequence(triton_http, by_http, 1002, {"x-sequence-id": "1002"})
-            return [sequence(triton_grpc, by_grpc, 1001), by_header]
-
-    sums = np.cumsum(VALUES).tolist()
-    assert await asyncio.to_thread(both) == [sums, sums]
 
 
 async def test_sequences_by_a_stream(stack: Stack) -> None:

@@ -11,9 +11,7 @@ import aiohttp
 import grpc
 import numpy as np
 import pytest
-import tritonclient.grpc as sync_grpc
 import tritonclient.grpc.aio as triton_grpc
-import tritonclient.http as sync_http
 import tritonclient.http.aio as triton_http
 from google.protobuf.json_format import MessageToDict
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -251,42 +249,6 @@ async def test_settings_go_to_all(stack: Stack) -> None:
         assert (await rest.update_log_settings({"log_verbose_level": 0}))["log_verbose_level"] == 0
         assert (await rest.update_trace_settings(settings={"trace_rate": "1000"}))["trace_rate"] == "1000"
         assert (await rest.get_trace_settings())["trace_level"] == ["OFF"]
-
-
-def blocking(url: str) -> dict[str, Any]:
-    """What Triton's clients without asyncio are told."""
-    with sync_grpc.InferenceServerClient(url) as by_grpc, sync_http.InferenceServerClient(url) as by_http:
-        return {
-            "live": (by_grpc.is_server_live(), by_http.is_server_live()),
-            "ready": (by_grpc.is_server_ready(), by_http.is_server_ready()),
-            "model": (by_grpc.is_model_ready(MODEL), by_http.is_model_ready(MODEL)),
-            "index": (
-                {each["name"] for each in by_grpc.get_model_repository_index(as_json=True)["models"]},
-                {each["name"] for each in by_http.get_model_repository_index()},
-            ),
-        }
-
-
-async def test_clients_without_asyncio_are_told_the_same(stack: Stack) -> None:
-    told = await asyncio.to_thread(blocking, stack.url)
-    assert told == await asyncio.to_thread(blocking_of, stack)
-
-
-def blocking_of(stack: Stack) -> dict[str, Any]:
-    """The same of one Triton, which has a port for each protocol."""
-    with (
-        sync_grpc.InferenceServerClient(grpc_of(stack)) as by_grpc,
-        sync_http.InferenceServerClient(http_of(stack)) as by_http,
-    ):
-        return {
-            "live": (by_grpc.is_server_live(), by_http.is_server_live()),
-            "ready": (by_grpc.is_server_ready(), by_http.is_server_ready()),
-            "model": (by_grpc.is_model_ready(MODEL), by_http.is_model_ready(MODEL)),
-            "index": (
-                {each["name"] for each in by_grpc.get_model_repository_index(as_json=True)["models"]},
-                {each["name"] for each in by_http.get_model_repository_index()},
-            ),
-        }
 
 
 async def test_no_call_about_the_fleet_counts_as_a_request_to_a_worker(stack: Stack) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,14 @@ import pytest
 from support.balancer_alone import BalancerAlone
 from support.chart import of_kind, role
 from support.kubernetes_api import KubernetesApi, Namespace
-from support.pods import until_stopped
-from support.waiting import PATIENCE_S, eventually
+from support.pods import Followed, until_stopped
+from support.waiting import eventually
 
 from balancer.discovery.cluster import api as pods_api
 from balancer.discovery.cluster.api import ClusterAccess
 from balancer.discovery.inference.pods import PodSource
 from balancer.discovery.pods.watch import PodsWanted
+from balancer.discovery.workers import WorkerSpec
 
 pytestmark = pytest.mark.integration
 
@@ -28,32 +28,17 @@ ACCOUNT = "fleet-balancer"
 """That the chart makes for the balancer."""
 
 
-class Fleet:
-    """What a source yields."""
+class Fleet(Followed[dict[str, bool]]):
+    """By name whether a worker drains."""
 
     def __init__(self, access: ClusterAccess, **wanted: Any) -> None:
-        self.source = PodSource(PodsWanted(access, **wanted))
+        super().__init__(PodSource(PodsWanted(access, **wanted)), self._shown)
         self.counts = self.source.counts
-        self.listed: dict[str, bool] | None = None
-        """By name whether it drains."""
         self.endpoints: dict[str, str] = {}
-        self.changed = asyncio.Event()
-        self.stop = asyncio.Event()
 
-    async def follow(self) -> None:
-        async with contextlib.aclosing(self.source.updates(self.stop)) as updates:
-            async for workers in updates:
-                self.listed = {worker.name: worker.draining for worker in workers}
-                self.endpoints = {worker.name: worker.grpc_endpoint for worker in workers}
-                self.changed.set()
-
-    async def until(self, listed: dict[str, bool]) -> float:
-        """The clock's seconds when it is so."""
-        async with asyncio.timeout(PATIENCE_S):
-            while self.listed != listed:
-                self.changed.clear()
-                await self.changed.wait()
-        return time.monotonic()
+    def _shown(self, workers: list[WorkerSpec]) -> dict[str, bool]:
+        self.endpoints = {worker.name: worker.grpc_endpoint for worker in workers}
+        return {worker.name: worker.draining for worker in workers}
 
 
 @contextlib.asynccontextmanager
@@ -71,18 +56,15 @@ async def access(namespace: Namespace, tmp_path: Path) -> ClusterAccess:
     return ClusterAccess("app=triton", kubeconfig=file)
 
 
-async def test_pods_come_become_ready_change_and_go(
-    namespace: Namespace, access: ClusterAccess, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_pods_come_become_ready_change_and_go(namespace: Namespace, access: ClusterAccess) -> None:
     async with following(access) as fleet:
         await fleet.until({})
         await namespace.create("a", last=1)
         await namespace.status("a", last=1, ready=False)
         await namespace.ready("b", last=2)
         await fleet.until({"b": False})
-        began_s = time.monotonic()
         await namespace.status("a", last=1)
-        listed_s = await fleet.until({"a": False, "b": False}) - began_s
+        await fleet.until({"a": False, "b": False})
         await namespace.status("b", last=2, ready=False)
         await fleet.until({"a": False, "b": True})
         await namespace.status("b", last=2)
@@ -95,16 +77,13 @@ async def test_pods_come_become_ready_change_and_go(
         await fleet.until({"a": False, "b": True})
         await namespace.annotate("b", draining=None)
         await fleet.until({"a": False, "b": False})
-        began_s = time.monotonic()
         await namespace.delete("a")
-        draining_s = await fleet.until({"a": True, "b": False}) - began_s
+        await fleet.until({"a": True, "b": False})
         await namespace.status("a", last=1, ready=False)
         await namespace.end("a")
         await fleet.until({"b": False})
         assert fleet.counts.lists == {"start": 1}
         assert fleet.counts.failures == {}
-    with capsys.disabled():
-        print(f"\npod ready to listed: {listed_s * 1e3:.0f} ms; deletion to draining: {draining_s * 1e3:.0f} ms")
 
 
 async def test_what_pods_say_of_themselves(namespace: Namespace, access: ClusterAccess) -> None:
@@ -171,7 +150,7 @@ async def test_the_api_server_dies_and_returns_with_a_history_that_is_gone(
         await eventually(lambda: not fleet.counts.connected, "it is told that the API is away")
         # Nobody will be told of this pod's end.
         await kubernetes.forget_in_etcd(f"/registry/pods/{namespace.name}/b")
-        assert fleet.listed == {"a": False, "b": False, "c": False}, "the last known stay"
+        assert fleet.listed[-1] == {"a": False, "b": False, "c": False}, "the last known stay"
         await kubernetes.restart()
         await fleet.until({"a": False, "c": False})
         assert fleet.counts.failures["expired"] >= 1
@@ -237,7 +216,7 @@ async def test_without_the_role_the_log_says_what_to_bind_and_the_pods_come_once
     file = await namespace.kubeconfig(tmp_path / "kubeconfig", await namespace.token(ACCOUNT))
     async with following(ClusterAccess("app=triton", kubeconfig=file)) as fleet:
         await eventually(lambda: fleet.counts.failures["forbidden"], "it is refused")
-        assert fleet.listed is None
+        assert fleet.listed == []
         await namespace.create_all(bindings)
         await fleet.until({"a": False})
     assert (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from support.balancer_alone import BalancerAlone
 from support.chart import role
 from support.inference import KINDS, OBJECTIVES, POOLS, objective, pool
 from support.kubernetes_api import KubernetesApi, Namespace
-from support.pods import until_stopped
+from support.pods import Followed, until_stopped
 from support.waiting import eventually
 
 from balancer.discovery.cluster.api import ClusterAccess
@@ -91,21 +90,15 @@ async def delete(namespace: Namespace, found: dict[str, Any]) -> None:
     await namespace.api.do("DELETE", f"{path}/{found['metadata']['name']}")
 
 
-class Fleet:
-    """What a source yields."""
+class Fleet(Followed[dict[str, tuple[str, str]]]):
+    """Endpoints by name."""
 
     def __init__(self, access: ClusterAccess) -> None:
-        self.source = PodSource(PodsWanted(access, pool="triton"))
-        self.listed: list[dict[str, tuple[str, str]]] = []
-        self.stop = asyncio.Event()
+        source = PodSource(PodsWanted(access, pool="triton"))
+        super().__init__(source, lambda workers: {w.name: (w.grpc_endpoint, w.http_endpoint) for w in workers})
 
-    async def follow(self) -> None:
-        async with contextlib.aclosing(self.source.updates(self.stop)) as updates:
-            async for workers in updates:
-                self.listed.append({each.name: (each.grpc_endpoint, each.http_endpoint) for each in workers})
-
-    async def until(self, **endpoints: tuple[str, str]) -> None:
-        await eventually(lambda: self.listed[-1:] == [endpoints], f"{endpoints} are listed")
+    async def lists(self, **endpoints: tuple[str, str]) -> None:
+        await self.until(endpoints)
 
 
 @contextlib.asynccontextmanager
@@ -125,14 +118,14 @@ async def test_a_pool_says_which_pods_and_by_which_ports_while_it_changes(
     async with following(access) as fleet:
         counts = fleet.source.pool_counts
         assert counts is not None
-        await fleet.until(a=("10.0.0.1:8001", "10.0.0.1:8000"))
+        await fleet.lists(a=("10.0.0.1:8001", "10.0.0.1:8000"))
         await patch(namespace, pool("triton", 8001, labels=gold))
-        await fleet.until(b=("10.0.0.2:8001", "10.0.0.2:8000"))
+        await fleet.lists(b=("10.0.0.2:8001", "10.0.0.2:8000"))
         await patch(namespace, pool("triton", 9001, labels=gold, appProtocol="kubernetes.io/h2c"))
-        await fleet.until(b=("10.0.0.2:9001", "10.0.0.2:8000"))
+        await fleet.lists(b=("10.0.0.2:9001", "10.0.0.2:8000"))
         assert len(fleet.listed) == 3, "no worker is taken away in between"
         await namespace.ready("c", last=3, labels=gold)
-        await fleet.until(b=("10.0.0.2:9001", "10.0.0.2:8000"), c=("10.0.0.3:9001", "10.0.0.3:8000"))
+        await fleet.lists(b=("10.0.0.2:9001", "10.0.0.2:8000"), c=("10.0.0.3:9001", "10.0.0.3:8000"))
         assert fleet.source.counts.lists == {"start": 1, "selector": 2}
         assert fleet.source.counts.failures + counts.failures == {}
         assert counts.changes == 3
@@ -152,11 +145,11 @@ async def test_what_is_missing_or_no_use_is_said_and_awaited(
         await eventually(lambda: counts.invalid_values["inference_pool"] == 2, "several ports are refused")
         assert fleet.listed == []
         await patch(namespace, pool("triton", 8000, 8001))
-        await fleet.until(a=("10.0.0.1:8001", "10.0.0.1:8000"))
+        await fleet.lists(a=("10.0.0.1:8001", "10.0.0.1:8000"))
         await delete(namespace, pool("triton"))
         await eventually(lambda: counts.invalid_values["inference_pool"] == 3, "the pool is missed again")
         await namespace.ready("b", last=2)
-        await fleet.until(a=("10.0.0.1:8001", "10.0.0.1:8000"), b=("10.0.0.2:8001", "10.0.0.2:8000"))
+        await fleet.lists(a=("10.0.0.1:8001", "10.0.0.1:8000"), b=("10.0.0.2:8001", "10.0.0.2:8000"))
     said = [message for message in caplog.messages if message.startswith(_AWAY)]
     assert (
         f"{_AWAY}404: the cluster does not know inferencepools.inference.networking.k8s.io in version v1; install the "

@@ -9,7 +9,6 @@ import pytest
 from support.native import NativeRig
 from support.waiting import eventually
 
-from balancer.native.folder import JOURNAL
 from balancer.server.decision_log.files import DecisionFiles
 from balancer.server.decision_log.reading import read_log
 from balancer.server.decision_log.recorded import DecisionLog
@@ -69,22 +68,3 @@ async def test_what_envoy_decided_before_it_died_is_decided_again(rig: NativeRig
     assert joined.ok.all()
     assert (joined.served == joined.pick).all()
     assert (joined.latency_s > 0).all()
-
-
-async def test_a_journal_spoiled_costs_no_request(rig: NativeRig, kept: Kept) -> None:
-    await rig.infer()
-    path = rig.folder / JOURNAL
-    with path.open("r+b") as file:
-        file.write(b"\xff" * 4096)
-    for _ in range(6):
-        await rig.infer()
-    assert not kept.recording.drain()
-    for _ in range(6):
-        await rig.infer()
-    path.unlink()
-    for _ in range(6):
-        await rig.infer()
-    log = kept.end()
-    assert 6 <= len(log) <= 18
-    assert sum(kept.lost) >= 1
-    assert replay(log).exact

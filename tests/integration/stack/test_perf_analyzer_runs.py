@@ -17,7 +17,7 @@ from support.stack import Stack
 from balancer.errors import OperatorError
 from balancer.stack.ports import free_port_range
 
-pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
 RESPONSES = 16
 LOADS = {

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import tritonclient.grpc.aio as triton_grpc
-import tritonclient.http as http_client
 import tritonclient.http.aio as triton_http
 from support.stack import Stack
 from support.waiting import eventually
@@ -24,28 +23,21 @@ from balancer.stack.ports import free_port_range
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
-ONCE, COUNTED = "addition_once", "counted"
+ONCE, COUNTED, AGAIN, ANY_DIGITS = "addition_once", "counted", "digits_again", "any_digits"
 """Copies for one test each, so that what others send counts nothing there."""
+SURE = 0.9
 MODELS = {
     "digits": {"proxy": {"cache_ttl_s": 600}},
     "emulated_tft": {"proxy": {"repeatable": True, "batch": {"max_rows": 16, "wait_s": 0.004}}},
     "several_outputs": {},
     ONCE: {"proxy": {"once_s": 600}},
     COUNTED: {},
+    AGAIN: {},
     "string_upper": {},
     "identity": {},
     "sequence_sum": {},
     "decoupled_count": {},
 }
-RAW = {"Inference-Header-Content-Length": "0"}
-WAYS: dict[str, tuple[str, bytes, dict[str, str]]] = {
-    "raw": ("string_upper/infer", b"\1\0\0\0a", RAW),
-    "raw of a version": ("string_upper/versions/1/infer?x=1", b"\1\0\0\0a", RAW),
-    "large": ("string_upper/infer", b'{"inputs":[], "id": "%s"}' % (b"a" * 2**21), {}),
-    "generate": ("string_upper/generate", b'{"TEXT": ["a", "b"]}', {}),
-    "generate_stream": ("string_upper/generate_stream", b'{"TEXT": "a"}', {}),
-}
-"""Paths, bodies and headers of what the balancer does not forward."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -59,20 +51,21 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
             "tenants": {
                 "named": {
                     "greedy": {"requests_per_s": 0.001},
-                    **{f"greedy {way}": {"requests_per_s": 0.001} for way in WAYS},
-                    "wide": {"rows_per_s": 0.001},
                 }
             },
             "cascades": {"either": ["several_outputs", "string_upper"]},
+            "confidence_cascades": {
+                ANY_DIGITS: {"models": ["digits", AGAIN], "output": "PROBABILITIES", "threshold": SURE}
+            },
         },
     }
-    models = tuple(model for model in MODELS if model not in (ONCE, COUNTED))
+    models = tuple(model for model in MODELS if model not in (ONCE, COUNTED, AGAIN))
     stack = Stack(
         directory,
         workers=2,
         settings=settings,
         models=models,
-        copies={ONCE: "several_outputs", COUNTED: "string_upper"},
+        copies={ONCE: "several_outputs", COUNTED: "string_upper", AGAIN: "digits"},
     )
     try:
         await stack.start()
@@ -104,24 +97,6 @@ async def post(url: str, path: str, body: Any, **headers: str) -> tuple[int, dic
 
 def picked_at(stack: Stack, number: int) -> str:
     return f"127.0.0.1:{stack.specs[number].http_port}"
-
-
-@pytest.mark.parametrize("binary_in", [True, False])
-@pytest.mark.parametrize("binary_out", [True, False])
-async def test_tensors_go_as_json_and_as_bytes(stack: Stack, binary_in: bool, binary_out: bool) -> None:
-    outputs = [triton_http.InferRequestedOutput(name, binary_data=binary_out) for name in ("SUM", "DIFFERENCE")]
-    async with triton_http.InferenceServerClient(stack.url) as client:
-        result = await client.infer("several_outputs", addends(binary=binary_in), outputs=outputs)
-        texts = np.array([["grüße"], ["x" * 300]], np.object_)
-        upper = await client.infer(
-            "string_upper",
-            [tensor("TEXT", texts, "BYTES", binary=binary_in)],
-            outputs=[triton_http.InferRequestedOutput("UPPER", binary_data=binary_out)],
-        )
-    assert result.as_numpy("SUM").tolist() == [[0, 2, 4, 6]]
-    assert result.as_numpy("DIFFERENCE").tolist() == [[0, 0, 0, 0]]
-    found = [each.decode() if isinstance(each, bytes) else each for each in upper.as_numpy("UPPER").ravel()]
-    assert found == ["GRÜSSE", "X" * 300]
 
 
 def given(name: str, datatype: str, shape: list[int], data: list[Any] | None) -> dict[str, Any]:
@@ -280,32 +255,31 @@ async def test_a_tenant_beyond_its_limit_is_told_when_to_come_again(stack: Stack
     assert (await post(stack.url, "string_upper/infer", body, **{"x-tenant": "modest"}))[0] == 200
 
 
-@pytest.mark.parametrize("way", WAYS)
-async def test_a_tenants_limit_holds_for_what_is_not_forwarded(stack: Stack, way: str) -> None:
-    path, body, headers = WAYS[way]
-
-    async def sent(tenant: str) -> tuple[int, str]:
-        async with (
-            aiohttp.ClientSession() as session,
-            session.post(
-                f"http://{stack.url}/v2/models/{path}", data=body, headers={**headers, "x-tenant": tenant}
-            ) as response,
-        ):
-            return response.status, (await response.read()).decode("latin-1")
-
-    alone = (await sent("modest"))[0]
-    assert alone != 429
-    assert (await sent(f"greedy {way}"))[0] == alone
-    status, said = await sent(f"greedy {way}")
-    assert (status, "sends more than it may" in said) == (429, True)
-    status, said = await sent("wide")
-    assert (status, "cannot be counted" in said) == (400, True)
-
-
 async def test_the_model_that_served_a_name_is_told(stack: Stack) -> None:
     body = REQUESTS["outputs"][1]
     status, content, headers = await post(stack.url, "either/infer", body)
     assert (status, content["model_name"], headers["x-served-model"]) == (200, "several_outputs", "several_outputs")
+
+
+async def test_what_one_model_is_not_sure_of_another_answers(stack: Stack) -> None:
+    async def ask(url: str, model: str, image: np.ndarray) -> triton_grpc.InferResult:
+        given = triton_grpc.InferInput("IMAGE", [1, 64], "FP32")
+        given.set_data_from_numpy(image[None])
+        async with triton_grpc.InferenceServerClient(url) as client:
+            return await client.infer(model, [given])
+
+    answered: dict[bool, set[str]] = {True: set(), False: set()}
+    for image in held_out().images[:32]:
+        alone = await ask(stack.specs[0].grpc_endpoint, "digits", image)
+        answer = await ask(stack.url, ANY_DIGITS, image)
+        answered[bool(alone.as_numpy("PROBABILITIES").max() >= SURE)].add(answer.get_response().model_name)
+    assert answered == {True: {"digits"}, False: {AGAIN}}
+
+
+async def test_a_decoupled_model_is_refused_as_by_a_triton(stack: Stack) -> None:
+    status, content, _ = await post(stack.url, "decoupled_count/infer", asked(given("COUNT", "INT32", [1], [1])))
+    assert status in (400, 501)
+    assert "decoupled" in content["error"]
 
 
 async def test_a_sequence_stays_with_its_worker_without_a_header(stack: Stack) -> None:
@@ -321,21 +295,6 @@ async def test_a_sequence_stays_with_its_worker_without_a_header(stack: Stack) -
     assert len(workers) == 1
 
 
-@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
-async def test_a_compressed_request_is_read(stack: Stack, algorithm: str) -> None:
-    def infer() -> list[list[int]]:
-        with http_client.InferenceServerClient(stack.url) as client:
-            result = client.infer(
-                "several_outputs",
-                addends(),
-                request_compression_algorithm=algorithm,
-                response_compression_algorithm=algorithm,
-            )
-            return list(result.as_numpy("SUM").tolist())
-
-    assert await asyncio.to_thread(infer) == [[0, 2, 4, 6]]
-
-
 async def test_a_large_tensor_comes_back_as_bytes_and_as_json(stack: Stack) -> None:
     """Eight megabytes as bytes; as JSON, both directions are too large to convert, and go as picked."""
     values = np.arange(2_000_000, dtype=np.float32)
@@ -346,28 +305,6 @@ async def test_a_large_tensor_comes_back_as_bytes_and_as_json(stack: Stack) -> N
         few = values[:200_000]
         result = await client.infer("identity", [tensor("INPUT", few, "FP32", binary=False)])
         assert (result.as_numpy("OUTPUT") == few).all()
-
-
-async def test_a_raw_tensor_and_generate_go_as_picked(stack: Stack) -> None:
-    async with aiohttp.ClientSession() as session:
-        url = f"http://{stack.url}/v2/models"
-        raw = np.arange(4, dtype=np.float32).tobytes()
-        headers = {"Inference-Header-Content-Length": "0"}
-        async with session.post(f"{url}/identity/infer", data=raw, headers=headers) as response:
-            direct = f"http://{picked_at(stack, 0)}/v2/models/identity/infer"
-            async with session.post(direct, data=raw, headers=headers) as alone:
-                assert response.status == alone.status
-        async with session.post(f"{url}/string_upper/generate", json={"TEXT": "quiet"}) as response:
-            assert (await response.json(content_type=None))["UPPER"] == "QUIET"
-        async with session.post(f"{url}/decoupled_count/generate_stream", json={"COUNT": 3}) as response:
-            events = [json.loads(line[6:]) async for line in response.content if line.startswith(b"data: ")]
-        assert [event["INDEX"] for event in events] == [0, 1, 2]
-
-
-async def test_a_decoupled_model_is_refused_as_by_a_triton(stack: Stack) -> None:
-    status, content, _ = await post(stack.url, "decoupled_count/infer", asked(given("COUNT", "INT32", [1], [1])))
-    assert status in (400, 501)
-    assert "decoupled" in content["error"]
 
 
 async def test_requests_count_once_and_none_goes_without_a_pick(stack: Stack) -> None:

@@ -13,7 +13,7 @@ import tritonclient.grpc.aio as triton_grpc
 from support import fronts
 from support.stack import Stack
 
-pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
 MODEL = "emulated_bert_large"
 WORKERS = 3

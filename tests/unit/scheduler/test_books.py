@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.blocks import BlockError, fleet_states_in, read
+from support.blocks import fleet_states_in, read
 
 from balancer.kernel.answers import Compiler, answering, options_of
 from balancer.kernel.block import (
     ALIGNED_TO,
     ENTRY,
-    FLEET_STATE,
     HEADER,
     MOST_AXES,
     OPTIONS,
@@ -176,36 +174,3 @@ def test_options_have_a_block_with_the_weights_and_room_to_work() -> None:
     assert header["entry"] == b"answer_learned"
     for name, array in options.items():
         np.testing.assert_array_equal(arrays[name], array, err_msg=name)
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "words"),
-    [
-        ("magic", 0, "no block"),
-        ("abi", 99, "version 99"),
-        ("stamp", b"elsewhere", "elsewhere"),
-        ("kind", OPTIONS, "kind 2"),
-        ("bytes", 1 << 40, "of which"),
-    ],
-)
-def test_what_does_not_fit_is_refused(field: str, value: object, words: str) -> None:
-    buffer = bytearray(filled(5, 3).block.buffer)
-    np.frombuffer(buffer, HEADER, 1)[field] = value
-    with pytest.raises(BlockError, match=words):
-        read(buffer, list(FIELDS), kind=FLEET_STATE, stamp="here")
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("offset", 1 << 63), ("offset", 1 << 30), ("shape", -1), ("shape", 1 << 40), ("axes", 9), ("type", 0)],
-)
-def test_arrays_that_leave_the_block_are_refused(field: str, value: int) -> None:
-    buffer = bytearray(filled(5, 3).block.buffer)
-    np.frombuffer(buffer, ENTRY, len(FIELDS), HEADER.itemsize)[field][3] = value
-    with pytest.raises(BlockError):
-        read(buffer, list(FIELDS), kind=FLEET_STATE, stamp="here")
-
-
-def test_too_little_is_refused() -> None:
-    with pytest.raises(BlockError, match="no block"):
-        fleet_states_in(b"", "here")

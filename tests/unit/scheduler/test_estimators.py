@@ -293,36 +293,3 @@ def test_leading_axes_give_what_single_fleets_give() -> None:
         single = Queue(**{name: getattr(batched, name)[e] for name in vars(batched)})
         np.testing.assert_array_equal(pending_now(batched, 2.0)[e], pending_now(single, 2.0))
         np.testing.assert_array_equal(backlog_now_s(batched, 2.0)[e], backlog_now_s(single, 2.0))
-
-
-class TestOneOrAll:
-    """What is written element by element gives each worker what it gives all."""
-
-    def states(self) -> tuple[Queue, Service]:
-        rng = np.random.default_rng(2)
-        q, s = allocate(Queue, 6, 3), allocate(Service, 6, 3)
-        for state in (q, s):
-            for array in vars(state).values():
-                array[...] = rng.uniform(0, 5, array.shape)
-        q.others_work_s[:3] = 0.0
-        q.waiting_rows[...] = np.minimum(q.waiting_rows, q.own_rows)
-        s.weight[...] *= 2
-        s.profile_fixed_s[::2] = np.nan
-        return q, s
-
-    def test_columns(self) -> None:
-        q, s = self.states()
-        left = queue.others_left(q, ..., 2.0)
-        backlog_s = queue.backlog_now_s(q, ..., 2.0, left)
-        forming = queue.forming_now(q, ..., 2.0)
-        completion_s = queue.completion_now_s(q, s, (slice(None), 1), 3.0, backlog_s, forming)
-        behind_s = queue.behind_now_s(q, s, (slice(None), 1), 3.0, forming)
-        for w in range(6):
-            one_left = queue.others_left(q, w, 2.0)
-            one_backlog_s = queue.backlog_now_s(q, w, 2.0, one_left)
-            assert one_left == left[w]
-            assert queue.pending_now(q, w, one_left) == queue.pending_now(q, ..., left)[w]
-            assert one_backlog_s == backlog_s[w]
-            one_forming = queue.forming_now(q, w, 2.0)
-            assert queue.completion_now_s(q, s, (w, 1), 3.0, one_backlog_s, one_forming) == completion_s[w]
-            assert queue.behind_now_s(q, s, (w, 1), 3.0, one_forming) == behind_s[w]
