@@ -84,6 +84,7 @@ STEPS = st.builds(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     steps=STEPS,
