@@ -10,7 +10,7 @@ from rich.progress import track
 
 from balancer.errors import OperatorError
 from dev.experiments.gpu_fidelity import report
-from dev.experiments.gpu_fidelity.setups import DEPLOYMENTS, Source, setups
+from dev.experiments.gpu_fidelity.setups import DEPLOYMENTS, setups
 from simulator.service import OFFLINE, ONLINE
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -30,7 +30,7 @@ def main(out: Path, docs: Path | None, offline: Path, online: Path, deployments:
     """
     console = Console()
     try:
-        measured = setups(Source(offline, online, deployments))
+        measured = setups(offline, online, deployments)
     except OperatorError as error:
         raise click.ClickException(str(error)) from error
     comparisons = [report.compare(setup) for setup in track(measured, "Predicting", console=console)]

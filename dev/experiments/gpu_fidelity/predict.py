@@ -23,7 +23,6 @@ The three constants were chosen on the V100 and the A30; A100, T4 and A40 had no
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -46,38 +45,28 @@ from simulator.spec import (
 
 CHOSEN_ON = ("V100", "A30")
 
-
-@dataclass(frozen=True, slots=True)
-class Assumptions:
-    """What the module's text decides, so that each can be left out to see what it is worth."""
-
-    transfer_bytes_per_s: float = 1.6e9
-    jitter_share: float = 0.3
-    onnx_interference: float = 1.3
-    batches_ahead: int = 2
-    rounds_up: frozenset[str] = frozenset({"TensorRT"})
-    """Runtimes that execute the next power of two."""
-    copies_on_stream: frozenset[str] = frozenset({"TensorRT", "ONNX Runtime"})
-    """Runtimes whose copies of inputs do not overlap with another instance's execution."""
-
-
-ASSUMED = Assumptions()
-
+# What the module's text decides.
+_TRANSFER_BYTES_PER_S, _JITTER_SHARE, _ONNX_INTERFERENCE = 1.6e9, 0.3, 1.3
+_BATCHES_AHEAD = 2
+_ROUNDS_UP = ("TensorRT",)
+"""Runtimes that execute the next power of two."""
+_COPIES_ON_STREAM = ("TensorRT", "ONNX Runtime")
+"""Runtimes whose copies of inputs do not overlap with another instance's execution."""
 _WINDOWS, _WINDOW_S, _WINDOW_REQUESTS = 3, 1.0, 500
 _LEAST_REQUESTS, _MOST_REQUESTS = 4_000, 40_000
 _WARM_UP_ROUNDS = 5
 
 
-def predict(setup: Setup, concurrencies: tuple[int, ...], assumed: Assumptions = ASSUMED) -> FloatArray:
+def predict(setup: Setup, concurrencies: tuple[int, ...]) -> FloatArray:
     """What the client would measure; `(concurrencies, metrics)` in the order and units of `METRICS`."""
     arrivals = [_closed_loop(clients, _requests(setup)) for clients in concurrencies]
-    fleets = [fleet(setup, clients, assumed) for clients in concurrencies]
+    fleets = [fleet(setup, clients) for clients in concurrencies]
     result = run(fleets, arrivals, RoundRobin(), seeds=concurrencies)
     each = zip(result.arrival_s, result.latency_s, concurrencies, strict=True)
     return np.array([_as_perf_analyzer(arrival_s, latency_s, clients) for arrival_s, latency_s, clients in each])
 
 
-def fleet(setup: Setup, clients: int, assumed: Assumptions = ASSUMED) -> FleetSpec:
+def fleet(setup: Setup, clients: int) -> FleetSpec:
     """One server; a row of the simulation is one request of the client."""
     deployed, offline = setup.deployment, setup.table
     largest = deployed.max_batch_rows // setup.request_rows
@@ -86,20 +75,20 @@ def fleet(setup: Setup, clients: int, assumed: Assumptions = ASSUMED) -> FleetSp
         queue_delay_s=deployed.queue_delay_s,
         preferred_rows=tuple(rows // setup.request_rows for rows in deployed.preferred_rows),
     )
-    ahead = 1 + assumed.batches_ahead if deployed.early_batches else 1
+    ahead = 1 + _BATCHES_AHEAD if deployed.early_batches else 1
     model = ModelSpec(
         name=offline.model,
-        service={"*": _service(setup, largest, assumed)},
+        service={"*": _service(setup, largest)},
         noise=Noise("lognormal", setup.noise_cv),
         batching=batching,
         instances=deployed.instances * ahead,
     )
-    interference = assumed.onnx_interference if setup.runtime == "ONNX Runtime" else 1.0
+    interference = _ONNX_INTERFERENCE if setup.runtime == "ONNX Runtime" else 1.0
     worker = SimulatedWorker("server", sharing=DeviceSpec(deployed.instances, interference))
-    return FleetSpec(models=(model,), workers=(worker,), network=_network(setup, clients, assumed))
+    return FleetSpec(models=(model,), workers=(worker,), network=_network(setup, clients))
 
 
-def _service(setup: Setup, largest: int, assumed: Assumptions) -> ServiceTime:
+def _service(setup: Setup, largest: int) -> ServiceTime:
     offline = setup.table
     requests = np.arange(1, largest + 1)
     rows = requests * setup.request_rows
@@ -109,24 +98,24 @@ def _service(setup: Setup, largest: int, assumed: Assumptions) -> ServiceTime:
 
     if not offline.parts_s["compute_infer"]:
         return ServiceTime(tuple(requests.tolist()), tuple(at(offline.mean_s, rows).tolist()))
-    padded = 2 ** np.ceil(np.log2(rows)).astype(np.int64) if setup.runtime in assumed.rounds_up else rows
+    padded = 2 ** np.ceil(np.log2(rows)).astype(np.int64) if setup.runtime in _ROUNDS_UP else rows
     device_s = at(offline.parts_s["compute_infer"], padded) + at(offline.parts_s["compute_output"], padded)
     host_s = at(offline.parts_s["compute_input"], rows)
-    if setup.runtime in assumed.copies_on_stream:
+    if setup.runtime in _COPIES_ON_STREAM:
         return ServiceTime(tuple(requests.tolist()), tuple((device_s + host_s).tolist()))
     return ServiceTime(tuple(requests.tolist()), tuple(device_s.tolist()), tuple(host_s.tolist()))
 
 
-def _network(setup: Setup, clients: int, assumed: Assumptions) -> NetworkSpec:
+def _network(setup: Setup, clients: int) -> NetworkSpec:
     offline = setup.table
     parts = (offline.parts_s[name] for name in ("client_send", "network", "server_queue", "client_recv"))
     fixed_s = sum(float(np.interp(setup.request_rows, offline.rows, part)) for part in parts if part)
-    transfer_s = setup.request_rows * setup.deployment.bytes_per_row / assumed.transfer_bytes_per_s
+    transfer_s = setup.request_rows * setup.deployment.bytes_per_row / _TRANSFER_BYTES_PER_S
     turn_s = transfer_s * clients / (setup.deployment.instances + 1) / 2
     return NetworkSpec(
-        to_worker_s=fixed_s / 2 + transfer_s + (1 - assumed.jitter_share) * turn_s,
+        to_worker_s=fixed_s / 2 + transfer_s + (1 - _JITTER_SHARE) * turn_s,
         to_client_s=fixed_s / 2,
-        jitter_s=assumed.jitter_share * turn_s,
+        jitter_s=_JITTER_SHARE * turn_s,
     )
 
 

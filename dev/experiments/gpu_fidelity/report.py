@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dev.experiments.gpu_fidelity.predict import ASSUMED, CHOSEN_ON, Assumptions, predict
+from dev.experiments.gpu_fidelity.predict import CHOSEN_ON, predict
 from dev.experiments.gpu_fidelity.setups import METRICS, Setup
 from policies.base import FloatArray
 from simulator.compare import text
@@ -37,10 +37,10 @@ class Comparison:
         return relative
 
 
-def compare(setup: Setup, every: int = 1, assumed: Assumptions = ASSUMED) -> Comparison:
+def compare(setup: Setup, every: int = 1) -> Comparison:
     """Predict a setup at every so-manieth of its concurrencies."""
     rows = setup.observed[::every]
-    predicted = predict(setup, tuple(row.concurrency for row in rows), assumed)
+    predicted = predict(setup, tuple(row.concurrency for row in rows))
     return Comparison(setup, np.array([row.values for row in rows]), predicted)
 
 

@@ -53,15 +53,6 @@ class _Deployments(StrictModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    offline: Path = OFFLINE
-    """One client, batches of many sizes."""
-    online: Path = ONLINE
-    """Many clients: what is predicted."""
-    deployments: Path = DEPLOYMENTS
-
-
-@dataclass(frozen=True, slots=True)
 class Observed:
     concurrency: int
     values: tuple[float, ...]
@@ -105,21 +96,24 @@ class Setup:
         return f"{model}{f' {data}' if data else ''}, {runtime}, {self.table.device}"
 
 
-def setups(source: Source | None = None) -> tuple[Setup, ...]:
-    """All setups of the online table, in its order, each with its offline table.
+def setups(offline: Path = OFFLINE, online: Path = ONLINE, deployments: Path = DEPLOYMENTS) -> tuple[Setup, ...]:
+    """All setups of the online table (many clients), in its order, each with its offline table (one client).
 
     Raises:
         OperatorError: a file cannot be read, or one of the tables or deployments lacks what another has.
     """
-    source = source or Source()
-    read = read_document(read_file(source.deployments), str(source.deployments))
-    deployments = validate(_Deployments, read).deployments
-    rows = _rows(source.online)
+    known = validate(_Deployments, read_document(read_file(deployments), str(deployments))).deployments
+    rows = _rows(online)
     missing = [column for column in _NEEDED if column not in rows[0]] if rows else ["all of them"]
     if missing:
-        raise OperatorError(f"{source.online}: columns {', '.join(missing)} are missing; see simulator/data/README.md")
-    groups = itertools.groupby(rows, key=lambda row: (row["model"], row["setup"]))
-    return tuple(_setup(source, deployments, model, setup, list(rows)) for (model, setup), rows in groups)
+        raise OperatorError(f"{online}: columns {', '.join(missing)} are missing; see simulator/data/README.md")
+    found = []
+    for (model, setup), group in itertools.groupby(rows, key=lambda row: (row["model"], row["setup"])):
+        try:
+            found.append(_setup(offline, known, model, setup, list(group)))
+        except ValueError as error:
+            raise OperatorError(f"{online}, {offline}, {deployments}: {model}, {setup}: {error}") from error
+    return tuple(found)
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
@@ -131,19 +125,14 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def _setup(
-    source: Source, deployments: tuple[Deployment, ...], model: str, setup: str, rows: list[dict[str, str]]
+    path: Path, deployments: tuple[Deployment, ...], model: str, setup: str, rows: list[dict[str, str]]
 ) -> Setup:
-    try:
-        offline = table(model, setup, source.offline)
-        deployment = next((each for each in deployments if each.model in offline.model), None)
-        if deployment is None:
-            raise ValueError(f"model is {offline.model!r}, of which no deployment is known; add one to the file")
-        request_rows = int(rows[0]["batch"] or 1)
-        observed = tuple(_observed(row) for row in rows)
-        return Setup(offline, deployment, request_rows, _noise_cv(offline, source.offline), observed)
-    except ValueError as error:
-        files = f"{source.online}, {source.offline}, {source.deployments}"
-        raise OperatorError(f"{files}: {model}, {setup}: {error}") from error
+    offline = table(model, setup, path)
+    deployment = next((each for each in deployments if each.model in offline.model), None)
+    if deployment is None:
+        raise ValueError(f"model is {offline.model!r}, of which no deployment is known; add one to the file")
+    observed = tuple(map(_observed, rows))
+    return Setup(offline, deployment, int(rows[0]["batch"] or 1), _noise_cv(offline, path), observed)
 
 
 def _observed(row: dict[str, str]) -> Observed:

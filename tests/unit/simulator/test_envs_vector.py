@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import FlattenObservation
 
 from simulator.envs import ENVIRONMENT, FlattenFleet, FlattenFleets, FleetEnv, FleetVectorEnv
-from simulator.scenario import Scenario, load_scenario
+from simulator.scenario import load_scenario
 
 REQUESTS = 40
 MODES = list(AutoresetMode)
@@ -92,21 +92,6 @@ def test_next_step_resets_without_a_reward_and_ignores_the_action() -> None:
     assert not (terminated | truncated | infos["invalid_action"]).any()
     assert not first["workers"][:, :, 2].any()  # nothing in flight
     assert last["workers"][:, :, 2].any()
-
-
-def test_same_step_tells_the_last_observation() -> None:
-    vector, following = make(AutoresetMode.SAME_STEP, num_envs=2), make(num_envs=2)
-    vector.reset(seed=0)
-    following.reset(seed=0)
-    for _ in range(REQUESTS):
-        actions = vector.action_masks().argmax(axis=1)
-        observations, _, _, truncated, infos = vector.step(actions)
-        expected = following.step(actions)[0]
-    assert truncated.all()
-    for e, last in enumerate(infos["final_obs"]):
-        assert_same(last, {name: column[e] for name, column in expected.items()})
-    assert infos["final_info"]["in_system"].tolist() != infos["in_system"].tolist() == [1, 1]
-    assert_same(observations, following.step(actions)[0])
 
 
 def test_without_automatic_resets_the_mask_says_which_to_reset() -> None:
@@ -198,14 +183,3 @@ def test_every_fleet_has_its_picture() -> None:
     assert frames is not None
     assert [frame.shape for frame in frames] == [(540, 960, 3)] * 3
     assert make().render() is None
-
-
-def test_scenarios_may_differ_side_by_side() -> None:
-    names: list[Scenario | str] = ["several-models", "churn"]
-    vector = make(scenario=names, num_envs=8)
-    observations, _ = vector.reset(seed=0)
-    workers = {len(fleet.workers) for fleet in vector._episodes.batch.fleets}
-    assert observations in vector.observation_space
-    assert len(vector._episodes.batch.fleets) == 8
-    assert len(workers) >= 1
-    assert {scenario.name for scenario in vector._episodes.scenarios if scenario} == set(names)
