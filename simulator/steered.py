@@ -16,6 +16,7 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
+from balancer.scheduler.answering import answer
 from balancer.scheduler.canary.guard import PolicyChange
 from balancer.scheduler.canary.rollout import RolloutChange
 from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector, Role, Ticket
@@ -141,14 +142,20 @@ class _Environment:
             placed: FloatArray = (answers.of_sequences if by is OF_SEQUENCES else answers.by_key)[self._e]
             return placed
         view = cast(FleetView, _Row(answers, self._e))  # it has all columns, though nothing in it says so
-        answer = selector.answer(choice, request, view, now_s)
-        probabilities = answer.probabilities
+        role, ticket, begun_s = choice.role, None, selector.stopwatch()
+        probabilities, failure = answer(choice.policy, request, view)
+        seconds = selector.stopwatch() - begun_s
+        if probabilities is not None:
+            ticket = selector.answered(choice, seconds, request, now_s, bool(probabilities.any()), view)
+        elif (instead := selector.instead(choice, failure, seconds, request, view, now_s)) is not None:
+            by, role = instead
+            probabilities, _ = answer(by, request, view)
         if probabilities is None:
             probabilities = least(view.pending, view.eligible)
         selector.watch(request, view, probabilities)
-        self.decided[k] = _CODES[answer.role]
-        if answer.ticket is not None:
-            self._tickets[k] = answer.ticket
+        self.decided[k] = _CODES[role]
+        if ticket is not None:
+            self._tickets[k] = ticket
         return probabilities
 
     def observe_outcomes(self) -> None:

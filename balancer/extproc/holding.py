@@ -8,10 +8,11 @@ from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 from balancer.kernel.settings import HoldingSettings
+from balancer.scheduler.attending import Decision
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.holding.capacity import batches_there
 from balancer.scheduler.holding.waiting import Departure, Waiting
-from balancer.scheduler.router import Decision, Router
+from balancer.scheduler.router import Router
 from policies.base import Request
 
 _MARGIN_S = 0.2

@@ -13,6 +13,7 @@ from balancer.kernel.of_worker import completion_s, pending
 from balancer.kernel.state import (
     MAX_FALLBACKS,
     MAX_PENDING,
+    PROPENSITY,
     SHED_LATE,
     SHEDDABLE_PENDING,
     SHEDDABLE_PRIORITY,
@@ -45,7 +46,7 @@ def keep_within_limits(x: FleetState, e: int, first: int, request: RequestFeatur
     if limit < np.inf:
         for w in range(len(mask)):
             mask[w] = mask[w] and pending(x, e, w, first + w, request, now_s) < limit
-    count = among(x, e)
+    count = int(np.count_nonzero(mask))
     sheds_late = count > 0 and x.decision.settings[e, SHED_LATE] and request.deadline_s < np.inf
     if sheds_late and best_s(x, e, first, request, now_s) > request.deadline_s:
         return 0
@@ -59,7 +60,7 @@ def keep_near(x: FleetState, e: int, first: int, request: RequestFeatures, now_s
     A key belongs to one worker, whichever zone asks.
     """
     if request.keyed:
-        return among(x, e)
+        return int(np.count_nonzero(x.decision.mask[e]))
     mask, done_s, tier = x.decision.mask[e], x.decision.pending[e], x.decision.tier
     for w in range(len(mask)):
         done_s[w] = completion_s(x, e, w, first + w, request, now_s) if mask[w] else np.inf
@@ -68,7 +69,7 @@ def keep_near(x: FleetState, e: int, first: int, request: RequestFeatures, now_s
         reach = next_tier(x, e, first, reach)
     for w in range(len(mask)):
         mask[w] = mask[w] and tier[first + w] <= reach
-    return among(x, e)
+    return int(np.count_nonzero(x.decision.mask[e]))
 
 
 def is_late(x: FleetState, e: int, first: int, reach: float) -> bool:
@@ -143,12 +144,14 @@ def draw_by_sums(shares: FloatArray, uniform: float, sums: FloatArray) -> int:
     return len(shares) - past if past else -1
 
 
-def among(x: FleetState, e: int) -> int:
-    """How many are in `decision.mask`."""
-    count = 0
-    for w in range(x.decision.mask.shape[1]):
-        count += x.decision.mask[e, w]
-    return count
+def draw_worker(x: FleetState, e: int, uniform: float, found: FloatArray) -> int:
+    """Whom the lot falls on by `decision.shares`, -1 where all are zero; writes its propensity."""
+    shares = x.decision.shares[e]
+    sums = x.decision.scratch[e, : len(shares)]
+    w = draw_by_sums(shares, uniform, sums)
+    if w >= 0:
+        found[PROPENSITY] = shares[w] / sums[-1]
+    return w
 
 
 def name_least(line: Any, count: int, out: Any) -> int:

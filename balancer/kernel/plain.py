@@ -8,10 +8,24 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from balancer import bounds
 from balancer.kernel import counting, eligibility, of_worker, picking, reports
-from balancer.kernel.answers import is_shipped
+from balancer.kernel import deciding as steps
+from balancer.kernel.answers import Compiler, is_shipped
 from balancer.kernel.block import ordinary_memory
-from balancer.kernel.state import MAX_FALLBACKS, FleetState, RequestFeatures
+from balancer.kernel.deciding import INVALID, deciding
+from balancer.kernel.estimators.queue import others_left, pending_now
+from balancer.kernel.state import (
+    AMONG,
+    FOUND_COLUMNS,
+    MAX_FALLBACKS,
+    NAMED,
+    PROPENSITY,
+    REFUSED_AT,
+    SLOW_START_S,
+    FleetState,
+    RequestFeatures,
+)
 from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
 from policies.hashing import mix, unit
 from policies.traced import traced
@@ -35,23 +49,34 @@ class RequestView(FleetView, Protocol):
         """`eligible` as it is kept, not to be written to."""
 
 
+class Asked(NamedTuple):
+    """What a policy said to a request."""
+
+    view: RequestView
+    """That it was shown."""
+    probabilities: FloatArray | None
+    """`(n,)`; None: it has no valid answer."""
+    failure: str
+    """Why not, in words."""
+
+
+class Asker(Protocol):
+    """Asks policies that the kernel has no answer of."""
+
+    def ask(self, policy: Policy, request: Request, column: int, mask: BoolArray, now_s: float) -> Asked:
+        """What the policy says to a request, which has its number, of the workers in the mask, `(n,)`."""
+
+
 class Picked(NamedTuple):
-    """Whom the lot fell on."""
+    """What a decision came to."""
 
     worker: int
+    """Row of who was picked; below 0: why nobody was, see `deciding`."""
     propensity: float
     fallbacks: tuple[int, ...]
     """Workers to try next, best first."""
-    among: int
+    among: float
     """How many could have been picked."""
-
-
-class LimitsLeft(NamedTuple):
-    """Who is left by the limits."""
-
-    left: BoolArray
-    """`(n,)`; not written to afterwards. Where the best of them would be late, those who would be."""
-    refused: bool
 
 
 class Kernel:
@@ -65,6 +90,23 @@ class Kernel:
     """Of the lots, mixed."""
     stamp = ""
     """Of the compiled functions, for blocks that hold what they work on."""
+    asked: Asked | None = None
+    """What was asked of a policy for the last decision; None: nothing."""
+
+    def __init__(self) -> None:
+        instead = {picking.draw_worker: self._draw_worker, picking.name_fallbacks: self._name_fallbacks}
+        instead |= self._steps()
+        self._decide = deciding(self._answer, Compiler(lambda step: instead.get(step, step)))
+        self._found: Any = [0.0] * FOUND_COLUMNS
+
+    def _steps(self) -> dict[Any, Any]:
+        """What is done otherwise than the steps of a decision do it, to the same bits."""
+        return {}
+
+    @property
+    def refused_at(self) -> float:
+        """Of the last decision, where limits left nobody: see `REFUSED_AT`."""
+        return float(self._found[REFUSED_AT])
 
     def memory(self, size_bytes: int) -> Any:
         """For a fleet's block, see `block.Memory`."""
@@ -83,12 +125,14 @@ class Kernel:
         """See `eligibility`."""
         return eligibility.fresh_until_s(x, 0, 0, x.decision.mask.shape[1], now_s)
 
-    def keep_within_limits(self, x: FleetState, request: Request, view: RequestView) -> LimitsLeft:
-        """Those in the view's mask that the limits permit, see `picking`."""
+    def admit(self, x: FleetState, request: Request, view: RequestView) -> tuple[int, BoolArray]:
+        """Who in the view's mask may be picked, `(n,)`, and how many they are, or why nobody may, see `deciding`."""
         x.decision.mask[0] = view.mask
+        assert isinstance(request.number, int)  # arrays are for the simulator's views
         with np.errstate(over="ignore"):  # products of 64 bits, of which the upper ones go
-            count = picking.keep_within_limits(x, 0, 0, request_of(request, view), view.at_s)
-        return LimitsLeft(x.decision.mask[0].copy(), not count)
+            features = features_of(request, request.number, view.column)
+            count = steps.admit(x, 0, 0, features, view.at_s, self._found)
+        return count, x.decision.mask[0].copy()
 
     def answer(self, x: FleetState, policy: Policy, request: Request, view: RequestView) -> FloatArray | None:
         """The policy's probabilities, `(n,)`, where the kernel has them by itself; else None.
@@ -98,41 +142,86 @@ class Kernel:
         program = None if is_shipped(policy) else traced(policy).program
         return None if program is None else answered(program, request, view)
 
-    def pick(self, x: FleetState, shares: FloatArray, request: Request, view: RequestView) -> Picked | None:
-        """Whom the lot of the request's number falls on, by these shares, `(n,)`; None where all are zero."""
-        assert isinstance(request.number, int)  # arrays are for the simulator's views
-        listed = shares.tolist()
-        row = picking.draw(listed, unit(mix(self.seed ^ request.number)))
-        if row < 0:
-            return None
-        line = np.where(view.eligible, view.pending, np.inf)
-        line[row] = np.inf
-        fallbacks = [-1] * int(x.decision.settings[0, MAX_FALLBACKS])
-        named = picking.name_least(line.tolist(), len(fallbacks), fallbacks)
-        share = listed[row] / picking.total_of(listed)
-        return Picked(row, share, tuple(fallbacks[:named]), int(np.count_nonzero(view.mask)))
-
     def decide(
-        self, x: FleetState, policy: Policy, request: Request, number: int, column: int, mask: BoolArray, now_s: float
-    ) -> Picked | None:
-        """Keep within the limits, answer, pick and count in, all in one, by the policy's compiled answer.
+        self,
+        x: FleetState,
+        asker: Asker,
+        policy: Policy,
+        request: Request,
+        number: int,
+        column: int,
+        mask: BoolArray,
+        now_s: float,
+        how: int,
+        one: int = -1,
+    ) -> Picked:
+        """See `deciding.decide`.
 
         Args:
             x: The fleet's state.
+            asker: Of a policy that the kernel has no answer of.
             policy: Decides.
             request: As it came; its own number does not count.
             number: Of the decision.
             column: Of the request's model.
-            mask: Who is eligible, `(n,)`.
+            mask: Who may serve it, `(n,)`; not written to afterwards.
             now_s: The balancer's clock.
-
-        None: the kernel has no such answer, or it is that nobody gets the request; nothing is counted then.
+            how: See `deciding`.
+            one: Row of the worker that the policy may pick alone; -1: any.
         """
-        return None
+        self.asked = None
+        x.decision.mask[0] = mask
+        found, fallbacks = self._found, [-1] * bounds.MAX_FALLBACKS
+        options: Any = asker, policy, request.numbered(number)
+        uniform, features = unit(mix(self.seed ^ number)), features_of(request, number, column)
+        hashes = request.key is not None or x.decision.settings[0, SLOW_START_S] > 0
+        decide = self._decide_by_hashes if hashes else self._decide
+        w = decide(x, options, 0, 0, features, now_s, uniform, how, one, found, fallbacks)  # type: ignore[arg-type]
+        return new_tuple(Picked, (w, found[PROPENSITY], tuple(fallbacks[: int(found[NAMED])]), found[AMONG]))
 
-    def count_in(self, x: FleetState, row: int, column: int, rows: float, now_s: float) -> None:
-        """See `counting`."""
-        counting.count_in(x, 0, row, column, rows, now_s)
+    def _decide_by_hashes(self, *arguments: Any) -> int:
+        with np.errstate(over="ignore"):  # products of 64 bits, of which the upper ones go
+            return self._decide(*arguments)
+
+    def _answer(self, x: FleetState, options: Any, e: int, first: int, request: RequestFeatures, now_s: float) -> int:
+        """See `answers.Answer`: the policy is asked."""
+        asker, policy, asked_for = options
+        asked = self.asked = asker.ask(policy, asked_for, request.model, x.decision.mask[0].copy(), now_s)
+        if asked.probabilities is None:
+            return INVALID
+        if asked_for.sequence:
+            x.decision.shares[0] = asked.probabilities
+        return -1
+
+    def _draw_worker(self, x: FleetState, e: int, uniform: float, found: Any) -> int:
+        """As in `picking`."""
+        assert self.asked is not None
+        assert self.asked.probabilities is not None
+        listed = self.asked.probabilities.tolist()
+        w = picking.draw(listed, uniform)
+        if w >= 0:
+            found[PROPENSITY] = listed[w] / picking.total_of(listed)
+        return w
+
+    def _name_fallbacks(
+        self, x: FleetState, e: int, first: int, picked: int, request: RequestFeatures, now_s: float, out: Any
+    ) -> int:
+        """As in `picking`."""
+        queue = x.queue
+        if self.asked is not None:
+            pending = self.asked.view.pending
+        elif np.count_nonzero(queue.others):
+            pending = pending_now(queue, ..., others_left(queue, ..., now_s))
+        else:
+            pending = queue.in_flight
+        line = np.where(x.decision.mask[0], pending, np.inf)
+        line[picked] = np.inf
+        return picking.name_least(line.tolist(), min(len(out), int(x.decision.settings[0, MAX_FALLBACKS])), out)
+
+    def take(self, x: FleetState, row: int, column: int, rows: float, key: int | None, now_s: float) -> None:
+        """See `deciding`."""
+        with np.errstate(over="ignore"):
+            steps.take(x, 0, 0, row, _with_key(column, rows, key), now_s)
 
     def count_out(self, x: FleetState, row: int, column: int, rows: float, now_s: float) -> None:
         """See `counting`."""
@@ -145,10 +234,6 @@ class Kernel:
             of_worker.fill_cached(x, 0, 0, request, now_s, x.decision.cached[0])
         found: FloatArray = x.decision.cached[0].copy()
         return found
-
-    def remember(self, x: FleetState, row: int, request: Request, view: RequestView) -> None:
-        """Note where a request with a key goes, see `counting`; `decide` does so by itself."""
-        counting.remember(x, 0, row, row, request_of(request, view), view.at_s)
 
     def finish(
         self,
@@ -185,17 +270,15 @@ class Kernel:
         counting.fade(x, 0, 0, x.decision.mask.shape[1], share)
 
 
-def _with_key(column: int, rows: float, key: int) -> RequestFeatures:
-    """As much of a request as caches go by."""
-    return RequestFeatures(column, rows, mix(key), 1.0, math.inf, 0.0, 0)
+def _with_key(column: int, rows: float, key: int | None) -> RequestFeatures:
+    """As much of a request as is counted, and as caches go by."""
+    return RequestFeatures(column, rows, mix(key or 0), float(key is not None), math.inf, 0.0, 0)
 
 
-def request_of(request: Request, view: RequestView) -> RequestFeatures:
+def features_of(request: Request, number: int, column: int) -> RequestFeatures:
     """The request, as the kernel's functions take it."""
-    key, number = request.key, request.number
-    assert isinstance(number, int)  # arrays are for the simulator's views
-    assert key is None or isinstance(key, int)
+    key = request.key
+    assert key is None or isinstance(key, int)  # arrays are for the simulator's views
     rows, deadline_s, priority = float(request.rows), float(request.deadline_s), float(request.priority)
-    return RequestFeatures(
-        view.column, rows, mix(number if key is None else key), float(key is not None), deadline_s, priority, number
-    )
+    mixed_key = mix(number if key is None else key)
+    return new_tuple(RequestFeatures, (column, rows, mixed_key, float(key is not None), deadline_s, priority, number))

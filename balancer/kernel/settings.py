@@ -175,11 +175,6 @@ class Settings:
     outcome_timeout_s: float = 300.0
     """A request whose outcome was not heard for so long no longer counts as in flight."""
 
-    @property
-    def narrows(self) -> bool:
-        """Whether not every eligible worker may be picked for every request."""
-        return self.limits.any or self.slow_start_s > 0 or bool(self.zones.own)
-
 
 @dataclass(frozen=True, slots=True)
 class GuardSettings:

@@ -29,6 +29,11 @@ AnyArray = npt.NDArray[Any]
 ) = range(18)  # fmt: skip
 
 
+# What a decision finds beside the worker: of FULL, how many pending are too many, of LATE, the seconds that it takes at
+# best; the probability with which the worker was picked; how many could have been; how many fallbacks there are.
+REFUSED_AT, PROPENSITY, AMONG, NAMED, FOUND_COLUMNS = range(5)
+
+
 def settings_row(settings: Settings) -> list[float]:
     """A row of `DecisionScratch.settings`."""
     limits, estimators, tokens = settings.limits, settings.estimators, settings.estimators.tokens

@@ -23,11 +23,11 @@ from balancer.kernel.settings import EstimatorSettings
 from balancer.native.envoy_module import Module
 from balancer.native.folder import JOURNAL, Folder, in_file
 from balancer.native.layouts import ASKED, ENDED, JOURNAL_RING_BYTES, SEEN, VOIDS, RecordFlag, RecordKind
+from balancer.scheduler.attending import Answered, Decision
 from balancer.scheduler.canary.selector import Role
 from balancer.scheduler.events import Finished, Void, Withdrawn
 from balancer.scheduler.fleet import Fleet
 from balancer.scheduler.keys import OF_SEQUENCES, STICKY
-from balancer.scheduler.router import Answered, Decision
 from balancer.scheduler.view import LiveView, View, column
 from policies.base import BoolArray, FloatArray, Policy, Request, UintArray
 from policies.columns import Columns, columns_of

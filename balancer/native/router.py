@@ -25,11 +25,12 @@ from balancer.native.journal import Journal, TornError, basis_of
 from balancer.native.layouts import Decider
 from balancer.native.selector_feed import SelectorFeed
 from balancer.native.state import SharedState
+from balancer.scheduler.attending import Decision
 from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
 from balancer.scheduler.canary.split import Split, Splits
 from balancer.scheduler.events import Event, WorkerRemoved
 from balancer.scheduler.keys import OF_SEQUENCES, STICKY
-from balancer.scheduler.router import Decision, Router
+from balancer.scheduler.router import Router
 from policies.base import Policy, Request
 from policies.hashing import mix
 
@@ -38,14 +39,6 @@ MOST_WAITED_S = 0.25
 """After its pick a request whose client keeps the worker waiting counts for no longer than that."""
 _DIRECTORIES_KEPT = 1000
 """Of which it is known who decided; each lasts as long as nothing changes."""
-
-
-class _SharedKernel(Compiled):
-    """The library over fleet state whose working arrays others write to in between."""
-
-    def forget(self) -> None:
-        """What lies on the scratch is not what was left there."""
-        self._masked = self._answered = None
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -69,7 +62,7 @@ class SharedRouter(Router):
         self, policy: Policy, settings: Settings, seed: int, library: Library, module: Module, folder: Folder
     ) -> None:
         """`OSError` where there is no room for what is shared."""
-        self._kernel = _SharedKernel(library, in_file(folder.path / FLEET_STATE))
+        self._kernel = Compiled(library, in_file(folder.path / FLEET_STATE))
         self._library, self._module, self._folder = library, module, folder
         self._depth = self._serial = 0
         self._now_s = 0.0

@@ -66,10 +66,10 @@ class SelectorFeed:
         self._count(choice.guard, side, watched - _is_watched(choice))
         self._watched[side] = watched
         model = name.decode("utf-8", "replace")
+        request = Request(model, rows=rows, deadline_s=value_s, priority=priority, number=number)
         if look:
-            request = Request(model, rows=rows, deadline_s=value_s, priority=priority, number=number)
             self._looks.append((choice, request, at_s))
-        found = selector.answered(choice, seconds, model, value_s, at_s, what == GuardEvent.TRIAL_TAKEN)
+        found = selector.answered(choice, seconds, request, at_s, what == GuardEvent.TRIAL_TAKEN)
         if found is not None and 0 <= row < len(workers):
             self._tickets[number] = found, workers[row].name, at_s
 

@@ -13,8 +13,8 @@ from balancer.extproc.verdict import By
 from balancer.proxy.attempts import Attempts, Clocks, failed
 from balancer.proxy.messages import CANCELLED, OK, STREAM, Arrived, Context, ProxyAnswer, passed_on
 from balancer.proxy.tenants import TenantLimits
+from balancer.scheduler.attending import Decision
 from balancer.scheduler.errors import RoutingError
-from balancer.scheduler.router import Decision
 
 
 async def _send(rpc: Any, message: bytes) -> bool:

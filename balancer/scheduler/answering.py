@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from balancer.kernel.answers import is_shipped
 from balancer.scheduler.view import LiveView
-from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
+from policies.base import BoolArray, FleetView, FloatArray, Policy, Request, least
 from policies.traced import examples
 
+
+@dataclass(frozen=True)
+class _LeastPending(Policy):
+    """The eligible workers with the least pending, in equal parts."""
+
+    name = "least_pending"
+    summary = source = ""
+
+    def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
+        """See `Policy`."""
+        return least(fleet.pending, fleet.eligible)
+
+
+LEAST = _LeastPending()
+"""Decides where no policy has a valid answer."""
 LEAST_PENDING = "the least pending worker is picked"
 """What happens where no policy has a valid answer."""
 

@@ -297,7 +297,7 @@ class Fleet:
 
     def sent(self, worker: str, column: int, rows: float, now_s: float) -> None:
         """Count a pick of ours in and take its token."""
-        self.kernel.count_in(self, self.index[worker], column, rows, now_s)
+        self.kernel.take(self, self.index[worker], column, rows, None, now_s)
 
     def ended(self, worker: str, column: int, rows: float, now_s: float) -> None:
         """Count a request of ours out."""

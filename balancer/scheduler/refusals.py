@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
 from balancer.scheduler.fleet import Fleet
-from balancer.scheduler.view import LiveView
 from policies.base import Policy, Request
 
 
@@ -60,11 +59,13 @@ def nobody(fleet: Fleet, request: Request) -> RoutingError:
     return NOBODY.of(model=request.model)
 
 
-def full_or_late(request: Request, view: LiveView, limit: float) -> RoutingError:
-    """Limits leave nobody: all workers have as many pending as `limit`, or none in the view's mask would be in time."""
-    if not view.mask.any():
-        return FULL.of(model=request.model, limit=limit)
-    best_s = float(view.completion_s[view.mask].min())
+def full(request: Request, limit: float) -> RoutingError:
+    """All workers have as many pending as `limit`."""
+    return FULL.of(model=request.model, limit=limit)
+
+
+def late(request: Request, best_s: float) -> RoutingError:
+    """No worker would be in time."""
     return LATE.of(model=request.model, best_ms=best_s * 1000, deadline_ms=float(request.deadline_s) * 1000)
 
 

@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from itertools import islice
-from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from balancer import bounds
 from balancer.kernel import picking
-from balancer.kernel.plain import Kernel, Picked, new_tuple
+from balancer.kernel.deciding import AT_ONCE, COUNTS, FULL, NOBODY, ONE, SEQUENCE
+from balancer.kernel.plain import Asked, Kernel, new_tuple
 from balancer.kernel.settings import Settings
 from balancer.scheduler import refusals
 from balancer.scheduler.answering import LEAST_PENDING, answer
-from balancer.scheduler.canary.selector import PolicySelector, Role, Ticket
+from balancer.scheduler.attending import Answered, Decided, Decision, DecisionObserver, attend, in_names
+from balancer.scheduler.canary.selector import PolicySelector, Role
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import (
     Event,
@@ -39,49 +40,10 @@ from balancer.scheduler.view import LiveView
 from policies.base import BoolArray, FloatArray, Policy, Request, least
 from policies.hashing import mix
 
+_SHOWN_FIRST = AT_ONCE & ~COUNTS
+"""Who watches sees the fleet before the pick is counted in."""
 EXPIRED_PER_TICK = 1000
 """Requests that are given up at once: more would hold up those that wait."""
-
-
-class Decision(NamedTuple):
-    """Where a request goes, and how that came about."""
-
-    number: int
-    worker: str
-    fallbacks: tuple[str, ...]
-    """Workers to try next where nothing was executed, best first."""
-    propensity: float
-    """The probability that the policy gave the worker."""
-    policy: str
-    """That decided: the one in force, or what stood in for it."""
-    at_s: float
-
-
-class Answered(NamedTuple):
-    """What a decision rests on. The view shows it only until the pick is counted."""
-
-    request: Request
-    """With its number."""
-    subset: Collection[str] | None
-    view: LiveView
-    policy: Policy
-    """That answered: the one in force, one that stood in for it, or the hash that places the request's key."""
-    probabilities: FloatArray
-    valid: bool
-    """Whether they are the policy's; False: they were replaced by the least pending worker."""
-    at_s: float
-    role: Role = "in_force"
-    """What the policy is there for."""
-
-
-class DecisionObserver(Protocol):
-    """Is shown what becomes of every request; each number once. Must not raise."""
-
-    def decided(self, answered: Answered, decision: Decision | None) -> None:
-        """The policy has answered; None: it sheds the request."""
-
-    def refused(self, request: Request, error: RoutingError, at_s: float) -> None:
-        """No policy was to answer, since no worker may serve the request."""
 
 
 class Router:
@@ -137,7 +99,8 @@ class Router:
                 self.fleet.report(event, now_s)
             case Sent():
                 sent = InFlight(event.worker, self.column(event.model), event.rows, None, now_s, None, True)
-                self._count_in(event.number, sent)
+                self.fleet.sent(sent.worker, sent.column, sent.rows, now_s)
+                self._keep(event.number, sent)
             case Withdrawn():
                 drop(self._end(event.number, now_s))
             case WorkerAdded():
@@ -182,70 +145,53 @@ class Router:
             Shed: limits or the policy turn it away.
         """
         number = self.take_number()
-        fleet, policy, selector, choice, begun_s = self.fleet, self.policy, self.selector, None, 0.0
         column, mask = self.who_may(request, now_s, subset)
-        seen = self.observer is not None or only is not None
-        if selector is not None and not seen:
-            # Nobody is chosen to decide a request that is refused before.
-            seen = self.settings.limits.any or not np.count_nonzero(mask)
-            if not seen:
-                choice = selector.choose(number, now_s)
-                seen = selector.observes(choice, number, now_s)
-                policy, begun_s = choice.policy, selector.stopwatch()
-        key, ticket = request.key, None
-        placed = policy if key is None else self._policy_for(request, policy)
-        picked = None if seen else fleet.kernel.decide(fleet, placed, request, number, column, mask, now_s)
-        if picked is None:
-            view = LiveView(fleet, mask, column, float(request.rows), now_s, key)
-            return self._decide_in_steps(request.numbered(number), number, view, subset, only)
-        if selector is not None and choice is not None and placed is policy:
-            seconds = selector.stopwatch() - begun_s
-            ticket = selector.answered(choice, seconds, request.model, float(request.deadline_s), now_s)
-        decision = self._decision(number, placed, picked, now_s, request.sequence)
-        chosen = placed is policy and picked.among > 1
-        self._keep(
-            number, new_tuple(InFlight, (decision.worker, column, float(request.rows), key, now_s, ticket, chosen))
-        )
+        selector, policy, choice, begun_s = self.selector, self.policy, None, 0.0
+        how = AT_ONCE if self.observer is None else _SHOWN_FIRST
+        if selector is not None:
+            if self.settings.limits.any or not np.count_nonzero(mask):
+                # Nobody is chosen to decide a request that is refused before.
+                self._check_limits(request.numbered(number), column, mask, now_s)
+            choice = selector.choose(number, now_s)
+            if selector.observes(choice, number, now_s):
+                how = _SHOWN_FIRST
+            policy, begun_s = choice.policy, selector.stopwatch()
+        by = policy if request.key is None else self._policy_for(request, policy)
+        hashed, ticket = by is not policy, None
+        if request.sequence:
+            how |= SEQUENCE
+        one = -1 if only is None else only
+        if one >= 0:
+            how |= ONE
+        picked = self.fleet.kernel.decide(self.fleet, self, by, request, number, column, mask, now_s, how, one)
+        seconds = 0.0 if selector is None else selector.stopwatch() - begun_s
+        if picked.worker >= 0 and how & COUNTS:
+            if selector is not None and choice is not None and not hashed:
+                ticket = selector.answered(choice, seconds, request, now_s)
+        else:
+            numbered = request.numbered(number)
+            decided = Decided(numbered, number, subset, column, mask, now_s, how, one, choice, seconds)
+            picked, by, ticket = attend(self, decided, by, hashed, picked)
+        decision = in_names(self, request, number, by, picked, now_s)
+        chosen = not hashed and picked.among > 1
+        sent = (decision.worker, column, float(request.rows), request.key, now_s, ticket, chosen)
+        self._keep(number, new_tuple(InFlight, sent))
         return decision
 
     def refuse(self, request: Request, error: RoutingError, now_s: float) -> RoutingError:
         """Take note that a request, which has a number of its own from here on, was turned away; returns the error."""
-        number = self.take_number()
+        return self.refused(request.numbered(self.take_number()), error, now_s)
+
+    def refused(self, request: Request, error: RoutingError, now_s: float) -> RoutingError:
+        """The same of a request that has its number."""
         if self.observer is not None:
-            self.observer.refused(request.numbered(number), error, now_s)
+            self.observer.refused(request, error, now_s)
         return error
 
-    def _decide_in_steps(
-        self, request: Request, number: int, view: LiveView, subset: Collection[str] | None, only: int | None
-    ) -> Decision:
-        """The decision for whoever is to see it, by a policy that is not compiled, or the refusal in words. Raises as
-        `route` does.
-        """
-        fleet, key, now_s = self.fleet, view.key, view.at_s
-        try:
-            self._keep_within_limits(request, view)
-        except RoutingError as error:
-            if self.observer is not None:
-                self.observer.refused(request, error, now_s)
-            raise
-        answered, ticket = self._answer(request, subset, view if only is None else view.of_one(only), now_s)
-        picked = fleet.kernel.pick(fleet, answered.probabilities, request, view)
-        decision = picked and self._decision(number, answered.policy, picked, now_s, request.sequence)
-        if self.observer is not None:
-            self.observer.decided(answered, decision)
-        if picked is None or decision is None:
-            raise refusals.shed(request, answered.policy)
-        chosen = answered.role != "hash" and picked.among > 1
-        self._count_in(number, InFlight(decision.worker, view.column, view.rows, key, now_s, ticket, chosen))
-        if key is not None:
-            fleet.kernel.remember(fleet, picked.worker, request, view)
-        return decision
-
-    def _decision(self, number: int, policy: Policy, picked: Picked, now_s: float, sequence: bool = False) -> Decision:
-        """In names."""
-        names = self.fleet.names
-        fallbacks = () if sequence else tuple(map(names.__getitem__, picked.fallbacks))
-        return new_tuple(Decision, (number, names[picked.worker], fallbacks, picked.propensity, policy.name, now_s))
+    def ask(self, policy: Policy, request: Request, column: int, mask: BoolArray, now_s: float) -> Asked:
+        """What a policy says that the kernel has no answer of; see `balancer.kernel.plain.Asker`."""
+        view = LiveView(self.fleet, mask, column, float(request.rows), now_s, request.key)
+        return Asked(view, *answer(policy, request, view))
 
     def view(self, request: Request, now_s: float, subset: Collection[str] | None = None) -> LiveView:
         """The fleet as a policy would see it for this request; raises as `route` does."""
@@ -282,26 +228,6 @@ class Router:
         probabilities, valid = self.answer_of(placed, request, view)
         return Answered(request, None, view, placed, probabilities, valid, now_s, role if placed is policy else "hash")
 
-    def _answer(
-        self, request: Request, subset: Collection[str] | None, view: LiveView, now_s: float
-    ) -> tuple[Answered, Ticket | None]:
-        """The answer of who is to decide; the shadow answers too."""
-        selector, number = self.selector, request.number
-        assert isinstance(number, int)  # arrays are for the simulator's views
-        choice = selector.choose(number, now_s) if selector is not None else None
-        chosen = choice.policy if choice is not None else self.policy
-        policy = self._policy_for(request, chosen)
-        if selector is None or choice is None or policy is not chosen:
-            probabilities, valid = self.answer_of(policy, request, view)
-            by: Role = "in_force" if policy is chosen else "hash"
-            return Answered(request, subset, view, policy, probabilities, valid, now_s, by), None
-        policy, role, answer, failed, ticket = selector.answer(choice, request, view, now_s)
-        for name, failure in failed:
-            self.count_failure(name, failure, LEAST_PENDING if answer is None else f"{policy.name} decides")
-        probabilities = least(view.pending, view.eligible) if answer is None else answer
-        selector.watch(request, view, probabilities)
-        return Answered(request, subset, view, policy, probabilities, answer is not None, now_s, role), ticket
-
     def column(self, model: str) -> int:
         """Of the estimators' state for a model; for one that has none of its own, that of `ANY_MODEL`."""
         return self.fleet.models.get(model, self.fleet.models[ANY_MODEL])
@@ -328,33 +254,39 @@ class Router:
         return picking.pending_limit(self.fleet, 0, float(request.priority))
 
     def _keep_within_limits(self, request: Request, view: LiveView) -> None:
-        """Leave those in the view's mask who are not full, nor late where that sheds, nor new. Raises as `route` does.
+        """Leave those in the view's mask who may be picked. Raises as `route` does.
 
         Of a sequence, limits hold at the one worker that may serve it: no other can take its place.
         """
-        members, sequence = view.mask, request.sequence
-        if not np.count_nonzero(members):
-            known = not request.model or self.fleet.knows(request.model)
-            raise refusals.nobody(self.fleet, request) if known else refusals.unknown(request)
-        if not (self.settings.limits.any if sequence else self.settings.narrows):
-            return
-        if sequence:
+        members = view.mask
+        if request.sequence and np.count_nonzero(members):
             view.mask = OF_SEQUENCES.probabilities(request, view) > 0
-        found = self.fleet.kernel.keep_within_limits(self.fleet, request, view)
-        view.mask = found.left
-        if found.refused:
-            raise refusals.full_or_late(request, view, self.pending_limit(request))
-        if sequence:
+        count, view.mask = self.fleet.kernel.admit(self.fleet, request, view)
+        if count < 0:
+            raise self.refusal(request, count)
+        if request.sequence:
             view.mask = members
+
+    def _check_limits(self, request: Request, column: int, mask: BoolArray, now_s: float) -> None:
+        """Raise as `route` does where nobody may be picked."""
+        try:
+            self._keep_within_limits(
+                request, LiveView(self.fleet, mask, column, float(request.rows), now_s, request.key)
+            )
+        except RoutingError as error:
+            raise self.refused(request, error, now_s) from None
+
+    def refusal(self, request: Request, why: int) -> RoutingError:
+        """In words, why nobody may be picked by the last decision."""
+        if why == NOBODY:
+            known = not request.model or self.fleet.knows(request.model)
+            return refusals.nobody(self.fleet, request) if known else refusals.unknown(request)
+        refused = refusals.full if why == FULL else refusals.late
+        return refused(request, self.fleet.kernel.refused_at)
 
     def _expire(self, number: int, now_s: float) -> None:
         drop(self._end(number, now_s))
         self.outcomes["expired"] += 1
-
-    def _count_in(self, number: int, sent: InFlight) -> None:
-        """A pick, which nobody has counted yet."""
-        self.fleet.sent(sent.worker, sent.column, sent.rows, sent.at_s)
-        self._keep(number, sent)
 
     def _keep(self, number: int, sent: InFlight) -> None:
         """Until its outcome comes, or nobody expects one any more."""

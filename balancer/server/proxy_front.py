@@ -30,9 +30,9 @@ from balancer.proxy.rest.service import Rest
 from balancer.proxy.service import Proxy
 from balancer.proxy.settings import ProxySettings
 from balancer.proxy.sharing import Sharing
+from balancer.scheduler.attending import Decision
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import Finished, Void
-from balancer.scheduler.router import Decision
 from balancer.server.metrics.scraped import counter, gauge
 from balancer.server.recorder import Recorder
 from balancer.server.tally import Ended, Measured

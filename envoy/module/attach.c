@@ -44,8 +44,7 @@ struct source *source_new(const char *kernel, const char *folder, const char **w
   *why = "the library cannot be loaded";
   if ((k->library = dlopen(kernel, RTLD_NOW | RTLD_LOCAL))) {
     const char *stamp = dlsym(k->library, "balancer_stamp");
-    k->keep_fresh = function(k->library, "keep_fresh");
-    k->count_in = function(k->library, "count_in");
+    k->take = function(k->library, "take");
     k->count_out = function(k->library, "count_out");
     k->finish = function(k->library, "finish");
     k->learn_of_pick = function(k->library, "learn_of_pick");
@@ -53,7 +52,7 @@ struct source *source_new(const char *kernel, const char *folder, const char **w
     k->bid = function(k->library, "bid");
     *why = NULL;
     if (!stamp || strcmp(stamp, BALANCER_STAMP)) *why = "the library is of other sources than this module";
-    else if (!k->keep_fresh || !k->count_in || !k->count_out || !k->finish || !k->learn_of_pick || !k->bid || !k->look_up)
+    else if (!k->take || !k->count_out || !k->finish || !k->learn_of_pick || !k->bid || !k->look_up)
       *why = "the library lacks functions";
   }
   if (!*why) return source;

@@ -116,11 +116,9 @@ static void ask_kernel(struct attached *attached, const struct entry *entry, con
   call->number = out->number;
   call->now_s = out->at_s;
   call->seed = attached->control->seed;
-  call->whole = ask->sequence ? BALANCER_WHOLE_SEQUENCE : BALANCER_WHOLE_REQUEST;
+  call->how = BALANCER_AT_ONCE | (ask->sequence ? BALANCER_SEQUENCE : BALANCER_FRESH);
   uint32_t mask = ask->sequence ? entry->members : entry->servable;
   memcpy(attached->mask, directory_mask(attached->directory, mask), attached->workers);
-  if (!ask->sequence && attached->directory->head.flags & REPORTS_REQUIRED)
-    attached->kernel->keep_fresh(attached->of_fleet_state, options->words, attached->of_call);
   journal_asks(attached, ask, out);
   bool compared = out->side < SIDES;
   uint64_t began_ns = compared ? now_ns() : 0;
@@ -150,7 +148,7 @@ static void ask_kernel(struct attached *attached, const struct entry *entry, con
   attached->kernel->count_out(attached->of_fleet_state, options->words, attached->of_call);
 }
 
-/* With the lock held. This is `Router.route` of balancer/scheduler/router.py over the same fleet_state. */
+/* With the lock held. */
 static void decide_locked(struct attached *attached, const struct ask *ask, struct decision *out) {
   out->number = attached->control->number;
   POKE(attached->control->number, out->number + 1);

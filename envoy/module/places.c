@@ -25,6 +25,7 @@ static void count(struct attached *attached, balancer_function *how, int64_t row
   call->picked = row;
   call->model = column;
   call->rows = rows;
+  call->keyed = 0;
   call->now_s = seconds_of(now_ns());
   how(attached->of_fleet_state, attached->options[STICKY].words, attached->of_call);
 }
@@ -63,7 +64,7 @@ static void take_again(struct attached *attached, const struct ask *ask, struct 
   };
   slot_fill(attached->control, place, &slot);
   decision->slot = place;
-  count(attached, attached->kernel->count_in, row, slot.column, slot.rows);
+  count(attached, attached->kernel->take, row, slot.column, slot.rows);
 }
 
 void place_resume(struct source *source, struct attached *attached, const struct ask *ask, struct decision *decision) {

@@ -12,7 +12,7 @@ from balancer.kernel.estimators.caches import PLACES
 from balancer.kernel.estimators.columns import Fields, declared
 from balancer.kernel.fleet_state import KINDS
 from balancer.kernel.reports import BATCH_COLUMNS, LINE_COLUMNS
-from balancer.kernel.state import lengths_of
+from balancer.kernel.state import FOUND_COLUMNS, lengths_of
 from balancer.scheduler.holding.state import Held, lengths_of_held
 from simulator.engine import layout as at
 from simulator.engine.check import MOST_PREFERRED
@@ -108,6 +108,7 @@ def _lengths(z: EngineSizes, fleets: Sequence[FleetSpec], timeline: int) -> dict
         **{"env": at.ENV_COLUMNS, "model": at.MODEL_COLUMNS, "worker": at.WORKER_COLUMNS, "preferred": MOST_PREFERRED},
         **{"clock": at.CLOCK_COLUMNS, "count": at.COUNT_COLUMNS, "real": at.REAL_COLUMNS, "whole": at.WHOLE_COLUMNS},
         **{"slots": z.slots, "levels": z.levels + 1, "log": z.log, "snapshots": z.snapshots},
+        "found": FOUND_COLUMNS,
         "fallbacks": max(min(fleet.retries, fleet.settings.max_fallbacks) for fleet in fleets),
         "samples": max(map(samples, fleets)),
         "entries": max(1, *(fleet.cache.entries for fleet in fleets)),

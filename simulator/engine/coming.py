@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from balancer.kernel import picking
+from balancer.kernel import deciding, picking
+from balancer.kernel.deciding import COUNTS, DRAWS, LIMITS, NAMES
 from balancer.kernel.state import Options, RequestFeatures
 from balancer.scheduler.holding.state import PLACES_BEYOND
 from simulator.engine import knowledge
@@ -19,7 +20,7 @@ from simulator.engine.sequences import find_worker, in_sequence
 from simulator.result import Status
 
 _name_fallbacks, _uniform_of = from_source(picking.name_fallbacks), from_source(picking.uniform_of)
-_keep_within_limits = from_source(picking.keep_within_limits)
+_admit, _take = from_source(deciding.admit, outlined), from_source(deciding.take, outlined)
 SHED, NO_WORKER = int(Status.SHED), int(Status.NO_WORKER)
 
 
@@ -54,8 +55,10 @@ def uniform_of(sim: Sim, e: int, b: int) -> float:
 
 
 @outlined
-def _within_limits(sim: Sim, e: int, k: int, b: int, now_s: float) -> int:
-    return _keep_within_limits(sim, e, knowledge.row(sim, e, b, 0), request_of(sim, e, k, now_s), now_s)
+def admit(sim: Sim, e: int, k: int, b: int, now_s: float) -> int:
+    """How many of those in `decision.mask` may be picked, and are left there, or why nobody may."""
+    first, ask = knowledge.row(sim, e, b, 0), request_of(sim, e, k, now_s)
+    return int(_admit(sim, e, first, ask, now_s, sim.asked.found[e]))
 
 
 @inlined
@@ -83,17 +86,21 @@ def count_eligible(sim: Sim, e: int, k: int, now_s: float) -> int:
 
 
 @inlined
-def meet(sim: Sim, e: int, k: int, now_s: float) -> int:
-    """Which of the eligible workers may be picked for a request, and how many; 0 where it was refused for that."""
-    known, b = sim.known, sim.demand.balancer[e, k]
-    line = (e * sim.sizes.balancers + b) * sim.sizes.models + sim.demand.model[e, k]
+def lay_out(sim: Sim, e: int, k: int) -> None:
+    """Set `decision.mask` to the workers that are eligible for a request."""
+    line = (e * sim.sizes.balancers + sim.demand.balancer[e, k]) * sim.sizes.models + sim.demand.model[e, k]
     for w in range(sim.sizes.workers):
-        sim.decision.mask[e, w] = known.eligible[line, w]
-    count = _within_limits(sim, e, k, b, now_s)
-    if count == 0:
-        known.number[e, b] += 1
-        refuse(sim, e, k, SHED, now_s)
-    return count
+        sim.decision.mask[e, w] = sim.known.eligible[line, w]
+
+
+@outlined
+def meet(sim: Sim, e: int, k: int, now_s: float) -> bool:
+    """Whether somebody may be picked for a request by who decides it elsewhere, or else it was refused."""
+    lay_out(sim, e, k)
+    if admit(sim, e, k, sim.demand.balancer[e, k], now_s) > 0:
+        return True
+    _end(sim, e, k, -1, now_s)
+    return False
 
 
 @outlined
@@ -108,7 +115,7 @@ def meet_sequence(sim: Sim, e: int, k: int, now_s: float) -> int:
     if w >= 0:
         mask[:] = False
         mask[w] = True
-        full = _within_limits(sim, e, k, b, now_s) == 0
+        full = admit(sim, e, k, b, now_s) < 0
         find_worker(sim, e, k)
         if not full:
             return w
@@ -124,35 +131,41 @@ def _name_those_after(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
 
 
 @inlined
-def assign(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
-    """A decision is made: worker `w`, or -1 to shed."""
-    d = sim.demand
-    sim.known.number[e, d.balancer[e, k]] += 1
+def _end(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
+    """A decision was made, and counted in: worker `w`, or below 0 nobody."""
+    sim.known.number[e, sim.demand.balancer[e, k]] += 1
     if w < 0:
         refuse(sim, e, k, SHED, now_s)
         return
     sim.state.picked[e, k] = w
-    if sim.plan.env[e, at.E_FALLIBLE] and not in_sequence(sim, e, k):
-        _name_those_after(sim, e, k, w, now_s)
-    r = knowledge.row(sim, e, d.balancer[e, k], w)
-    knowledge.count_in(sim, e, r, d.model[e, k], d.rows[e, k], now_s)
-    if d.key[e, k] != 0:
-        knowledge.remember(sim, e, w, r, request_of(sim, e, k, now_s), now_s)
     send(sim, e, k, w, now_s)
 
 
 @outlined
-def _place_at_once(sim: Sim, e: int, k: int, decider: int, options: Options, now_s: float) -> None:
-    """As if it were not held."""
-    if count_eligible(sim, e, k, now_s) > 0 and meet(sim, e, k, now_s) > 0:
-        assign(sim, e, k, call(decider, sim, options, e, k, now_s), now_s)
+def assign(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
+    """Worker `w` was picked elsewhere, or -1: it sheds."""
+    if w >= 0:
+        if sim.plan.env[e, at.E_FALLIBLE] and not in_sequence(sim, e, k):
+            _name_those_after(sim, e, k, w, now_s)
+        _take(sim, e, knowledge.row(sim, e, sim.demand.balancer[e, k], 0), w, request_of(sim, e, k, now_s), now_s)
+    _end(sim, e, k, w, now_s)
+
+
+@inlined
+def place(sim: Sim, e: int, k: int, decider: int, options: Options, now_s: float) -> None:
+    """A request, for which somebody is eligible, is decided."""
+    lay_out(sim, e, k)
+    sim.asked.how[e] = LIMITS | DRAWS | COUNTS | (NAMES if sim.plan.env[e, at.E_FALLIBLE] else 0)
+    _end(sim, e, k, call(decider, sim, options, e, k, now_s), now_s)
 
 
 @outlined
 def overflow(sim: Sim, e: int, k: int, decider: int, options: Options, now_s: float) -> None:
     """A request may not be held, or no longer."""
     if sim.held.settings[e, PLACES_BEYOND] > 0:
-        _place_at_once(sim, e, k, decider, options, now_s)
+        # As if it were not held.
+        if count_eligible(sim, e, k, now_s) > 0:
+            place(sim, e, k, decider, options, now_s)
     else:
         sim.known.number[e, sim.demand.balancer[e, k]] += 1
         refuse(sim, e, k, SHED, now_s)

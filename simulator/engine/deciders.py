@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import types
+from functools import partial
 from typing import Any, NamedTuple
 
-from balancer.kernel import picking
-from balancer.kernel.answers import Compiler, answering, options_of
+from balancer.kernel.answers import Answer, Compiler, answering, options_of
 from balancer.kernel.compiled.kinds import Native
-from balancer.kernel.state import Options
+from balancer.kernel.deciding import deciding
+from balancer.kernel.state import Options, RequestFeatures
 from policies import Policy
 from simulator.engine.calls import called_by_address
 from simulator.engine.coming import request_of, uniform_of
-from simulator.engine.compiled import from_source, inlined
+from simulator.engine.compiled import from_source, inlined, outlined
 from simulator.engine.knowledge import row
 from simulator.engine.layout import Sim
 
 _COMPILER = Compiler(from_source, inlined)
-_draw = from_source(picking.draw_by_sums)
-_answer: Any = None
-"""In its place `_decide` has the answer of a policy. Closed over, it would have the cache miss in every process, since
-numba takes what a function closes over for a part of its key, and a compiled function has another key each time."""
+_STEPS = Compiler(partial(from_source, made=outlined), inlined)
+"""Compiled once for all policies."""
+_decision: Any = None
+"""In its place `_decide` has a policy's decision. Closed over, it would have the cache miss in every process: numba
+takes what a function closes over for a part of its key, and a compiled function has another key each time."""
 
 
 class EngineDecider(NamedTuple):
@@ -49,15 +51,25 @@ def decider(policy: Policy, sim: Native, workers: int) -> EngineDecider | None:
     options = Native(options_of(found, workers))
     key = (found.name, sim.numba_type)
     if key not in _functions:
-        deciding = types.FunctionType(_decide.__code__, {**_decide.__globals__, "_answer": found.answer})
-        _functions[key] = called_by_address(deciding, found.name, sim, options)
+        decision = deciding(_unchecked(found.answer), _STEPS)
+        by_it = types.FunctionType(_decide.__code__, {**_decide.__globals__, "_decision": decision})
+        _functions[key] = called_by_address(by_it, found.name, sim, options)
     return EngineDecider(_functions[key].address, options)
+
+
+def _unchecked(answer: Answer) -> Answer:
+    """The lot falls by what is no distribution as well, as it does where a policy answers in NumPy."""
+
+    def answered(x: Any, options: Options, e: int, first: int, request: RequestFeatures, now_s: float) -> int:
+        return max(answer(x, options, e, first, request, now_s), -1)
+
+    made: Answer = inlined(answered)
+    return made
 
 
 def _decide(sim: Sim, options: Options, e: int, k: int, now_s: float) -> int:
     b = sim.demand.balancer[e, k]
-    w: int = _answer(sim, options, e, row(sim, e, b, 0), request_of(sim, e, k, now_s), now_s)
-    if w < 0:
-        shares = sim.decision.shares[e]
-        w = _draw(shares, uniform_of(sim, e, b), sim.decision.scratch[e, : len(shares)])
+    first, ask, uniform = row(sim, e, b, 0), request_of(sim, e, k, now_s), uniform_of(sim, e, b)
+    how, found, fallbacks = sim.asked.how[e], sim.asked.found[e], sim.state.fallback[e, k]
+    w: int = _decision(sim, options, e, first, ask, now_s, uniform, how, -1, found, fallbacks)
     return w

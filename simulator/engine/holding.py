@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from balancer.kernel import of_worker, picking
+from balancer.kernel import deciding, of_worker
 from balancer.kernel.answers import Compiler
 from balancer.kernel.compiled.kinds import Native
+from balancer.kernel.deciding import DRAWS, LATE
 from balancer.kernel.state import Options, RequestFeatures
 from balancer.scheduler.holding import wait_queue
 from balancer.scheduler.holding.dispatch import dispatching
@@ -18,12 +19,12 @@ from policies.base import FloatArray
 from simulator.engine import knowledge
 from simulator.engine import layout as at
 from simulator.engine.calls import call, called_by_address
-from simulator.engine.coming import NO_WORKER, SHED, assign, overflow, refuse, request_of
+from simulator.engine.coming import NO_WORKER, SHED, assign, lay_out, overflow, refuse, request_of
 from simulator.engine.compiled import from_source, inlined, outlined
 from simulator.engine.heap import push
 from simulator.engine.layout import Sim
 
-_keep_within_limits, _among = from_source(picking.keep_within_limits), from_source(picking.among)
+_admit = from_source(deciding.admit, outlined)
 _enter, _leave = from_source(wait_queue.enter, outlined), from_source(wait_queue.leave, outlined)
 _position_of, _is_crowded = from_source(wait_queue.position_of), from_source(wait_queue.is_crowded)
 _crowd_out = from_source(wait_queue.crowd_out, outlined)
@@ -37,21 +38,21 @@ def _see(sim: Sim, how: Any, e: int, b: int, k: int, ask: RequestFeatures, now_s
     of_line = (e * sim.sizes.balancers + b) * sim.sizes.models + sim.demand.model[e, k]
     if sim.known.eligible_count[of_line] == 0:
         return NOBODY
-    for w in range(sim.sizes.workers):
-        sim.decision.mask[e, w] = sim.known.eligible[of_line, w]
-    count = _keep_within_limits(sim, e, knowledge.row(sim, e, b, 0), ask, now_s)
-    if count == 0 and _among(sim, e) > 0:
+    lay_out(sim, e, k)
+    count = _admit(sim, e, knowledge.row(sim, e, b, 0), ask, now_s, sim.asked.found[e])
+    if count == LATE:
         return SHEDS
-    return count
+    return max(count, 0)
 
 
 @outlined
 def _choose(sim: Sim, how: Any, e: int, b: int, k: int, ask: RequestFeatures, now_s: float) -> int:
     number = sim.known.number[e, b]
     sim.known.number[e, b] = ask.number
+    sim.asked.how[e] = DRAWS
     w = call(how[0], sim, how[1], e, k, now_s)
     sim.known.number[e, b] = number
-    return w
+    return max(w, SHEDS)
 
 
 _dispatch_held = dispatching(Compiler(partial(from_source, made=outlined), outlined), _see, _choose)

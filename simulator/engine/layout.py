@@ -234,6 +234,9 @@ class PendingRequests(NamedTuple):
     uniform: FloatArray = array("e")
     now_s: FloatArray = array("e")
     sequence: AnyArray = array("e", np.bool_)
+    how: AnyArray = array("e", int)
+    """It is decided, see `balancer.kernel.deciding`; `found` is what a decision writes beside."""
+    found: FloatArray = array("e found")
 
 
 class Heap(NamedTuple):

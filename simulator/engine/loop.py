@@ -12,7 +12,7 @@ from balancer.scheduler.holding import wait_queue
 from simulator.engine import batcher, device, faults, knowledge, reports, sequences
 from simulator.engine import layout as at
 from simulator.engine.calls import call
-from simulator.engine.coming import arrive, assign, count_eligible, meet, meet_sequence, uniform_of
+from simulator.engine.coming import arrive, assign, count_eligible, meet, meet_sequence, place, uniform_of
 from simulator.engine.compiled import compiled, from_source, inlined, outlined
 from simulator.engine.heap import pop, push
 from simulator.engine.layout import Sim
@@ -229,13 +229,12 @@ def _come(sim: Sim, e: int, k: int, decider: int, options: Options, now_s: float
         return False
     if sim.plan.env[e, at.E_HOLDER] > 0 and _is_held_model(sim.held, e, sim.demand.model[e, k]):
         _attend(sim, e, at.ARRIVAL, k, options, now_s)
-    elif meet(sim, e, k, now_s) > 0:
+    elif decider != OUTSIDE:
+        place(sim, e, k, decider, options, now_s)
+    elif meet(sim, e, k, now_s):
         sim.state.counts[e, at.DECIDING] = k
-        if decider == OUTSIDE:
-            _ask(sim, e, k, now_s)
-            return True
-        assign(sim, e, k, call(decider, sim, options, e, k, now_s), now_s)
-        sim.state.counts[e, at.DECIDING] = -1
+        _ask(sim, e, k, now_s)
+        return True
     return False
 
 

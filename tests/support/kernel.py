@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from balancer.bounds import MAX_FALLBACKS
-from balancer.kernel import picking
 from balancer.kernel.answers import Compiler, answering, options_of
-from balancer.kernel.plain import Kernel, Picked, RequestView, request_of
-from balancer.kernel.state import FleetState
-from policies.base import FloatArray, Policy, Request
+from balancer.kernel.deciding import deciding
+from balancer.kernel.picking import uniform_of
+from balancer.kernel.plain import Asker, Kernel, Picked, RequestView, features_of
+from balancer.kernel.state import AMONG, FOUND_COLUMNS, NAMED, PROPENSITY, FleetState, RequestFeatures
+from policies.base import BoolArray, FloatArray, Policy, Request
 
 
 class FromSource(Kernel):
@@ -29,16 +30,40 @@ class FromSource(Kernel):
         shares: FloatArray = x.decision.shares[0].copy()
         return shares
 
-    def pick(self, x: FleetState, shares: FloatArray, request: Request, view: RequestView) -> Picked | None:
+    def decide(
+        self,
+        x: FleetState,
+        asker: Asker,
+        policy: Policy,
+        request: Request,
+        number: int,
+        column: int,
+        mask: BoolArray,
+        now_s: float,
+        how: int,
+        one: int = -1,
+    ) -> Picked:
         """See `Kernel`."""
-        assert isinstance(request.number, int)
+        made = answering(policy, Compiler())
+        if made is None:
+            return super().decide(x, asker, policy, request, number, column, mask, now_s, how, one)
+        self.asked = None
+        x.decision.mask[0] = mask
+        found, fallbacks, features = (
+            np.zeros(FOUND_COLUMNS),
+            np.zeros(MAX_FALLBACKS, np.int64),
+            features_of(request, number, column),
+        )
+        options, decide = options_of(made, len(mask)), deciding(made.answer, Compiler())
         with np.errstate(over="ignore"):
-            uniform = picking.uniform_of(np.uint64(self.seed), np.uint64(request.number))  # type: ignore[arg-type]  # as compiled code has it
-        row = picking.draw(shares, uniform)
-        if row < 0:
-            return None
-        x.decision.mask[0] = view.mask
-        out = np.zeros(MAX_FALLBACKS, np.int64)
-        named = picking.name_fallbacks(x, 0, 0, row, request_of(request, view), view.at_s, out)
-        share = float(shares[row] / picking.total_of(shares))
-        return Picked(row, share, tuple(out[:named].tolist()), picking.among(x, 0))
+            uniform = uniform_of(np.uint64(self.seed), np.uint64(number))  # type: ignore[arg-type]  # as compiled code has it
+            row = decide(x, options, 0, 0, features, now_s, uniform, how, one, found, fallbacks)
+        self._found = found
+        named = tuple(fallbacks[: int(found[NAMED])].tolist())
+        return Picked(row, float(found[PROPENSITY]), named, float(found[AMONG]))
+
+
+def request_of(request: Request, view: RequestView) -> RequestFeatures:
+    """The request of a view, as the kernel's functions take it."""
+    assert isinstance(request.number, int)
+    return features_of(request, request.number, view.column)

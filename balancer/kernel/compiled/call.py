@@ -13,8 +13,8 @@ from balancer.kernel.compiled.record import Record
 from balancer.kernel.reports import BATCH_COLUMNS, LINE_COLUMNS
 
 (
-    MODEL, ROWS, KEY, KEYED, DEADLINE_S, PRIORITY, NUMBER, NOW_S, SEED, WHOLE,
-    PICKED, SERVED, LATENCY_S, OK, SHARE, LINES, BATCHES, BALANCERS, BEGINS,
+    MODEL, ROWS, KEY, KEYED, DEADLINE_S, PRIORITY, NUMBER, NOW_S, SEED, HOW, PICKED,
+    SERVED, LATENCY_S, OK, SHARE, LINES, BATCHES, BALANCERS, BEGINS,
     BID, REFUSED_AT, PROPENSITY, AMONG, NAMED, FALLBACKS,
 ) = range(25)  # fmt: skip
 DECLARED = {
@@ -27,11 +27,8 @@ DECLARED = {
     "NUMBER": ("Q", "of the decision, below 2 to the 53; with `seed` it tells the lot"),
     "NOW_S": ("d", "the balancer's clock, seconds"),
     "SEED": ("Q", "of the lots, mixed"),
-    "WHOLE": (
-        "q",
-        "1: an answer keeps within the limits and counts its pick in; 2: likewise, a sequence; 0: neither",
-    ),
-    "PICKED": ("q", "row of the worker that was picked, or that reports; below `workers`"),
+    "HOW": ("q", "a decision is made: one or more of FRESH to ONE; 0: the policy only answers"),
+    "PICKED": ("q", "row of the worker that was picked, that may be, with ONE, or that reports; below `workers`"),
     "SERVED": ("q", "row of the worker that answered; -1: nobody known"),
     "LATENCY_S": ("d", "seconds; not a number: none"),
     "OK": ("d", "0: it failed"),
@@ -43,21 +40,16 @@ DECLARED = {
     "BID": ("d", "written: what the worker `picked` bids for the key; the least one has the sequence"),
     "REFUSED_AT": ("d", "written: of FULL, how many pending are too many; of LATE, the seconds that it takes at best"),
     "PROPENSITY": ("d", "written: the probability with which the worker was picked"),
-    "AMONG": ("q", "written: how many workers could have been picked"),
-    "NAMED": ("q", "written: how many fallbacks there are"),
+    "AMONG": ("d", "written: how many workers could have been picked"),
+    "NAMED": ("d", "written: how many fallbacks there are"),
     "FALLBACKS": ("q", "written: rows of the workers to try next, best first; -1: none"),
 }
 """The slots in order: type as `struct` writes it, and what is in there. The last is `MAX_FALLBACKS` slots."""
 MOST_LINES, MOST_BATCHES = 64, 512
 """Of a report that the library takes; Python takes what is larger."""
 SLOTS = FALLBACKS + MAX_FALLBACKS
-STEP, WHOLE_REQUEST, WHOLE_SEQUENCE = range(3)
-"""What `WHOLE` may be."""
-NOBODY, FULL, LATE, SHED, INVALID = range(-1, -6, -1)
-"""In place of a row: nobody may be picked; all of them have too many pending; all would be late; the policy sheds; its
-answer is no distribution, and somebody else is to decide."""
-ASKED = struct.Struct("=qdQdddQdQq")
-"""The slots from `MODEL` to `WHOLE`."""
+ASKED = struct.Struct("=qdQdddQdQqq")
+"""The slots from `MODEL` to `PICKED`."""
 
 
 class KernelCall(NamedTuple):

@@ -53,8 +53,17 @@ def _where(condition: bool, x: float, y: float) -> float:
     return x if condition else y
 
 
+@inlined
+def _count_nonzero(mask: Any) -> int:
+    """`np.count_nonzero` of `(n,)`, without a copy."""
+    count = 0
+    for w in range(len(mask)):
+        count += mask[w]
+    return count
+
+
 _numpy = types.ModuleType("numpy")
-_numpy.__dict__.update(vars(np), where=_where)
+_numpy.__dict__.update(vars(np), where=_where, count_nonzero=_count_nonzero)
 
 
 _COMPILED = ("policies.", "balancer.kernel.", "balancer.scheduler.holding.")

@@ -9,47 +9,36 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import numpy as np
 
 from balancer.bounds import MAX_FALLBACKS
-from balancer.kernel import counting, eligibility, of_worker, picking, reports
+from balancer.kernel import counting, deciding, eligibility, of_worker, picking, reports
 from balancer.kernel.answers import PROGRAM, Compiler, answering, by_program
 from balancer.kernel.compiled.call import (
-    AMONG,
     BALANCERS,
     BATCHES,
     BEGINS,
     BID,
     DEADLINE_S,
     FALLBACKS,
-    FULL,
-    INVALID,
+    HOW,
     KEY,
     KEYED,
-    LATE,
     LATENCY_S,
     LINES,
     MODEL,
-    NAMED,
-    NOBODY,
     NOW_S,
     NUMBER,
     OK,
     PICKED,
     PRIORITY,
-    PROPENSITY,
     REFUSED_AT,
     ROWS,
     SEED,
     SERVED,
     SHARE,
-    SHED,
-    STEP,
-    WHOLE,
-    WHOLE_REQUEST,
-    WHOLE_SEQUENCE,
     KernelCall,
     symbol_of,
 )
 from balancer.kernel.compiled.compiling import from_source, inlined
-from balancer.kernel.state import FleetState, Options, RequestFeatures
+from balancer.kernel.state import FOUND_COLUMNS, FleetState, Options, RequestFeatures
 from policies import BUILTIN
 from policies.base import Policy
 from policies.hashing import hash_draw, mix_array, rendezvous_cost
@@ -58,18 +47,15 @@ Entry = Callable[[FleetState, Options, KernelCall], int]
 
 _take_report = from_source(reports.take_report)
 _mix = from_source(mix_array)
-_count_in, _count_out = from_source(counting.count_in), from_source(counting.count_out)
+_count_out = from_source(counting.count_out)
 _learn_of_pick, _fade = from_source(counting.learn_of_pick), from_source(counting.fade)
 _finish = from_source(counting.finish)
-_remember, _remember_outcome = from_source(counting.remember), from_source(counting.remember_outcome)
+_remember_outcome = from_source(counting.remember_outcome)
 _fill_cached = from_source(of_worker.fill_cached)
 _fill_behind = from_source(of_worker.fill_behind)
 _keep_fresh, _fresh_until_s = from_source(eligibility.keep_fresh), from_source(eligibility.fresh_until_s)
-_keep_within_limits = from_source(picking.keep_within_limits)
-_draw, _uniform_of = from_source(picking.draw_by_sums), from_source(picking.uniform_of)
-_name_fallbacks = from_source(picking.name_fallbacks)
-_among, _best_s = from_source(picking.among), from_source(picking.best_s)
-_pending_limit = from_source(picking.pending_limit)
+_admit, _take = from_source(deciding.admit), from_source(deciding.take)
+_uniform_of = from_source(picking.uniform_of)
 _hash_draw, _rendezvous_cost = from_source(hash_draw), from_source(rendezvous_cost)
 
 
@@ -82,32 +68,9 @@ def _request(call: KernelCall) -> RequestFeatures:
     )
 
 
-@inlined
-def _pick(x: FleetState, call: KernelCall, sole: int) -> int:
-    """`sole`: who has it all; -1: the shares tell."""
-    shares, f, w = x.decision.shares[0], call.numbers, sole
-    f[PROPENSITY] = 1.0
-    if w < 0:
-        sums = x.decision.scratch[0, : len(shares)]
-        w = _draw(shares, _uniform_of(call.words[SEED], call.words[NUMBER]), sums)
-        if w >= 0:
-            f[PROPENSITY] = shares[w] / sums[-1]
-    if w >= 0:
-        call.wholes[AMONG] = _among(x, 0)
-        out = call.wholes[FALLBACKS : FALLBACKS + MAX_FALLBACKS]
-        call.wholes[NAMED] = _name_fallbacks(x, 0, 0, w, _request(call), f[NOW_S], out)
-    return int(w)
-
-
-def pick(x: FleetState, options: Options, call: KernelCall) -> int:
-    """Whom the lot falls on by `decision.shares`, -1 where all are zero; writes its share and the fallbacks."""
-    return _pick(x, call, -1)
-
-
-def count_in(x: FleetState, options: Options, call: KernelCall) -> int:
-    """Count a pick in."""
-    f, i = call.numbers, call.wholes
-    _count_in(x, 0, i[PICKED], i[MODEL], f[ROWS], f[NOW_S])
+def take(x: FleetState, options: Options, call: KernelCall) -> int:
+    """The worker `PICKED` gets the request: count it in, and note its key."""
+    _take(x, 0, 0, call.wholes[PICKED], _request(call), call.numbers[NOW_S])
     return 0
 
 
@@ -138,9 +101,10 @@ def fresh_until_s(x: FleetState, options: Options, call: KernelCall) -> int:
     return 0
 
 
-def keep_within_limits(x: FleetState, options: Options, call: KernelCall) -> int:
-    """Leave in `decision.mask` those that the limits permit; returns how many may serve."""
-    return int(_keep_within_limits(x, 0, 0, _request(call), call.numbers[NOW_S]))
+def admit(x: FleetState, options: Options, call: KernelCall) -> int:
+    """Leave in `decision.mask` those who may be picked; returns how many they are, or why nobody may."""
+    f = call.numbers
+    return int(_admit(x, 0, 0, _request(call), f[NOW_S], f[REFUSED_AT : REFUSED_AT + FOUND_COLUMNS]))
 
 
 def count_out(x: FleetState, options: Options, call: KernelCall) -> int:
@@ -183,8 +147,7 @@ def bid(x: FleetState, options: Options, call: KernelCall) -> int:
 
 
 FIXED: tuple[Entry, ...] = (
-    *(keep_fresh, fresh_until_s, keep_within_limits, pick),
-    *(count_in, count_out, finish, learn_of_pick, fade, take_report, bid, look_up),
+    *(keep_fresh, fresh_until_s, admit, take, count_out, finish, learn_of_pick, fade, take_report, bid, look_up),
 )
 
 
@@ -194,13 +157,13 @@ def entries() -> Iterator[tuple[str, Any]]:
         yield function.__name__, function
     compiler = Compiler(from_source, inlined)
     seen = {PROGRAM}
-    yield symbol_of(PROGRAM), _entry(by_program(compiler))
+    yield symbol_of(PROGRAM), _entry(by_program(compiler), compiler)
     for kind in BUILTIN.values():
         for policy in _variants(kind):
             found = answering(policy, compiler)
             if found is not None and found.name not in seen:
                 seen.add(found.name)
-                yield symbol_of(found.name), _entry(found.answer)
+                yield symbol_of(found.name), _entry(found.answer, compiler)
 
 
 def _variants(kind: type[Policy]) -> Iterator[Policy]:
@@ -216,50 +179,14 @@ def _variants(kind: type[Policy]) -> Iterator[Policy]:
         yield kind(**dict(zip(choices, values, strict=True)))
 
 
-@inlined
-def _limits(x: FleetState, call: KernelCall) -> int:
-    """0 where they leave somebody in `decision.mask`, else why not."""
-    if _among(x, 0) == 0:
-        return NOBODY
-    if _keep_within_limits(x, 0, 0, _request(call), call.numbers[NOW_S]) > 0:
-        return 0
-    if _among(x, 0) > 0:
-        call.numbers[REFUSED_AT] = _best_s(x, 0, 0, _request(call), call.numbers[NOW_S])
-        return LATE
-    call.numbers[REFUSED_AT] = _pending_limit(x, 0, call.numbers[PRIORITY])
-    return FULL
+def _entry(answer: Any, compiler: Compiler) -> Any:
+    decide = deciding.deciding(answer, compiler)
 
-
-@inlined
-def _keep_answered(x: FleetState) -> None:
-    """Leave those in `decision.mask` that have a share."""
-    for w in range(x.decision.mask.shape[1]):
-        x.decision.mask[0, w] = x.decision.shares[0, w] > 0
-
-
-def _entry(answer: Any) -> Any:
     def entry(x: FleetState, options: Options, call: KernelCall) -> int:
         """The row that the policy picks of `decision.mask`; writes its share and the fallbacks. Below 0: why nobody."""
         f, i = call.numbers, call.wholes
-        if i[WHOLE] == WHOLE_REQUEST:
-            refused = _limits(x, call)
-            if refused < 0:
-                return refused
-        sole = answer(x, options, 0, 0, _request(call), f[NOW_S])
-        if sole < -1:
-            return INVALID
-        if i[WHOLE] == WHOLE_SEQUENCE:
-            # Limits hold at the one worker that may serve it: no other can take its place.
-            _keep_answered(x)
-            refused = _limits(x, call)
-            if refused < 0:
-                return refused
-        w = _pick(x, call, sole)
-        if w < 0:
-            return SHED
-        if i[WHOLE] != STEP:
-            _count_in(x, 0, w, i[MODEL], f[ROWS], f[NOW_S])
-            _remember(x, 0, w, w, _request(call), f[NOW_S])
-        return w
+        uniform = _uniform_of(call.words[SEED], call.words[NUMBER])
+        found, fallbacks = f[REFUSED_AT : REFUSED_AT + FOUND_COLUMNS], i[FALLBACKS : FALLBACKS + MAX_FALLBACKS]
+        return decide(x, options, 0, 0, _request(call), f[NOW_S], uniform, i[HOW], i[PICKED], found, fallbacks)
 
     return entry

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from balancer.kernel import block as blocks
+from balancer.kernel import deciding
 from balancer.kernel.compiled import call as slots
 from balancer.kernel.compiled.record import FLEET_STATE, Record
 from balancer.kernel.estimators.caches import Caches
@@ -35,7 +36,10 @@ _RECORDS = {
 }
 _RECORDS["weights"] = Network
 _ANY = "{-1, 0, 0}"
-_CODES = ("STEP", "WHOLE_REQUEST", "WHOLE_SEQUENCE", "NOBODY", "FULL", "LATE", "SHED")
+_CODES = (
+    *("FRESH", "LIMITS", "DRAWS", "NAMES", "COUNTS", "SEQUENCE", "ONE", "AT_ONCE"),
+    *("NOBODY", "FULL", "LATE", "SHED"),
+)
 
 
 class _Words(NamedTuple):
@@ -101,7 +105,7 @@ def _constants(stamp: str, of_fleet_state: _Words, of_options: _Words, of_call: 
         "FLEET_STATE_WORDS": of_fleet_state.size,
         "OPTIONS_WORDS": of_options.size,
         "CALL_WORDS": of_call.size,
-        **{name: f"({getattr(slots, name)})" for name in _CODES},
+        **{name: f"({getattr(deciding, name)})" for name in _CODES},
     }
     return "".join(f"#define BALANCER_{name} {value}\n" for name, value in values.items())
 
@@ -225,7 +229,7 @@ _BEGIN = """
 
    A fleet's state is one block of memory, a policy's numbers are another (see README.md). To decide: map both, the
    policy's privately, as its scratch is written to; bind them and a call to words of your own; write who may be
-   picked to the array decision.mask, and BALANCER_WHOLE_REQUEST to `whole`; call balancer_answer_POLICY, or what the
+   picked to the array decision.mask, and BALANCER_AT_ONCE to `how`; call balancer_answer_POLICY, or what the
    options' header names: it counts the request in, and returns the worker's row, or why nobody gets it.
 
    Bind anew when a block's generation has changed, map anew when it is not in force. The policy's room_workers have to

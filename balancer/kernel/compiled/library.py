@@ -11,14 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from balancer.bounds import MAX_FALLBACKS
+from balancer.kernel import deciding
 from balancer.kernel.answers import Compiler, answering, options_of
 from balancer.kernel.block import Memory, ordinary_memory
 from balancer.kernel.compiled import call as slots
 from balancer.kernel.compiled.call import ASKED, MOST_BATCHES, MOST_LINES, new_call, symbol_of
 from balancer.kernel.compiled.record import FLEET_STATE, Record
 from balancer.kernel.compiled.sources import SOURCES, digest_of
-from balancer.kernel.plain import Kernel, LimitsLeft, Lines, Picked, RequestView, new_tuple
-from balancer.kernel.state import DecisionScratch, FleetState, Options
+from balancer.kernel.plain import Asker, Kernel, Lines, Picked, RequestView, new_tuple
+from balancer.kernel.state import DecisionScratch, FleetState, Options, RequestFeatures
 from policies.base import BoolArray, FloatArray, Policy, Request
 
 PATH = Path(__file__).with_name("kernel.so")
@@ -28,10 +29,11 @@ _BUILD = "build it: python -m balancer.kernel.compiled.build"
 _MOST_ANSWERS = 16
 _Function = Callable[[Any, Any, Any], int]
 # Slots in the order of `call`, those between them skipped.
+_TAKEN = struct.Struct(f"=qdQd{8 * (slots.NOW_S - slots.KEYED - 1)}xd{8 * (slots.PICKED - slots.NOW_S - 1)}xq")
 _COUNTED = struct.Struct(f"=qd{8 * (slots.NOW_S - slots.ROWS - 1)}xd{8 * (slots.PICKED - slots.NOW_S - 1)}xq")
 _FINISHED = struct.Struct(f"=qdQd{8 * (slots.NOW_S - slots.KEYED - 1)}xd{8 * (slots.PICKED - slots.NOW_S - 1)}xqqdd")
 _LOOKED_UP = struct.Struct(f"=qdQd{8 * (slots.NOW_S - slots.KEYED - 1)}xd")
-_PICKED = tuple([struct.Struct(f"=dqq{named}q").unpack_from for named in range(MAX_FALLBACKS + 1)])
+_PICKED = tuple([struct.Struct(f"=ddd{named}q").unpack_from for named in range(MAX_FALLBACKS + 1)])
 """By how many fallbacks there are."""
 _PROPENSITY_AT = 8 * slots.PROPENSITY
 _REPORTED = struct.Struct("=qqqq")
@@ -112,6 +114,7 @@ class Compiled(Kernel):
 
     def __init__(self, library: Library, memory: Memory = ordinary_memory) -> None:
         """`memory`: for the block of the fleet whose kernel it is."""
+        super().__init__()
         self._library, self._memory, self.stamp = library, memory, library.stamp
         self._slots, self._call, self._record = new_call()
         self._of_call = _pointer(self._record)
@@ -124,18 +127,16 @@ class Compiled(Kernel):
         """What it is a copy of."""
         self._may = 0
         """How many are in there."""
-        self._answered: FloatArray | None = None
-        """The last answer, while nothing came after it; `_row` was picked by it."""
-        self._row = -1
         self._named = 0
         """How many fallbacks the last pick had."""
+        self._request, self._number = Request(""), 0
+        """That a policy is asked about in Python."""
         none = Record(Options(np.zeros(1)))
         self._no_options, self._of_none = none, _pointer(none)
         self._answers: dict[int, _Answer] = {}
         self._keep_fresh, self._fresh_until_s = self._fixed("keep_fresh"), self._fixed("fresh_until_s")
-        self._keep = self._fixed("keep_within_limits")
-        self._pick = self._fixed("pick")
-        self._count_in, self._count_out = self._fixed("count_in"), self._fixed("count_out")
+        self._admit, self._take = self._fixed("admit"), self._fixed("take")
+        self._count_out = self._fixed("count_out")
         self._finish = self._fixed("finish")
         self._take_report, self._look_up_key = self._fixed("take_report"), self._fixed("look_up")
         self._learn, self._fade = self._fixed("learn_of_pick"), self._fixed("fade")
@@ -146,7 +147,7 @@ class Compiled(Kernel):
 
     def forget(self) -> None:
         """See `Kernel`."""
-        self._masked = self._answered = None
+        self._masked = None
 
     def _fixed(self, name: str) -> _Function:
         function = self._library.function(name)
@@ -163,16 +164,16 @@ class Compiled(Kernel):
             self._answers.clear()  # Their options have room for as many workers as there were.
 
     def _lay_out(
-        self, request: Request, number: int, column: int, mask: BoolArray, now_s: float, whole: int = slots.STEP
+        self, request: Request, number: int, column: int, mask: BoolArray | None, now_s: float, how: int, one: int = -1
     ) -> None:
-        """The request, and who may serve it."""
+        """The request, and who may serve it; None: whoever stands there."""
         key = request.key
         rows, deadline_s, priority, seed = request.rows, request.deadline_s, request.priority, self.seed
         if key is None:
-            _LAY_OUT(self._slots, 0, column, rows, 0, 0.0, deadline_s, priority, number, now_s, seed, whole)
+            _LAY_OUT(self._slots, 0, column, rows, 0, 0.0, deadline_s, priority, number, now_s, seed, how, one)
         else:
-            _LAY_OUT(self._slots, 0, column, rows, key, 1.0, deadline_s, priority, number, now_s, seed, whole)
-        if mask is not self._masked:
+            _LAY_OUT(self._slots, 0, column, rows, key, 1.0, deadline_s, priority, number, now_s, seed, how, one)
+        if mask is not None and mask is not self._masked:
             # Masks are replaced and never written to, so the same one has the same in it.
             self._mask[:] = self._masked = mask
             self._may = int(np.count_nonzero(mask))
@@ -180,14 +181,14 @@ class Compiled(Kernel):
     def _lay_out_view(self, request: Request, view: RequestView) -> None:
         """A request that has its number."""
         assert isinstance(request.number, int)  # arrays are for the simulator's views
-        self._lay_out(request, request.number, view.column, view.mask, view.at_s)
+        self._lay_out(request, request.number, view.column, view.mask, view.at_s, 0)
 
     def keep_fresh(self, x: FleetState, servable: BoolArray, now_s: float) -> BoolArray:
         """See `Kernel`."""
         self._bind(x)
         self._mask[:] = servable
         self._call.numbers[slots.NOW_S] = now_s
-        self._may = self._keep_fresh(self._of_fleet_state, self._of_none, self._of_call)
+        self._keep_fresh(self._of_fleet_state, self._of_none, self._of_call)
         mask = self._masked = self._mask.copy()
         return mask
 
@@ -198,43 +199,78 @@ class Compiled(Kernel):
         self._fresh_until_s(self._of_fleet_state, self._of_none, self._of_call)
         return float(self._call.numbers[slots.NOW_S])
 
-    def keep_within_limits(self, x: FleetState, request: Request, view: RequestView) -> LimitsLeft:
+    def admit(self, x: FleetState, request: Request, view: RequestView) -> tuple[int, BoolArray]:
         """See `Kernel`."""
         self._bind(x)
         self._lay_out_view(request, view)
-        count = self._keep(self._of_fleet_state, self._of_none, self._of_call)
+        count = self._admit(self._of_fleet_state, self._of_none, self._of_call)
         left = self._masked = self._mask.copy()
-        self._may = int(np.count_nonzero(left))
-        return LimitsLeft(left, not count)
+        return count, left
 
     def answer(self, x: FleetState, policy: Policy, request: Request, view: RequestView) -> FloatArray | None:
         """See `Kernel`; None for a policy that is not compiled."""
-        found = self._found(x, policy)
+        found = self._found_answer(x, policy)
         if found.function is None:
             return None
         self._lay_out_view(request, view)
-        self._row = found.function(self._of_fleet_state, found.of_options, self._of_call)
-        self._answered = answer = x.decision.shares[0].copy()
+        found.function(self._of_fleet_state, found.of_options, self._of_call)
+        answer: FloatArray = x.decision.shares[0].copy()
         return answer
 
     def decide(
-        self, x: FleetState, policy: Policy, request: Request, number: int, column: int, mask: BoolArray, now_s: float
-    ) -> Picked | None:
+        self,
+        x: FleetState,
+        asker: Asker,
+        policy: Policy,
+        request: Request,
+        number: int,
+        column: int,
+        mask: BoolArray,
+        now_s: float,
+        how: int,
+        one: int = -1,
+    ) -> Picked:
         """See `Kernel`."""
-        _, function, of_options, _ = self._found(x, policy)
+        if x.decision is not self._decision:
+            self._bind(x)
+        _, function, of_options, _ = self._answers.get(id(policy)) or self._look_up(policy, x.decision.mask.shape[1])
         if function is None:
-            return None
-        whole = slots.WHOLE_SEQUENCE if request.sequence else slots.WHOLE_REQUEST
-        self._lay_out(request, number, column, mask, now_s, whole)
-        row = function(self._of_fleet_state, of_options, self._of_call)
-        self._answered = None
-        picked = self._as_picked(row)
-        if picked is None or picked.among != self._may:
-            # The limits have narrowed it.
+            self._request, self._number, self._masked = request, number, None
+            picked = super().decide(x, asker, policy, request, number, column, mask, now_s, how, one)
             self._masked = None
-        return picked
+            return picked
+        self.asked = None
+        self._lay_out(request, number, column, mask, now_s, how, one)
+        row = function(self._of_fleet_state, of_options, self._of_call)
+        # As many fallbacks as before, mostly.
+        found = _PICKED[self._named](self._slots, _PROPENSITY_AT)
+        if found[2] != self._named:
+            self._named = int(found[2])
+            found = _PICKED[self._named](self._slots, _PROPENSITY_AT)
+        if row < 0 or one >= 0 or found[1] != self._may:
+            # Not all that were in the mask are left.
+            self._masked = None
+        return new_tuple(Picked, (row, found[0], found[3:], found[1]))
 
-    def _found(self, x: FleetState, policy: Policy) -> _Answer:
+    def _steps(self) -> dict[Any, Any]:
+        """See `Kernel`: for policies that are asked in Python."""
+        return {deciding.admit: self._admit_step, deciding.take: self._take_step}
+
+    def _admit_step(self, x: FleetState, e: int, first: int, request: RequestFeatures, now_s: float, found: Any) -> int:
+        self._lay_out(self._request, self._number, request.model, self._masked, now_s, 0)
+        return self._admit(self._of_fleet_state, self._of_none, self._of_call)
+
+    def _take_step(self, x: FleetState, e: int, first: int, w: int, request: RequestFeatures, now_s: float) -> None:
+        key = self._request.key
+        assert key is None or isinstance(key, int)  # arrays are for the simulator's views
+        self.take(x, w, request.model, request.rows, key, now_s)
+
+    @property
+    def refused_at(self) -> float:
+        """See `Kernel`."""
+        return float(self._call.numbers[slots.REFUSED_AT])
+
+    def _found_answer(self, x: FleetState, policy: Policy) -> _Answer:
         """The compiled answer, if there is one."""
         if x.decision is not self._decision:
             self._bind(x)
@@ -249,32 +285,11 @@ class Compiled(Kernel):
         known = self._answers[id(policy)] = _Answer(policy, function, _pointer(options), options)
         return known
 
-    def pick(self, x: FleetState, shares: FloatArray, request: Request, view: RequestView) -> Picked | None:
-        """See `Kernel`."""
-        # The compiled answers have picked already, for themselves.
-        if shares is not self._answered:
-            self._bind(x)
-            self._lay_out_view(request, view)
-            x.decision.shares[0] = shares
-            self._row = self._pick(self._of_fleet_state, self._of_none, self._of_call)
-        self._answered = None
-        return self._as_picked(self._row)
-
-    def _as_picked(self, row: int) -> Picked | None:
-        if row < 0:
-            return None
-        # As many as before, mostly.
-        found = _PICKED[self._named](self._slots, _PROPENSITY_AT)
-        if found[2] != self._named:
-            self._named = found[2]
-            found = _PICKED[self._named](self._slots, _PROPENSITY_AT)
-        return new_tuple(Picked, (row, found[0], found[3:], found[1]))
-
-    def count_in(self, x: FleetState, row: int, column: int, rows: float, now_s: float) -> None:
+    def take(self, x: FleetState, row: int, column: int, rows: float, key: int | None, now_s: float) -> None:
         """See `Kernel`."""
         self._bind(x)
-        _COUNTED.pack_into(self._slots, 0, column, rows, now_s, row)
-        self._count_in(self._of_fleet_state, self._of_none, self._of_call)
+        _TAKEN.pack_into(self._slots, 0, column, rows, key or 0, float(key is not None), now_s, row)
+        self._take(self._of_fleet_state, self._of_none, self._of_call)
 
     def count_out(self, x: FleetState, row: int, column: int, rows: float, now_s: float) -> None:
         """See `Kernel`."""

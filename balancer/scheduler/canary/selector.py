@@ -102,18 +102,6 @@ class Standing(NamedTuple):
     tickets_from_s: float
 
 
-class SelectedAnswer(NamedTuple):
-    """Who decided, and how."""
-
-    policy: Policy
-    role: Role
-    probabilities: FloatArray | None
-    """None: nobody had a valid answer."""
-    failed: tuple[tuple[str, str], ...]
-    """Policies that had no valid answer, and why."""
-    ticket: Ticket | None
-
-
 class PolicySelector:
     """Guard, shadow and rollout of one router, from when they are configured until that changes."""
 
@@ -179,24 +167,6 @@ class PolicySelector:
         """Of the policy that is rolled out, as far as that is."""
         return self.new_guard if self.rollout is not None and self.rollout.state == "finished" else self.trial_guard
 
-    def answer(self, choice: Selection, request: Request, view: FleetView, now_s: float) -> SelectedAnswer:
-        """The answer of who was chosen, or of who stands in for it."""
-        policy, role, guard, _ = choice
-        begun_s = self.stopwatch()
-        probabilities, failure = answer(policy, request, view)
-        judged = guard is not None and role != "baseline"
-        if guard is not None and judged:
-            guard.took(self.stopwatch() - begun_s, now_s)
-            if failure:
-                guard.failed(failure, now_s)
-        if not (failure and judged):
-            self.look(choice, request, view, now_s)
-        if probabilities is None:
-            return self._stand_in(choice, failure, request, view, now_s)
-        worker, deadline_s = bool(probabilities.any()), float(request.deadline_s)
-        ticket = self._ticket(choice, request.model, deadline_s, now_s, worker)
-        return SelectedAnswer(policy, role, probabilities, (), ticket)
-
     def look(self, choice: Selection, request: Request, view: FleetView, now_s: float) -> None:
         """Let the guard look at a decision, if it is to: at the policy's inputs, or whether the policy may return."""
         guard = choice.guard
@@ -214,14 +184,43 @@ class PolicySelector:
         return looks or (shadow is not None and shadow.wants(number))
 
     def answered(
-        self, choice: Selection, seconds: float, model: str, deadline_s: float, now_s: float, worker: bool = True
+        self,
+        choice: Selection,
+        seconds: float,
+        request: Request,
+        now_s: float,
+        worker: bool = True,
+        view: FleetView | None = None,
     ) -> Ticket | None:
-        """Who was chosen had a valid answer after so long, which gave the request to a worker, or shed it; nobody
-        looked on.
+        """Who was chosen had a valid answer after so long, which gave the request to a worker, or shed it; `view`:
+        what it rests on, for a guard that looks at that.
         """
-        if choice.guard is not None and choice.role != "baseline":
-            choice.guard.took(seconds, now_s)
-        return self._ticket(choice, model, deadline_s, now_s, worker)
+        guard = choice.guard
+        if guard is not None and choice.role != "baseline":
+            guard.took(seconds, now_s)
+        if view is not None:
+            self.look(choice, request, view, now_s)
+        return self._ticket(choice, request.model, float(request.deadline_s), now_s, worker)
+
+    def instead(
+        self, choice: Selection, failure: str, seconds: float, request: Request, view: FleetView, now_s: float
+    ) -> tuple[Policy, Role] | None:
+        """Who was chosen had no valid answer: who decides in its place. The old policy does for a new one, the baseline
+        for a guarded one; None: nobody.
+        """
+        guard = choice.guard
+        judged = guard is not None and choice.role != "baseline"
+        if guard is not None and judged:
+            guard.took(seconds, now_s)
+            guard.failed(failure, now_s)
+        else:
+            self.look(choice, request, view, now_s)
+        if choice.role == "rollout" and self.rollout is not None and self.rollout.state != "finished":
+            self.rollout.give_up(Finding("invalid", failure), now_s)
+            return self.policy, _IN_FORCE
+        if judged and self.plan.baseline is not None:
+            return self.plan.baseline, _BASELINE
+        return None
 
     def watch(self, request: Request, view: FleetView, served: FloatArray) -> None:
         """Let the shadow answer to what has just been decided, if it is to."""
@@ -285,22 +284,6 @@ class PolicySelector:
         if arm is Arm.BASELINE and self.plan.baseline is not None:
             choice = Selection(self.plan.baseline, "baseline", guard, policy)
         return Side(choice, guard.looks_from_s(_arm(choice))), until_s
-
-    def _stand_in(
-        self, choice: Selection, failure: str, request: Request, view: FleetView, now_s: float
-    ) -> SelectedAnswer:
-        """The old policy stands in for a new one without a valid answer, the baseline for a guarded one."""
-        failed = ((choice.policy.name, failure),)
-        if choice.role == "rollout" and self.rollout is not None and self.rollout.state != "finished":
-            self.rollout.give_up(Finding("invalid", failure), now_s)
-            policy, role = self.policy, _IN_FORCE
-        elif choice.guard is not None and choice.role != "baseline" and self.plan.baseline is not None:
-            policy, role = self.plan.baseline, _BASELINE
-        else:
-            return SelectedAnswer(choice.policy, choice.role, None, failed, None)
-        probabilities, failure = answer(policy, request, view)
-        also = ((policy.name, failure),) if failure else ()
-        return SelectedAnswer(policy, role, probabilities, (*failed, *also), None)
 
     def _probe(self, guard: Guard, policy: Policy, request: Request, view: FleetView, now_s: float) -> None:
         """Ask the policy that is out of service, to see whether it may return; its answer goes nowhere."""

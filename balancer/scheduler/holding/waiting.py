@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from balancer.kernel import picking
+from balancer.kernel import deciding, picking
 from balancer.kernel.answers import Compiler
 from balancer.kernel.estimators.service import alone_s
 from balancer.kernel.settings import HoldingSettings
-from balancer.kernel.state import RequestFeatures
+from balancer.kernel.state import FOUND_COLUMNS, RequestFeatures
+from balancer.scheduler.attending import Decision
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.holding import wait_queue
 from balancer.scheduler.holding.dispatch import dispatching
@@ -33,7 +34,7 @@ from balancer.scheduler.holding.state import (
     model_rows,
 )
 from balancer.scheduler.refusals import HELD_FULL, HELD_LONG, nobody, shed
-from balancer.scheduler.router import Decision, Router
+from balancer.scheduler.router import Router
 from balancer.scheduler.view import LiveView
 from policies.base import HeldRequests, Policy, Request
 from policies.hashing import mix, unit
@@ -198,10 +199,8 @@ class Waiting:
         if not np.count_nonzero(mask):
             return NOBODY
         fleet.decision.mask[0] = mask
-        count = picking.keep_within_limits(fleet, 0, 0, ask, now_s)
-        if count:
-            return count
-        return SHEDS if picking.among(fleet, 0) else 0
+        count = deciding.admit(fleet, 0, 0, ask, now_s, np.zeros(FOUND_COLUMNS))
+        return SHEDS if count == deciding.LATE else max(count, 0)
 
     def choose(self, place: int, ask: RequestFeatures, now_s: float) -> int:
         """Whom the policy in force picks of those in the scratch's mask."""

@@ -15,11 +15,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.lib.introspect import opt_func_info
 
+from balancer.scheduler.attending import Answered, Decision
 from balancer.scheduler.canary.selector import Role
 from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
 from balancer.scheduler.events import Finished, Withdrawn
 from balancer.scheduler.fleet import Fleet
-from balancer.scheduler.router import Answered, Decision
 from policies.base import FloatArray, Policy, Request, UintArray
 from policies.columns import columns_of
 

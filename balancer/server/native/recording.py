@@ -14,9 +14,10 @@ import numpy as np
 from balancer.extproc.responses import ERRORS
 from balancer.native.journal import JournalDecision, JournalRefusal, Told, TornError
 from balancer.native.router import SharedRouter
+from balancer.scheduler.attending import Answered, Decision
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import Finished, Withdrawn
-from balancer.scheduler.router import Answered, Decision, Router
+from balancer.scheduler.router import Router
 from balancer.scheduler.view import LiveView
 from balancer.server.decision_log.files import DecisionFiles
 from balancer.server.decision_log.lines import COLUMNS

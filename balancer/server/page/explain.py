@@ -14,11 +14,13 @@ import numpy as np
 from balancer import bounds
 from balancer.bounds import OutOfBoundsError
 from balancer.extproc.versions import pinned_version
+from balancer.kernel.plain import RequestView
 from balancer.scheduler.answering import answer
+from balancer.scheduler.attending import Answered
 from balancer.scheduler.canary.split import Split, Splits
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.fleet import ANY_MODEL, Fleet
-from balancer.scheduler.router import Answered, Router
+from balancer.scheduler.router import Router
 from balancer.scheduler.shown import reasons as why_not
 from balancer.scheduler.view import LiveView
 from policies.base import FloatArray, Request
@@ -111,7 +113,7 @@ def explain(router: Router, request: Request, now_s: float, splits: Splits | Non
 
 def _workers(
     fleet: Fleet,
-    view: LiveView,
+    view: RequestView,
     probabilities: FloatArray,
     reasons: Mapping[str, list[str]],
     shadow: FloatArray | None = None,
@@ -170,7 +172,7 @@ def _why_spared(fleet: Fleet, row: int, *, eligible: bool) -> list[str]:
 class _Noting:
     """A view that takes note of the columns that are read."""
 
-    def __init__(self, view: LiveView) -> None:
+    def __init__(self, view: RequestView) -> None:
         self._view = view
         self.read: set[str] = set()
 

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from support.fleets import model, report
 
 from balancer.kernel.settings import HeldModel, HoldingSettings, Limits, Order, Settings
+from balancer.scheduler.attending import Decision
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import Event, Finished, ReportsLost, WorkerAdded, WorkerRemoved
 from balancer.scheduler.holding.waiting import Departure, Waiting
-from balancer.scheduler.router import Decision, Router
+from balancer.scheduler.router import Router
 from policies import BUILTIN
 from policies.base import FleetView, FloatArray, HeldRequests, Request
 from policies.least_requests import LeastRequests

@@ -30,6 +30,7 @@ from balancer.kernel.settings import (
     TokenSettings,
     ZoneSettings,
 )
+from balancer.scheduler.attending import Answered, Decision
 from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import (
@@ -43,7 +44,7 @@ from balancer.scheduler.events import (
     WorkerAdded,
     WorkerRemoved,
 )
-from balancer.scheduler.router import Answered, Decision, Router
+from balancer.scheduler.router import Router
 from policies import BUILTIN
 from policies.base import Policy, Request
 from policies.hashing import mix
@@ -274,7 +275,7 @@ def test_the_library_decides_as_python_does(
 
 
 class _Silent:
-    """A witness that tells nobody. For it, decisions are made step by step, by several calls of the library."""
+    """An observer that tells nobody. It is shown each decision before the pick is counted in."""
 
     def decided(self, answered: Answered, decision: Decision | None) -> None:
         """See `Witness`."""
@@ -286,7 +287,7 @@ class _Silent:
 @pytest.mark.parametrize(("name", "options"), _CASES)
 @settings(deadline=None, max_examples=10)
 @given(steps=STEPS, settings_=SETTINGS, steered=st.booleans())
-def test_the_library_decides_the_same_in_one_call_and_step_by_step(
+def test_the_library_decides_the_same_whether_or_not_somebody_watches(
     library: Library, name: str, options: dict[str, Any], steps: list[Any], settings_: Settings, steered: bool
 ) -> None:
     policy = BUILTIN[name](**options)

@@ -13,11 +13,11 @@ from simulation.reference.reports import Reports
 from simulation.reference.worker import Worker
 from simulation.reference.world import World
 
+from balancer.scheduler.attending import Decision
 from balancer.scheduler.canary.selector import CanaryPlan, Role
 from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed
 from balancer.scheduler.events import Finished, Void, Withdrawn
 from balancer.scheduler.holding.waiting import Departure
-from balancer.scheduler.router import Decision
 from policies.base import Policy, Request
 from simulator.arrivals import Arrivals, Extras
 from simulator.result import Result, Status

@@ -5,13 +5,14 @@ from __future__ import annotations
 from simulation.reference.clock import Clock, Stream, draw
 from simulation.reference.worker import Worker
 
+from balancer.scheduler.attending import Answered, Decision
 from balancer.scheduler.canary.guard import PolicyChange
 from balancer.scheduler.canary.rollout import RolloutChange
 from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector, Role
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import Event
 from balancer.scheduler.holding.waiting import Waiting
-from balancer.scheduler.router import Answered, Decision, Router
+from balancer.scheduler.router import Router
 from policies.base import Policy, Request
 from policies.hashing import mix
 from simulator.spec import FleetSpec

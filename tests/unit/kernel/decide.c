@@ -67,7 +67,7 @@ int main(int count, char **arguments) {
     answers[i - 3] = function(library, options->entry);
   }
   balancer_bind_call(&call, of_call);
-  call.whole = BALANCER_WHOLE_REQUEST;
+  call.how = BALANCER_AT_ONCE;
 
   int which;
   char may[MOST_WORKERS + 1];

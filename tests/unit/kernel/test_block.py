@@ -17,14 +17,14 @@ from support.busy import MODELS, busy_report
 from balancer.kernel.answers import Compiler, answering
 from balancer.kernel.block import ENTRY, HEADER
 from balancer.kernel.compiled import call
-from balancer.kernel.compiled.call import SHED, symbol_of
+from balancer.kernel.compiled.call import symbol_of
 from balancer.kernel.compiled.header import header_of
 from balancer.kernel.compiled.library import PATH, Compiled, Library, stamp
+from balancer.kernel.deciding import AT_ONCE, SHED
 from balancer.kernel.fleet_state import FIELDS, options_block
 from balancer.kernel.plain import Kernel, Picked
 from balancer.kernel.settings import Settings
 from balancer.native.folder import in_file
-from balancer.scheduler.answering import answer
 from balancer.scheduler.events import Finished, WorkerAdded
 from balancer.scheduler.router import Router
 from policies import BUILTIN
@@ -92,12 +92,11 @@ def asked(number: int) -> tuple[Request, float, set[str]]:
         key=number * 0x9E3779B97F4A7C15 % 2**64 if number % 4 == 0 else None,
         deadline_s=0.05 if number % 7 == 0 else math.inf,
         priority=number % 3,
-        number=2**40 + number,
     )
     return request, 0.5 + 0.0007 * number, {f"w{w}" for w in range(WORKERS) if (number + w) % 5 or w % 2}
 
 
-def decided(router: Router, policies: Sequence[Policy]) -> tuple[list[str], list[Picked | None]]:
+def decided(router: Router, policies: Sequence[Policy]) -> tuple[list[str], list[Picked]]:
     """Each policy in turn: what C is to be asked, and what Python picks; counted in."""
     lines, picks = [], []
     fleet, kernel = router.fleet, router.fleet.kernel
@@ -107,18 +106,15 @@ def decided(router: Router, policies: Sequence[Policy]) -> tuple[list[str], list
         view = router.view(request, now_s, subset)
         key, mask = request.key or 0, "".join("01"[int(may)] for may in view.mask)
         numbers = (request.rows.hex(), key, int(request.key is not None), request.deadline_s.hex(), request.priority)
-        lines.append(" ".join(map(str, (which, view.column, *numbers, request.number, now_s.hex(), kernel.seed, mask))))
-        shares, failure = answer(policies[which], request, view)
-        assert shares is not None, failure
-        picked = kernel.pick(fleet, shares, request, view)
-        picks.append(picked)
-        if picked is not None:
-            fleet.sent(fleet.names[picked.worker], view.column, request.rows, now_s)
+        numbered = 2**40 + number
+        lines.append(" ".join(map(str, (which, view.column, *numbers, numbered, now_s.hex(), kernel.seed, mask))))
+        asked_for = router, policies[which], request, numbered, view.column, view.mask, now_s, AT_ONCE
+        picks.append(kernel.decide(fleet, *asked_for))
     return lines, picks
 
 
-def text_of(picked: Picked | None) -> tuple[object, ...]:
-    return (SHED,) if picked is None else (picked.worker, picked.propensity, *picked.fallbacks)
+def text_of(picked: Picked) -> tuple[object, ...]:
+    return (SHED,) if picked.worker < 0 else (picked.worker, picked.propensity, *picked.fallbacks)
 
 
 def read(line: str) -> tuple[object, ...]:
@@ -147,9 +143,9 @@ def test_c_decides_and_counts_as_python_does(
     done = run(decide, PATH, fleet_state, *options, asked=lines)
     assert done.returncode == 0, done.stderr
     assert [read(line) for line in done.stdout.splitlines()] == [text_of(picked) for picked in picks]
-    assert len({picked.worker for picked in picks if picked}) > WORKERS // 2
+    assert len({picked.worker for picked in picks}) > WORKERS // 2
     # What C counted in, the fleet whose block it is has, without being told.
-    assert shared.fleet.queue.in_flight.sum() == 40 + sum(picked is not None for picked in picks)
+    assert shared.fleet.queue.in_flight.sum() == 40 + sum(picked.worker >= 0 for picked in picks)
     for record in ("queue", "service", "latency", "tokens", "caches"):
         for name, array in vars(getattr(own.fleet, record)).items():
             np.testing.assert_array_equal(getattr(getattr(shared.fleet, record), name), array, err_msg=name)
@@ -160,7 +156,7 @@ def test_another_process_in_python_calls_the_same_functions(tmp_path: Path) -> N
     with fleet_state.open("r+b") as file:
         there = fleet_states_in(mmap.mmap(file.fileno(), 0), stamp())
     assert there.queue.in_flight.ctypes.data != shared.fleet.queue.in_flight.ctypes.data
-    Compiled(Library()).count_in(there, 3, 1, 2.0, 0.6)
+    Compiled(Library()).take(there, 3, 1, 2.0, None, 0.6)
     own.fleet.sent("w3", 1, 2.0, 0.6)
     for name, array in vars(own.fleet.queue).items():
         np.testing.assert_array_equal(getattr(shared.fleet.queue, name), array, err_msg=name)

@@ -14,8 +14,9 @@ from balancer.kernel.estimators.service import Service
 from balancer.kernel.of_worker import bid_of, is_home
 from balancer.kernel.settings import EstimatorSettings, Settings
 from balancer.kernel.state import RequestFeatures
+from balancer.scheduler.attending import Decision
 from balancer.scheduler.events import Finished, ModelReport, Report, WorkerAdded
-from balancer.scheduler.router import Decision, Router
+from balancer.scheduler.router import Router
 from policies import BUILTIN
 from policies.base import FloatArray, Request
 from policies.hashing import mix

@@ -13,9 +13,10 @@ from support.fronts import one_of
 
 from balancer.extproc.holding import Holding
 from balancer.kernel.settings import HeldModel, HoldingSettings, Order, Settings
+from balancer.scheduler.attending import Decision
 from balancer.scheduler.events import Finished, WorkerAdded
 from balancer.scheduler.holding.waiting import Waiting
-from balancer.scheduler.router import Decision, Router
+from balancer.scheduler.router import Router
 from policies.base import Request
 from policies.expected_latency import ExpectedLatency
 

@@ -12,6 +12,7 @@ from support.fleets import make_router
 from support.kernel import request_of
 
 from balancer.kernel import picking
+from balancer.kernel.deciding import DRAWS, LIMITS, NAMES
 from balancer.kernel.settings import Limits, Settings
 from balancer.scheduler.router import Router
 from policies.base import Request
@@ -119,13 +120,13 @@ def test_the_least_are_named_in_order(line: list[float], count: int, named: list
 
 
 def fallbacks(router: Router, picked: int, eligible: tuple[int, ...], room: int) -> list[int]:
-    fleet = router.fleet
+    fleet, request = router.fleet, Request("m").numbered(0)
+    features = request_of(request, router.view(request, 0.1))
     mask = np.zeros(len(fleet.workers), bool)
     mask[list(eligible)] = True
     fleet.decision.mask[0] = mask
     out = np.full(room, 99)
-    request = Request("m").numbered(0)
-    picking.name_fallbacks(fleet, 0, 0, picked, request_of(request, router.view(request, 0.1)), 0.1, out)
+    picking.name_fallbacks(fleet, 0, 0, picked, features, 0.1, out)
     return out.tolist()
 
 
@@ -140,12 +141,9 @@ def test_fallbacks_are_the_other_eligible_ones_as_many_as_are_wanted_and_have_ro
 
 def test_the_pick_has_its_fallbacks_in_the_same_order_and_a_propensity_that_sums_to_one() -> None:
     router = busy(Limits())
-    request = Request("m").numbered(router.next_number)
-    view = router.view(request, 0.1)
-    view.mask = np.array([True, True, False, True])
-    picked = router.fleet.kernel.pick(router.fleet, np.array([0.0, 0.0, 0.0, 0.5]), request, view)
-    assert picked is not None
-    assert (picked.worker, picked.propensity, picked.fallbacks) == (3, 1.0, (1, 0))
+    mask, kernel = np.array([True, True, False, True]), router.fleet.kernel
+    picked = kernel.decide(router.fleet, router, RoundRobin(), Request("m"), 2, 1, mask, 0.1, LIMITS | DRAWS | NAMES)
+    assert picked == (3, 1.0, (1, 0), 3)
 
 
 @given(

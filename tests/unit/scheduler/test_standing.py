@@ -49,7 +49,7 @@ def test_it_stands_until_it_says(name: str, slow: bool) -> None:
             shadow = selector.shadow is not None and selector.shadow.wants(number)
             assert selector.observes(chosen, number, now_s) == (now_s >= side.looks_from_s or shadow)
             if now_s < stands.tickets_from_s:
-                assert selector.answered(chosen, 0.0, "m", 0.1, now_s) is None
+                assert selector.answered(chosen, 0.0, Request("m", deadline_s=0.1), now_s) is None
         decision = router.route(Request("m", deadline_s=0.1), now_s)
         seen.add(decision.policy)
         if dice.random() < 0.9:

@@ -14,9 +14,10 @@ import pytest
 from support.decision_logs import LIMITS, history, recorded, write
 from support.fleets import make_router, model, report
 
+from balancer.scheduler.attending import Answered, Decision
 from balancer.scheduler.errors import RoutingError, Shed
 from balancer.scheduler.events import Finished, Void, Withdrawn, WorkerAdded
-from balancer.scheduler.router import Answered, Decision, Router
+from balancer.scheduler.router import Router
 from balancer.server.decision_log import lines as log_lines
 from balancer.server.decision_log.lines import COLUMNS, COLUMNS_SINCE, VERSION
 from balancer.server.decision_log.reading import read_log
