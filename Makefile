@@ -46,7 +46,7 @@ size: ## how large the project is: lines of code, lines of tests, words of pages
 	@wc -w < README.md | xargs printf '%7d of them in README.md\n'
 	@grep -c '^| `' docs/config.md | xargs printf '%7d settings\n'
 
-bench: setup ## speed and memory; report in out/bench
+bench: setup ## speed and memory; tables in out/bench
 	@# The client, h2load; where it cannot be installed from here, the benchmark says what to do.
 	@command -v h2load >/dev/null || [[ $$(id -u) != 0 ]] || \
 	  { apt-get update -qq && apt-get install --yes -qq --no-install-recommends nghttp2-client >/dev/null; }

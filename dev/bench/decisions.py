@@ -6,7 +6,6 @@ import subprocess
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from balancer.native.header import SOURCES
 from balancer.native.router import SharedRouter
 from balancer.scheduler.events import Finished, ModelReport, Report, WorkerAdded, WorkersAdded
 from balancer.scheduler.router import Router
-from dev.bench.results import Aim, Options, Section, Table
+from dev.bench.results import Options, Table
 from policies import BUILTIN
 from policies.base import Policy, Request
 
@@ -33,12 +32,7 @@ _MOST_IN_PYTHON = 64
 """Workers: Python takes minutes to be told of a thousand."""
 _REQUEST_EVERY_S = 0.001
 WORKER_COUNTS = (8, 64, 256, 1000)
-_AIMS_US = {64: 8.0, 1000: 40.0}
-"""By workers, for the slowest policy that is not trained."""
-_TRAINED_AIMS_US = {64: 20.0, 1000: 150.0}
-"""By workers, for the policies that are trained."""
-_INSIDE_AIMS_US = {16: 5.0, 64: 15.0}
-"""By workers, for the slowest policy within Envoy."""
+_INSIDE_COUNTS = (16, 64)
 _INSIDE = ("decide_p50_us", "decide_p99_us", "end_p50_us", "end_p99_us")
 """What inside.c prints, in nanoseconds."""
 Row = dict[str, Any]
@@ -101,25 +95,20 @@ def _whole(policy: Policy, workers: int, decisions: int, kernel: Kernel) -> Row:
     return {"policy": policy.name, "workers": workers, "p50_us": float(p50_us), "p99_us": float(p99_us)}
 
 
-def measure(options: Options) -> Section:
+def measure(options: Options) -> list[Table]:
     """Every policy at every size of fleet, by the library and in Python."""
     decisions, library = 300 if options.quick else 2000, Library()
     cases = [(policy(), workers) for policy in BUILTIN.values() for workers in WORKER_COUNTS]
     compiled = [_whole(policy, workers, decisions, Compiled(library)) for policy, workers in cases]
     few = [(policy, workers) for policy, workers in cases if workers <= _MOST_IN_PYTHON]
     plain = [_whole(policy, workers, decisions // 4, Kernel()) for policy, workers in few]
-    aims = []
-    for trained, limits_us in ((False, _AIMS_US), (True, _TRAINED_AIMS_US)):
-        rows = [row for row in compiled if BUILTIN[row["policy"]].trained is trained]
-        aims += _slowest(f"Slowest {'trained ' if trained else ''}policy", rows, "p50_us", limits_us)
-    tables = [
+    return [
         _table("The whole decision: eligibility, estimators, policy, draw, fallbacks, and its outcome, µs", compiled),
         _table("The same where no compiled kernel is there, in Python", plain),
     ]
-    return Section(tables, {"compiled": compiled, "python": plain}, aims)
 
 
-def inside(options: Options) -> Section:
+def inside(options: Options) -> list[Table]:
     """Every policy within Envoy: its module's own code over shared state, without Envoy around it."""
     library, requests = Library(), 500 if options.quick else 4000
     with tempfile.TemporaryDirectory(prefix="native-") as name:
@@ -131,11 +120,10 @@ def inside(options: Options) -> Section:
         rows = [
             _inside(program, library, policy(), workers, requests, folder / f"{policy.name}-{workers}")
             for policy in BUILTIN.values()
-            for workers in _INSIDE_AIMS_US
+            for workers in _INSIDE_COUNTS
         ]
     title = "A decision inside Envoy: lock, eligibility, policy, counting in, endpoints; and its end; µs"
-    aims = _slowest("Slowest policy inside Envoy", rows, "decide_p50_us", _INSIDE_AIMS_US)
-    return Section([_table(title, rows, ("decide_", "end_"))], {"native": rows}, aims)
+    return [_table(title, rows, ("decide_", "end_"))]
 
 
 def _inside(program: Path, library: Library, policy: Policy, workers: int, requests: int, path: Path) -> Row:
@@ -151,16 +139,6 @@ def _inside(program: Path, library: Library, policy: Policy, workers: int, reque
     folder.close()
     found = {field: int(nanoseconds) / 1000 for field, nanoseconds in zip(_INSIDE, printed, strict=True)}
     return {"policy": policy.name, "workers": workers, **found}
-
-
-def _slowest(name: str, rows: Iterable[Row], field: str, limits_us: Mapping[int, float]) -> list[Aim]:
-    """An aim for each size of fleet."""
-    aims = []
-    for workers, limit_us in limits_us.items():
-        slowest = max((row for row in rows if row["workers"] == workers), key=lambda row: float(row[field]))
-        title = f"{name} at {workers:,} workers, p50 ({slowest['policy']})"
-        aims.append(Aim(title, float(slowest[field]), "µs", limit_us))
-    return aims
 
 
 def _table(title: str, rows: list[Row], parts: tuple[str, ...] = ("",)) -> Table:

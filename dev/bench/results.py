@@ -1,4 +1,4 @@
-"""What a part of the benchmark is given, and what it hands back: tables, aims beside their figures, all raw numbers."""
+"""How a benchmark is to run, and the tables that its parts hand back."""
 
 from __future__ import annotations
 
@@ -13,20 +13,13 @@ from typing import Any
 
 from rich.table import Table as RichTable
 
-from dev.stack import POLICY
-
 
 @dataclass(frozen=True)
 class Options:
-    """How the benchmark is to run, as its command line says."""
-
     quick: bool = False
     """A third of the time and of the rounds."""
-    out: Path = Path("out/bench")
-    policy: str = POLICY
-    """Of the parts that compare front ends."""
     rounds: int | None = None
-    """Of the same parts; None: their own number."""
+    """Of what is measured in rounds; None: each part's own number."""
 
     def seconds(self, full_s: float) -> float:
         """How long to measure what takes `full_s` in a full run."""
@@ -37,32 +30,6 @@ class Options:
         if self.rounds is not None:
             return self.rounds
         return max(2, full // 3) if self.quick else full
-
-
-@dataclass(frozen=True)
-class Aim:
-    """A figure beside what it should be."""
-
-    name: str
-    value: float
-    unit: str
-    limit: float
-    at_least: bool = False
-    """Whether the figure should be that large; else that small."""
-
-    @property
-    def met(self) -> bool:
-        return self.value >= self.limit if self.at_least else self.value <= self.limit
-
-    def as_json(self) -> dict[str, Any]:
-        sign = ">=" if self.at_least else "<="
-        return {
-            "name": self.name,
-            "value": self.value,
-            "unit": self.unit,
-            "aim": f"{sign} {self.limit}",
-            "met": self.met,
-        }
 
 
 @dataclass
@@ -82,46 +49,16 @@ class Table:
             table.add_row(*row)
         return table
 
-    def markdown(self) -> str:
-        lines = [f"**{self.title}**", "", _line(self.columns), _line(["---", *["---:"] * (len(self.columns) - 1)])]
-        lines += map(_line, self.rows)
-        return "\n".join([*lines, *(["", self.note] if self.note else []), ""])
-
 
 def keep(tables: Sequence[Table], folder: Path, facts: Mapping[str, Any]) -> None:
     """Each table as CSV in the folder; about.json says, by file, what it is of and what it was measured on."""
     folder.mkdir(parents=True, exist_ok=True)
     about_path = folder / "about.json"
     about = json.loads(about_path.read_text()) if about_path.exists() else {}
-    measured = {name: facts[name] for name in ("commit", "cores", "cpu", "envoy")}
     for table in tables:
         file = textwrap.shorten(re.sub(r"[^a-z0-9]+", " ", table.title.lower()), 48, placeholder="")
         file = file.replace(" ", "-") + ".csv"
         with (folder / file).open("w", encoding="utf-8", newline="") as opened:
             csv.writer(opened, lineterminator="\n").writerows([table.columns, *table.rows])
-        about[file] = {"title": table.title, "note": table.note, **measured}
+        about[file] = {"title": table.title, "note": table.note, **facts}
     about_path.write_text(json.dumps(about, indent=1, sort_keys=True) + "\n")
-
-
-@dataclass
-class Section:
-    tables: list[Table]
-    raw: dict[str, Any]
-    aims: list[Aim] = field(default_factory=list)
-
-
-def aims_table(aims: list[Aim]) -> Table:
-    rows = [
-        [
-            aim.name,
-            f"{aim.value:,.3g} {aim.unit}" if aim.value < 100 else f"{aim.value:,.0f} {aim.unit}",
-            f"{'≥' if aim.at_least else '≤'} {aim.limit:,g} {aim.unit}",
-            "met" if aim.met else "not met",
-        ]
-        for aim in aims
-    ]
-    return Table("Aims", ["figure", "measured", "aim", ""], rows)
-
-
-def _line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"

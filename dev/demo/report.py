@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import importlib.metadata
 import math
 import os
 import platform
@@ -119,7 +120,7 @@ def _setting(plan: traffic.Plan, devices: dict[str, str]) -> dict[str, str]:
         "Latency": "from the scheduled start of a request to its answer, as the unmodified tritonclient (gRPC) sees it",
         "Seed": str(plan.seed),
         "Software": f"Python {platform.python_version()}, "
-        + ", ".join(f"{name} {machine.version(name)}" for name in _PACKAGES),
+        + ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES),
         "Again": f"make demo, or: python -m dev.demo --seed {plan.seed} --rounds {plan.rounds} "
         f"--window-s {plan.window_s:g} --rate {plan.rate_per_s:g}",
     }

@@ -19,13 +19,12 @@ from balancer.kernel.compiled.compiler import compiler
 from balancer.stack.envoyproxy import EnvoyProcess
 from balancer.stack.ports import free_port_range, free_ports
 from balancer.stack.stack import OwnStack, merged
+from dev.stack import POLICY
 
 UPSTREAMS = 4
 THREADS = 2
-"""Of Envoy, unless the name says another number."""
+"""Of Envoy."""
 ALONE, PICK, NATIVE, PROXY = "Envoy alone", "pick", "native", "proxy"
-TWO_PROCESSES = "pick, two processes"
-ONE_THREAD = ", one thread"
 ANSWER_BYTES = 5 + 64
 """A message of upstream.c, as gRPC frames it."""
 _HERE = Path(__file__).parent
@@ -67,59 +66,43 @@ def upstream(source: str, ports: Sequence[int], folder: Path) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def gateways(
-    policy: str,
     workers: Sequence[WorkerSpec],
     folder: Path,
-    one_thread: bool = False,
     proxies: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> AsyncIterator[dict[str, Gateway]]:
-    """Envoy alone, `pick` and `native`, ready.
+    """Envoy alone, `native` and `pick`, ready.
 
     Args:
-        policy: Of the balancers.
         workers: Of all of them.
         folder: For their files.
-        one_thread: All but `pick` once more with one worker thread, and `pick` with two balancer processes.
         proxies: Gateways with the front end `proxy`: further sections of their configs by name.
     """
     async with contextlib.AsyncExitStack() as running:
-        made = {name: await balanced(running, name, name, policy, workers, folder) for name in (PICK, NATIVE)}
-        if one_thread:
-            made[TWO_PROCESSES] = await balanced(running, TWO_PROCESSES, PICK, policy, workers, folder, processes=2)
+        asked = {name: await balanced(running, name, name, workers, folder) for name in (NATIVE, PICK)}
         for name, sections in proxies.items():
-            made[name] = await balanced(running, name, PROXY, policy, workers, folder, sections)
-
-        async def beside(name: str, other: str, threads: int) -> None:
-            """One as `other`, on ports of its own; without a balancer, or with the same."""
-            port, admin_port = free_ports(2)
-            options = dataclasses.replace(made[other].envoy.options, listener_port=port, admin_port=admin_port)
-            stack = made[NATIVE].stack if other == NATIVE else None
-            bootstrap = None if stack else without_balancer(options, workers)
-            log_path = folder / f"{name}.envoy.log"
-            envoy = EnvoyProcess(options=options, log_path=log_path, concurrency=threads, bootstrap=bootstrap)
-            running.push_async_callback(envoy.stop)
-            await envoy.start()
-            await envoy.wait_ready()
-            if stack is not None:
-                await envoy.wait_asks()
-            made[name] = Gateway(envoy, stack)
-
-        await beside(ALONE, PICK, THREADS)
-        if one_thread:
-            await beside(ALONE + ONE_THREAD, PICK, 1)
-            await beside(NATIVE + ONE_THREAD, NATIVE, 1)
-        yield dict(sorted(made.items(), key=lambda item: (ONE_THREAD in item[0], item[0])))
+            asked[name] = await balanced(running, name, PROXY, workers, folder, sections)
+        port, admin_port = free_ports(2)
+        options = dataclasses.replace(asked[PICK].envoy.options, listener_port=port, admin_port=admin_port)
+        envoy = EnvoyProcess(
+            options=options,
+            log_path=folder / f"{ALONE}.log",
+            concurrency=THREADS,
+            bootstrap=without_balancer(options, workers),
+        )
+        running.push_async_callback(envoy.stop)
+        await envoy.start()
+        await envoy.wait_ready()
+        yield {ALONE: Gateway(envoy, None)} | asked
 
 
 async def balanced(
     running: contextlib.AsyncExitStack,
     name: str,
     frontend: str,
-    policy: str,
     workers: Sequence[WorkerSpec],
     folder: Path,
     sections: Mapping[str, Any] = MappingProxyType({}),
-    processes: int = 1,
+    policy: str = POLICY,
 ) -> Gateway:
     """A balancer that takes its workers at their word, and its Envoy, ready; `running` stops both."""
     ours = {
@@ -132,7 +115,6 @@ async def balanced(
         listed=workers,
         policy={"name": policy},
         settings=merged(ours, sections),
-        processes=processes,
         envoy_threads=THREADS,
     )
     running.push_async_callback(stack.stop)

@@ -20,7 +20,7 @@ from balancer.stack.stack import REPOSITORY, read_samples, sum_of
 from dev.bench.client import Answers, joined, load, write_infer
 from dev.bench.frontends.delayed import ANSWER
 from dev.bench.frontends.gateways import PROXY, balanced, new_workers
-from dev.bench.results import Aim, Options, Section, Table
+from dev.bench.results import Options, Table
 from dev.stack import MODEL
 
 WORKERS = 32
@@ -30,8 +30,6 @@ FAST_MS, SLOW_MS = 5, 100
 POLICIES = ("round_robin", "expected_latency")
 IN_FLIGHT = 2
 ROUNDS, ROUND_S, WARM_UP_S = 3, 2.0, 1.5
-MOST_COPIES = 0.06
-"""Of all requests: the budget's share by default, 5%, and what of it may have been saved up when a round begins."""
 _ANSWER_BYTES = 5 + len(ANSWER)
 _MODELS: Mapping[bool, Mapping[str, Any]] = {
     False: {"repeatable": True},
@@ -54,7 +52,7 @@ class _Found:
         return float(np.quantile(self.answers.latency_s, share)) * 1e3
 
 
-def measure(options: Options) -> Section:
+def measure(options: Options) -> list[Table]:
     """Each policy, with second copies and without."""
     with tempfile.TemporaryDirectory(prefix="hedged-") as folder:
         found = asyncio.run(_measure(options, Path(folder)))
@@ -73,23 +71,7 @@ def measure(options: Options) -> Section:
         not_ok = each.answers.failed(_ANSWER_BYTES)
         rate = f"{each.answers.rate_per_s:,.0f}"
         table.rows.append([policy, "yes" if hedge else "no", rate, *quantiles, *copies, f"{not_ok}"])
-    without, with_copies = (found[POLICIES[0], hedge] for hedge in (False, True))
-    slower = with_copies.quantile_ms(0.99) / without.quantile_ms(0.99)
-    most = max(each.copies for each in found.values())
-    aims = [
-        Aim(f"Hedging, {POLICIES[0]}, one slow worker of {WORKERS}: p99 of that without", slower, "times", 0.5),
-        Aim("Hedging: requests more at workers", most, "of all", MOST_COPIES),
-    ]
-    raw = {
-        f"{policy}, hedge: {hedge}": {
-            "rate_per_s": each.answers.rate_per_s,
-            "quantiles_ms": {str(share): each.quantile_ms(share) for share in (0.5, 0.9, 0.95, 0.99, 0.999)},
-            "copies": each.copies,
-            "won": each.won,
-        }
-        for (policy, hedge), each in found.items()
-    }
-    return Section([table], raw, aims)
+    return [table]
 
 
 async def _measure(options: Options, folder: Path) -> dict[tuple[str, bool], _Found]:
@@ -102,7 +84,7 @@ async def _measure(options: Options, folder: Path) -> dict[tuple[str, bool], _Fo
         for policy, hedge in ((policy, hedge) for policy in POLICIES for hedge in _MODELS):
             models = {"models": {MODEL: {"proxy": _MODELS[hedge]}}}
             name = f"{policy}-hedged" if hedge else policy
-            gateway = await balanced(stack, name, PROXY, policy, workers, folder, models)
+            gateway = await balanced(stack, name, PROXY, workers, folder, models, policy)
             assert gateway.stack is not None
             targets[policy, hedge] = gateway.envoy.endpoint, gateway.stack.admin()
         for endpoint, _ in targets.values():

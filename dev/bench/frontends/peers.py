@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -26,11 +26,11 @@ from balancer.discovery.workers import WorkerSpec
 from balancer.errors import OperatorError
 from balancer.stack.ports import free_ports
 from balancer.stack.process import LocalProcess
-from dev.bench.frontends.gateways import NATIVE, UPSTREAMS, gateways, new_workers, upstream
-from dev.bench.frontends.rounds import Found, Load, Target, in_turn, p50, rate, table
+from dev.bench.frontends.gateways import UPSTREAMS, gateways, new_workers, upstream
+from dev.bench.frontends.rounds import Found, Load, Target, in_turn, table
 from dev.bench.machine import tree
-from dev.bench.results import Aim, Options, Section
-from dev.stack import MODEL
+from dev.bench.results import Options, Table
+from dev.stack import MODEL, POLICY
 
 SGLANG, RAY = "SGLang's router", "Ray Serve"
 PACKAGES = ("sglang-router==0.3.2", "ray[serve]==2.60.0")
@@ -42,24 +42,15 @@ _READY_S = 90.0
 _GRACE_S = 30.0
 
 
-def measure(options: Options) -> Section:
-    python = _installed(options.out / "peers")
+def measure(options: Options) -> list[Table]:
+    python = _installed(Path("out/peers"))
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
         found = asyncio.run(_measure(options, python, Path(folder)))
     note = (
-        f"{UPSTREAMS} upstreams in C, replicas with Ray Serve; {options.policy}; rounds: {options.often(ROUNDS)}. "
+        f"{UPSTREAMS} upstreams in C, replicas with Ray Serve; {POLICY}; rounds: {options.often(ROUNDS)}. "
         "Ratios: the median of those within each round, and their range. Envoy, Python, peer: CPU a request, in µs."
     )
-    aims = []
-    for peer in (SGLANG, RAY):
-        ahead, slower = rate(found[_FULL], NATIVE, peer), p50(found[_ONE], NATIVE, peer)
-        aims.append(Aim(f"Native, saturated: throughput of {peer}'s", ahead.median, "times", 1, at_least=True))
-        aims.append(Aim(f"Native, one client: p50 of {peer}'s", slower.median, "times", 1))
-    raw = {
-        title: {name: [asdict(each) for each in rounds] for name, rounds in of_load.items()}
-        for title, of_load in found.items()
-    }
-    return Section([table(title, of_load, note) for title, of_load in found.items()], raw, aims)
+    return [table(title, of_load, note) for title, of_load in found.items()]
 
 
 def _installed(folder: Path) -> Path:
@@ -82,7 +73,7 @@ async def _measure(options: Options, python: Path, folder: Path) -> dict[str, Fo
     tensor, text = _bodies(folder)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(upstream("http.c", [worker.http_port for worker in workers], folder))
-        envoys = await stack.enter_async_context(gateways(options.policy, workers, folder))
+        envoys = await stack.enter_async_context(gateways(workers, folder))
         sglang = await stack.enter_async_context(_running(_sglang(python, workers, folder)))
         ray = await stack.enter_async_context(_running(_ray(python, folder)))
         targets = {

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
-import numpy.typing as npt
 
 from balancer.proxy.messages import INFER
 from dev.bench.client import load
@@ -77,35 +76,10 @@ async def _one(target: Target, pushed: Load, duration_s: float) -> Round:
     )
 
 
-@dataclass(frozen=True)
-class Compared:
-    values: npt.NDArray[np.float64]
-
-    @property
-    def median(self) -> float:
-        return float(np.median(self.values))
-
-    def __str__(self) -> str:
-        return f"{self.median:.2f} ({self.values.min():.2f} to {self.values.max():.2f})"
-
-
-def rate(found: Found, name: str, of: str = ALONE) -> Compared:
-    """Throughput as a share of another's."""
-    return _compared(found, name, of, lambda mine, other: mine.rate_per_s / other.rate_per_s)
-
-
-def p50(found: Found, name: str, of: str = ALONE) -> Compared:
-    """Median latency, as a multiple of another's."""
-    return _compared(found, name, of, lambda mine, other: mine.p50_us / other.p50_us)
-
-
-def cpu_added_us(found: Found, name: str, process: str, of: str = ALONE) -> Compared:
-    """CPU a request that one takes and another does not."""
-    return _compared(found, name, of, lambda mine, other: mine.cpu_us[process] - other.cpu_us[process])
-
-
-def _compared(found: Found, name: str, of: str, by: Callable[[Round, Round], float]) -> Compared:
-    return Compared(np.array([by(mine, other) for mine, other in zip(found[name], found[of], strict=True)]))
+def _compared(pairs: Sequence[tuple[float, float]]) -> str:
+    """What each is of the other, the median and the range of all rounds."""
+    ratios = np.array([mine / other for mine, other in pairs])
+    return f"{np.median(ratios):.2f} ({ratios.min():.2f} to {ratios.max():.2f})"
 
 
 def table(title: str, found: Found, note: str = "", alone: Mapping[str, str] = MappingProxyType({})) -> Table:
@@ -120,11 +94,11 @@ def table(title: str, found: Found, note: str = "", alone: Mapping[str, str] = M
             for process in processes
         ]
         rate_per_s, p50_us = np.median([(each.rate_per_s, each.p50_us) for each in rounds], axis=0)
-        of = alone.get(name, ALONE)
-        times = (
-            [str(rate(found, name, of)), f"{p50_us:,.0f}", str(p50(found, name, of))]
-            if name != of
-            else ["", f"{p50_us:,.0f}", ""]
-        )
+        pairs = list(zip(rounds, found[alone.get(name, ALONE)], strict=True))
+        rates = _compared([(mine.rate_per_s, other.rate_per_s) for mine, other in pairs])
+        slower = _compared([(mine.p50_us, other.p50_us) for mine, other in pairs])
+        if name == alone.get(name, ALONE):
+            rates = slower = ""
+        times = [rates, f"{p50_us:,.0f}", slower]
         made.rows.append([name, f"{rate_per_s:,.0f}", *times, *cpu, f"{sum(each.not_ok for each in rounds)}"])
     return made
