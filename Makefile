@@ -4,7 +4,7 @@ SHELL := bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: help setup demo test check-long lint size bench fuzz wheel manifests lock newest soak scoreboard fidelity switchback sealed docs dashboard proto clean
+.PHONY: help setup demo test check-long lint size bench fuzz wheel manifests lock newest soak scoreboard fidelity switchback sealed docs proto clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 19
@@ -80,9 +80,6 @@ newest: ## all tests over the newest of all that pyproject.toml allows, in an en
 
 soak: setup ## 1,000,000 requests while parts die, hang and change, 25 minutes; report in out/soak
 	PYTHONPATH=tests $(BIN)/python -m soak
-
-dashboard: setup ## the Grafana dashboard, made of its description; writes deploy/observability/dashboard.json
-	$(BIN)/python -m dev.dashboard deploy/observability/dashboard.json
 
 scoreboard: setup ## all policies in all scenarios, some 10 minutes; writes docs/scoreboard
 	$(BIN)/balancer scoreboard --jobs 2 --out docs/scoreboard

@@ -12,14 +12,13 @@ from typing import Any, get_args
 
 import pytest
 import yaml
+from support.dashboard import dashboard
 from support.exported import PROMETHEUS_OWN, TARGET_LABELS, declared, labels_of, problems, selectors
 
 from balancer.extproc.verdict import By
 from balancer.native.layouts import COUNTS
 from balancer.server.logs import Reason
 from balancer.server.metrics.metrics import _STATUSES
-from dev.dashboard.grafana import dashboard
-from dev.dashboard.panels import ROWS
 
 ROOT = Path(__file__).resolve().parents[3]
 RULES = [ROOT / "deploy" / "observability" / name for name in ("slo.yaml", "alerts.yaml")]
@@ -64,8 +63,8 @@ def known() -> dict[str, frozenset[str]]:
 def expressions() -> dict[str, str]:
     """Of rules and dashboard, by a name for each."""
     of_rules = {rule.get("alert") or rule["record"]: rule["expr"] for rule in rules()}
-    asked = [(panel.title, query) for row in ROWS for panel in row.panels for query in panel.queries]
-    return of_rules | {f"{title}: {query.legend}": query.expr for title, query in asked}
+    asked = [(panel["title"], target) for panel in dashboard()["panels"] for target in panel.get("targets", ())]
+    return of_rules | {f"{title}: {target['legendFormat']}": target["expr"] for title, target in asked}
 
 
 def promtool(*arguments: str | Path) -> str:
