@@ -24,6 +24,7 @@ from dev.stack import emulated, interruptible
 
 _DEFAULTS = traffic.Plan()
 _INTERRUPTED = 130
+_ABOVE_0 = click.FloatRange(min=0, min_open=True)
 
 
 @click.command(help="Start the whole stack, classify real digits through it, and compare policies under one traffic.")
@@ -36,8 +37,12 @@ _INTERRUPTED = 130
     help=f"Compare this one; repeat [default: {len(_DEFAULTS.policies)} policies].",
 )
 @click.option("--rounds", type=click.IntRange(min=1), default=_DEFAULTS.rounds, show_default=True)
-@click.option("--window-s", type=float, default=_DEFAULTS.window_s, show_default=True, help="Of each policy and round.")
-@click.option("--rate", "rate_per_s", type=float, default=_DEFAULTS.rate_per_s, show_default=True, help="Mean, per s.")
+@click.option(
+    "--window-s", type=_ABOVE_0, default=_DEFAULTS.window_s, show_default=True, help="Of each policy and round."
+)
+@click.option(
+    "--rate", "rate_per_s", type=_ABOVE_0, default=_DEFAULTS.rate_per_s, show_default=True, help="Mean, per s."
+)
 @click.option("--seed", type=click.IntRange(min=0), default=_DEFAULTS.seed, show_default=True)
 def main(out: pathlib.Path, workers: int, **given: Any) -> None:
     console = make_console()
@@ -46,7 +51,7 @@ def main(out: pathlib.Path, workers: int, **given: Any) -> None:
         plan = dataclasses.replace(_DEFAULTS, **given)
         out.mkdir(parents=True, exist_ok=True)
         succeeded = uvloop.run(interruptible(demo(console, plan, out, workers)))
-    except (OperatorError, ValueError) as error:
+    except OperatorError as error:
         console.print(f"The demo failed: {error}", style="bold red", markup=False, highlight=False)
         sys.exit(1)
     except asyncio.CancelledError:

@@ -1,8 +1,6 @@
 import gzip
-import os
 import pathlib
 
-import numpy as np
 import pytest
 
 from balancer.load.trace import read_trace
@@ -51,12 +49,3 @@ def test_further_columns_are_read_where_asked_for_gzipped_too(tmp_path: pathlib.
 def test_what_cannot_be_read_is_named_with_its_line(tmp_path: pathlib.Path, text: str, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         read_trace(written(tmp_path / "t.csv", text))
-
-
-@pytest.mark.skipif("AZURE_TRACES" not in os.environ, reason="set AZURE_TRACES to the folder of the Azure LLM traces")
-@pytest.mark.parametrize(("name", "count"), [("conv", 19_366), ("code", 8_819)])
-def test_the_published_azure_traces_are_read_whole(name: str, count: int) -> None:
-    trace = read_trace(pathlib.Path(os.environ["AZURE_TRACES"]) / f"azure_llm_2023_{name}.csv")
-    assert len(trace.time_s) == count
-    assert np.all(np.diff(trace.time_s) >= 0)
-    assert 3000 < trace.time_s[-1] < 4000
