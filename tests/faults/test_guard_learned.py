@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
-import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +43,9 @@ class Learned:
             settings["log"] = {"decisions_share": 1.0}
         self.stack = Stack(directory, settings=settings, policy=weights(directory))
 
-    def decided(self, what: str = "policy") -> list[str]:
-        """That of every decision so far, in order."""
-        return [record[what] for record in self.stack.log.so_far() if record["logger"] == "balancer.decisions"]
+    def decided(self) -> list[str]:
+        """The policy of every decision so far, in order."""
+        return [record["policy"] for record in self.stack.log.so_far() if record["logger"] == "balancer.decisions"]
 
     async def decides(self, policy: str) -> None:
         so_far = await self.stack.metric("balancer_decisions_total", policy=policy)
@@ -85,42 +82,6 @@ async def test_load_beyond_training(learned: Learned) -> None:
         await learned.decides("learned")
     assert not load.failures()
     assert not flood.failures()
-
-
-@contextmanager
-def slowed(gpu_lock: Path) -> Iterator[None]:
-    """The emulated GPU whose lock that is has another user, who holds it most of the time."""
-    over = threading.Event()
-
-    def use() -> None:
-        with gpu_lock.open("a") as lock:
-            while not over.wait(0.005):
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                over.wait(0.1)
-                fcntl.flock(lock, fcntl.LOCK_UN)
-
-    user = threading.Thread(target=use)
-    user.start()
-    try:
-        yield
-    finally:
-        over.set()
-        user.join()
-
-
-async def test_half_the_fleet_slowed(learned: Learned) -> None:
-    """Whether the guard steps in depends on what comes of it; nothing may fail, and the policy serves in the end."""
-    slow = learned.stack.tritons[:2]
-    async with steady_load(learned.stack.url, clients=6) as load:
-        await learned.decides("learned")
-        with slowed(slow[0].log_path.with_suffix(".gpu-lock")), slowed(slow[1].log_path.with_suffix(".gpu-lock")):
-            so_far = len(learned.decided("worker"))
-            other = learned.stack.tritons[2].name
-            await eventually(
-                lambda: learned.decided("worker")[so_far:].count(other) > 100, "picks of the worker that is not slow"
-            )
-        await learned.decides("learned")
-    assert not load.failures()
 
 
 async def test_weights_that_are_no_numbers_or_of_another_schema_are_refused_and_the_old_ones_serve(
