@@ -8,6 +8,7 @@ fast as it is read: `python -m dev.bench.reports ADDRESS WORKERS PAUSE_S` sends 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import sys
 import time
@@ -47,6 +48,7 @@ _CYCLE = 5000
 """Reports for the cost of each part."""
 _REPEATS = 3
 _WARM_UP_S = 0.5
+_AGAIN_S = 0.5
 
 
 def _busy_reports(worker: str) -> Iterator[Report]:
@@ -194,16 +196,19 @@ async def _send(address: str, workers: int, pause_s: float) -> None:
 
 
 async def _send_one(address: str, worker: str, pause_s: float) -> None:
-    encoder = ReportEncoder()
+    """As an agent does: again on a new stream where one is ended, as for silence on a busy machine."""
     async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         method: grpc.aio.StreamStreamMultiCallable[report_pb2.WorkerReport, bytes] = channel.stream_stream(
             METHOD, request_serializer=report_pb2.WorkerReport.SerializeToString
         )
-        call = method()
-        for report in _busy_reports(worker):
-            await call.write(encoder.encode(report))
-            if pause_s:
-                await asyncio.sleep(pause_s)
+        while True:
+            call, encoder = method(), ReportEncoder()
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                for report in _busy_reports(worker):
+                    await call.write(encoder.encode(report))
+                    if pause_s:
+                        await asyncio.sleep(pause_s)
+            await asyncio.sleep(_AGAIN_S)
 
 
 if __name__ == "__main__":
