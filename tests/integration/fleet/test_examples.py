@@ -1,6 +1,7 @@
 """What the examples of Triton's client library do, through the listener as against one Triton: each kind once.
 
-Those of `tests/integration/stack/test_clients.py` are not repeated: infer, asyncio, several outputs, tensors as JSON.
+Those of `tests/integration/stack/test_clients.py` are not repeated: infer, tensors as JSON, streams of a decoupled
+model, sequences by unary calls.
 """
 
 from __future__ import annotations

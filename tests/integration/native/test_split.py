@@ -196,7 +196,7 @@ def make(worker: FakeWorker, how: str) -> None:
     worker.infer = infer
 
 
-@pytest.mark.parametrize("how", ["failing", "slow", "missing"])
+@pytest.mark.parametrize("how", ["failing", "missing", pytest.param("slow", marks=pytest.mark.long)])
 async def test_a_new_version_that_does_worse_gets_no_more(rig: BothFronts, how: str) -> None:
     for worker in rig.workers:
         make(worker, how)

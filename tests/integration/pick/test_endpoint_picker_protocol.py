@@ -96,14 +96,6 @@ async def test_the_pick_is_in_header_and_metadata_alike_with_fallbacks_where_tol
     assert dict(response.dynamic_metadata["balancer"]) == {"process": "7", "number": "0.0"}
 
 
-async def test_grpc_requests_go_to_the_grpc_ports() -> None:
-    async with gateway() as g:
-        [response] = await g.exchange(
-            headers("/inference.GRPCInferenceService/ServerReady", content_type="application/grpc")
-        )
-    assert response.dynamic_metadata["envoy.lb"][KEY].startswith("10.0.0.1:10")
-
-
 def answered(**more: str) -> ext_proc.ProcessingRequest:
     answer = ext_proc.ProcessingRequest()
     for key, value in {":status": "200", **{k.replace("_", "-"): v for k, v in more.items()}}.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import queue
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 import tritonclient.grpc as grpc_client
 import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http as http_client
-import tritonclient.http.aio as http_aio
 from support.load import steady_load
 from support.stack import Stack, records
 from support.waiting import PATIENCE_S, eventually
@@ -39,14 +37,6 @@ def test_grpc_digits_are_right_through_the_whole_stack(stack: Stack) -> None:
     assert right / len(digits.labels) > 0.95
 
 
-@pytest.mark.asyncio(loop_scope="module")
-async def test_grpc_asyncio(stack: Stack) -> None:
-    image = tensor(grpc_aio, "IMAGE", held_out().images[:1], "FP32")
-    async with grpc_aio.InferenceServerClient(stack.url) as client:
-        results = await asyncio.gather(*(client.infer("digits", [image]) for _ in range(20)))
-    assert len({int(result.as_numpy("LABEL")[0, 0]) for result in results}) == 1
-
-
 @pytest.mark.parametrize("binary", [True, False])
 def test_http(stack: Stack, binary: bool) -> None:
     digits = held_out()
@@ -63,14 +53,6 @@ def test_http(stack: Stack, binary: bool) -> None:
     client.close()
 
 
-@pytest.mark.asyncio(loop_scope="module")
-async def test_http_asyncio(stack: Stack) -> None:
-    async with http_aio.InferenceServerClient(stack.url) as client:
-        value = tensor(http_aio, "TEXT", np.array([["through"], ["envoy"]], dtype=np.object_), "BYTES")
-        result = await client.infer("string_upper", [value])
-    assert result.as_numpy("UPPER").ravel().tolist() == [b"THROUGH", b"ENVOY"]
-
-
 def test_questions_about_servers_and_models(stack: Stack) -> None:
     with grpc_client.InferenceServerClient(stack.url) as client:
         assert client.is_server_live()
@@ -83,17 +65,6 @@ def test_questions_about_servers_and_models(stack: Stack) -> None:
         assert client.get_model_config("digits").config.max_batch_size == 32
         assert {model.name for model in client.get_model_repository_index().models} >= {"digits", "emulated_tft"}
         assert client.get_inference_statistics("digits").model_stats[0].name == "digits"
-
-
-def test_strings_and_several_outputs(stack: Stack) -> None:
-    a, b = np.arange(4, dtype=np.int32)[None], np.full((1, 4), 10, np.int32)
-    with grpc_client.InferenceServerClient(stack.url) as client:
-        text = tensor(grpc_client, "TEXT", np.array([["grüße"]], dtype=np.object_), "BYTES")
-        assert client.infer("string_upper", [text]).as_numpy("UPPER")[0, 0].decode() == "GRÜSSE"
-        result = client.infer("several_outputs", [tensor(grpc_client, n, x, "INT32") for n, x in (("A", a), ("B", b))])
-    np.testing.assert_array_equal(result.as_numpy("SUM"), a + b)
-    np.testing.assert_array_equal(result.as_numpy("DIFFERENCE"), a - b)
-    assert result.as_numpy("MEAN") is not None
 
 
 def test_a_stream_of_a_decoupled_model_is_served_by_one_worker(stack: Stack) -> None:
@@ -149,14 +120,6 @@ def test_a_sequence_with_a_string_id_stays_too(stack: Stack) -> None:
             for step in range(5)
         ]
     assert [int(result.as_numpy("SUM")[0, 0]) for result in seen] == [2, 4, 6, 8, 10]
-
-
-def test_a_routing_key_sticks(stack: Stack) -> None:
-    value = tensor(grpc_client, "INPUT", np.ones((1, 4), np.float32), "FP32")
-    with grpc_client.InferenceServerClient(stack.url) as client:
-        for key in ("a", "b", "c"):
-            results = [client.infer("emulated_tft", [value], headers={"x-routing-key": key}) for _ in range(6)]
-            assert len({result.as_numpy("WORKER").ravel()[0] for result in results}) == 1
 
 
 @pytest.mark.parametrize("module", [grpc_client, http_client])
