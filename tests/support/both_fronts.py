@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 from prometheus_client.parser import text_string_to_metric_families
 
-from balancer.discovery.workers import WorkerSpec
 from balancer.extproc.kserve import HeaderNames
 from balancer.extproc.picker import Addresses, Picker
 from balancer.extproc.picks import ExternalProcessor
@@ -65,10 +64,7 @@ class BothFronts(NativeRig):
     def begin(self) -> None:
         super().begin()
         self.hold_beats()
-        listed = [
-            WorkerSpec(name=each.name, address=each.address, grpc_port=each.grpc_port, http_port=each.http_port)
-            for each in self.workers
-        ]
+        listed = [worker.spec for worker in self.workers]
         picker = self.picker = Picker(self.router, time.monotonic, for_logs=self.audited)
         picker.addresses = Addresses(listed)
         self.metrics = Metrics(self.router, time.monotonic)

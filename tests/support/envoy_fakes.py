@@ -23,6 +23,7 @@ from grpc_health.v1 import health, health_pb2
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from balancer.bootstrap.bootstrap import BootstrapOptions
+from balancer.discovery.workers import WorkerSpec
 from balancer.extproc.endpoints import SERVER_OPTIONS, Ads, Endpoint
 from balancer.extproc.names import ENDPOINTS_SERVICE as ADS
 from balancer.extproc.outcomes import AccessLog, Outcome, OutcomeListener, UpstreamAnswer
@@ -246,6 +247,11 @@ class FakeWorker:
     @property
     def http_endpoint(self) -> str:
         return f"127.0.0.1:{self.http_port}"
+
+    @property
+    def spec(self) -> WorkerSpec:
+        """As discovery lists it."""
+        return WorkerSpec(name=self.name, address=self.address, grpc_port=self.grpc_port, http_port=self.http_port)
 
     def as_endpoint(self, state: Any = "healthy") -> Endpoint:
         return Endpoint(self.name, self.address, self.grpc_port, self.http_port, state)

@@ -21,7 +21,6 @@ from support.waiting import PATIENCE_S, eventually
 from tritonclient.grpc import service_pb2
 
 from balancer import bounds
-from balancer.discovery.workers import WorkerSpec
 from balancer.extproc.picker import Addresses, Picker
 from balancer.extproc.picks import ExternalProcessor
 from balancer.scheduler.events import ModelReport
@@ -49,12 +48,7 @@ async def picked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pick
     async with contextlib.AsyncExitStack() as parts:
         rig = Rig(folder, [FakeBalancer(picks=processor.handler())], workers)
         await parts.enter_async_context(rig.running())
-        picker.addresses = Addresses(
-            [
-                WorkerSpec(name=w.name, address="127.0.0.1", grpc_port=w.grpc_port, http_port=w.http_port)
-                for w in workers
-            ]
-        )
+        picker.addresses = Addresses([worker.spec for worker in workers])
         yield Picked(rig, listening, processor)
 
 

@@ -25,10 +25,7 @@ def configured(workers: list[FakeWorker], processes: int) -> Config:
     listen = {
         name: f"127.0.0.1:{free_port_range(processes + (name == 'envoy'))}" for name in ("envoy", "reports", "admin")
     }
-    listed = [
-        {"name": each.name, "address": each.address, "grpc_port": each.grpc_port, "http_port": each.http_port}
-        for each in workers
-    ]
+    listed = [worker.spec.model_dump(mode="json") for worker in workers]
     envoy = {"listen": f"127.0.0.1:{listener}", "admin": f"127.0.0.1:{admin}", "frontend": "pick"}
     listen |= {"fleet": None}
     return from_mapping({"listen": listen, "envoy": envoy, "processes": processes, "discovery": {"workers": [*listed]}})

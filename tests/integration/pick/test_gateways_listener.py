@@ -42,9 +42,7 @@ async def serving(directory: Path, tls: dict[str, Any] | None = None) -> AsyncIt
     gateways, health = free_ports(2)
     workers = [EchoingWorker("w0"), EchoingWorker("w1")]
     async with running(*workers):
-        listed = [
-            {"name": w.name, "address": w.address, "grpc_port": w.grpc_port, "http_port": w.http_port} for w in workers
-        ]
+        listed = [worker.spec.model_dump(mode="json") for worker in workers]
         balancer = BalancerAlone(
             directory,
             listen={"gateways": f"127.0.0.1:{gateways}", "health": f"127.0.0.1:{health}"},

@@ -31,7 +31,6 @@ from support.other_gateways import (
 from support.waiting import PATIENCE_S
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from balancer.discovery.workers import WorkerSpec
 from balancer.extproc.picker import Addresses, Picker
 from balancer.extproc.picks import ExternalProcessor
 from balancer.kernel.settings import SplitSettings
@@ -78,10 +77,7 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
         await parts.enter_async_context(running(*workers))
         models = [ModelReport("m", version, ready=True) for version in ("1", "2", "7")]
         picker = Picker(make_router(2, RoundRobin(), models=models), lambda: 0.1)
-        specs = [
-            WorkerSpec(name=w.name, address="127.0.0.1", grpc_port=w.grpc_port, http_port=w.http_port) for w in workers
-        ]
-        picker.addresses = Addresses(specs)
+        picker.addresses = Addresses([worker.spec for worker in workers])
         server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
         processor = ExternalProcessor(picker, listening, lambda: ready[0])
         server.add_generic_rpc_handlers((processor.handler(),))
