@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import time
+import dataclasses
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.envoy_fakes import RUN, FakeBalancer, FakeWorker, Rig, a_request
+from support.both_fronts import BothFronts
+from support.envoy_fakes import FakeWorker, Rig, a_request
 from support.native import NativeRig
 from support.raw_http2 import Unread, grpc_head
 from support.waiting import eventually
 
-from balancer.discovery.workers import WorkerSpec
-from balancer.extproc.picker import Addresses, Picker
-from balancer.extproc.picks import ExternalProcessor
 from balancer.kernel.settings import Limits, Settings
-from balancer.scheduler.events import WorkerAdded
-from balancer.scheduler.router import Router
-from balancer.server.metrics import Metrics
-from balancer.server.recorder import Recorder
 from policies.least_requests import LeastRequests
 
 pytestmark = pytest.mark.integration
@@ -79,48 +72,23 @@ async def all_served(rig: Rig) -> bool:
     return {await rig.infer() for _ in range(12)} <= {"w0", "w1", "w2"}
 
 
-@dataclass
-class PickRig(Rig):
-    """`Rig` with the balancer's own picks and counts."""
-
-    def __post_init__(self) -> None:
-        self.router = Router(LeastRequests(), SETTINGS)
-        self.metrics, picker = Metrics(self.router, time.monotonic), Picker(self.router, time.monotonic, run=RUN)
-        self.recorder, self.picker = Recorder(self.router, picker, self.metrics, time.monotonic), picker
-        processor = ExternalProcessor(picker, self.recorder, lambda: True)
-        self.balancers = [FakeBalancer(picks=processor.handler(), listener=self.recorder)]
-
-    def listed(self) -> None:
-        for worker in self.workers:
-            self.router.observe(WorkerAdded(worker.name), time.monotonic())
-        self.picker.addresses = Addresses(
-            [
-                WorkerSpec(name=each.name, address=each.address, grpc_port=each.grpc_port, http_port=each.http_port)
-                for each in self.workers
-            ]
-        )
-
-    def in_flight(self) -> int:
-        return int(self.router.fleet.queue.in_flight.sum())
-
-
 @pytest.fixture
-async def pick(tmp_path: Path) -> AsyncIterator[PickRig]:
-    async with PickRig(tmp_path).running() as rig:
-        assert isinstance(rig, PickRig)
-        rig.listed()
+async def pick(tmp_path: Path) -> AsyncIterator[BothFronts]:
+    rig = BothFronts(tmp_path, policy=LeastRequests(), settings=SETTINGS, native=False)
+    rig.options = dataclasses.replace(rig.options, native=None)
+    async with rig.running():
         yield rig
 
 
 @pytest.mark.parametrize("window", [0, 1])
 @pytest.mark.parametrize("path", [INFER, STREAM, REST])
-async def test_pick_who_does_not_read_keeps_no_place(pick: PickRig, path: str, window: int) -> None:
+async def test_pick_who_does_not_read_keeps_no_place(pick: BothFronts, path: str, window: int) -> None:
     stranger = of_rest(pick, window) if path == REST else Unread(pick.envoy.endpoint, path, window)
     await stranger.start()
     for sent in range(20, COUNT + 1, 20):
         await stranger.ask(JSON if path == REST else framed(), 20)
         await eventually(lambda sent=sent: pick.router.outcomes["matched"] == sent)
-    assert pick.in_flight() == 0
+    assert in_flight(pick) == 0
     assert await all_served(pick)
     await stranger.stop()
     # Each is told once, and no end of it is taken for another's.
@@ -128,7 +96,7 @@ async def test_pick_who_does_not_read_keeps_no_place(pick: PickRig, path: str, w
     assert pick.router.outcomes == {"matched": COUNT + 12}
 
 
-async def test_pick_who_does_not_read_much_keeps_no_place(pick: PickRig) -> None:
+async def test_pick_who_does_not_read_much_keeps_no_place(pick: BothFronts) -> None:
     answer_much(pick)
     stranger = Unread(pick.envoy.endpoint)
     await stranger.start()
@@ -142,13 +110,13 @@ async def test_pick_who_does_not_read_much_keeps_no_place(pick: PickRig) -> None
     assert pick.router.outcomes == {"matched": 52}
 
 
-async def test_pick_an_upload_that_stops_keeps_no_place(pick: PickRig) -> None:
+async def test_pick_an_upload_that_stops_keeps_no_place(pick: BothFronts) -> None:
     """Messages of gRPC are whole before they are picked for."""
     stranger = of_rest(pick, 65535)
     await stranger.start()
     await stranger.ask(JSON + bytes(10), 50, whole=False)
     await eventually(lambda: pick.recorder.awaited == 50)
-    await eventually(lambda: pick.in_flight() == 0)
+    await eventually(lambda: in_flight(pick) == 0)
     assert await all_served(pick)
     await stranger.go_on(bytes(10))
     await eventually(lambda: not pick.recorder.awaited)

@@ -10,14 +10,17 @@ import sys
 
 from support.waiting import PATIENCE_S
 
+# A name that is gone fails here, rather than leave a stack impatient.
 if "agent" in sys.argv:
     from balancer.agent import triton_source
 
+    assert triton_source._CALL_TIMEOUT_S and triton_source._METRICS_TIMEOUT_S
     triton_source._CALL_TIMEOUT_S = triton_source._METRICS_TIMEOUT_S = PATIENCE_S
 else:
     from balancer.native import state
     from balancer.server import app
 
+    assert state.HUNG_AFTER_S
     state.HUNG_AFTER_S = 10.0  # the most that the module takes
     app.Collector = functools.partial(app.Collector, silence_s=PATIENCE_S)  # type: ignore[misc]  # as it is called
 
