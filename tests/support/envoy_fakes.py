@@ -32,7 +32,6 @@ from balancer.stack.ports import free_ports
 from support.waiting import PATIENCE_S, eventually
 
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
-TRITON = "inference.GRPCInferenceService"
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 RUN = "0"
@@ -197,7 +196,7 @@ Infer = Callable[[service_pb2.ModelInferRequest, Any], Awaitable[service_pb2.Mod
 
 
 @dataclass
-class FakeWorker:
+class FakeWorker(service_pb2_grpc.GRPCInferenceServiceServicer):
     """A worker without models: answers every inference with its name, unless `infer` says otherwise."""
 
     name: str
@@ -219,7 +218,7 @@ class FakeWorker:
 
     async def start(self) -> None:
         server = grpc.aio.server(options=[*_UNLIMITED, ("grpc.so_reuseport", 0)])
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(TRITON, self._handlers()),))
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, server)
         address = f"127.0.0.1:{self.grpc_port}"
         self.grpc_port = server.add_secure_port(address, self.tls[0]) if self.tls else server.add_insecure_port(address)
         await server.start()
@@ -256,39 +255,20 @@ class FakeWorker:
     def as_endpoint(self, state: Any = "healthy") -> Endpoint:
         return Endpoint(self.name, self.address, self.grpc_port, self.http_port, state)
 
-    def _handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-        def unary(request_type: Any, response_type: Any, behaviour: Any) -> grpc.RpcMethodHandler[Any, Any]:
-            return grpc.unary_unary_rpc_method_handler(
-                behaviour,
-                request_deserializer=request_type.FromString,
-                response_serializer=response_type.SerializeToString,
-            )
+    async def ModelReady(self, request: Any, context: Any) -> Any:
+        return service_pb2.ModelReadyResponse(ready=True)
 
-        async def ready(request: Any, context: Any) -> Any:
-            return service_pb2.ModelReadyResponse(ready=True)
+    async def ServerLive(self, request: Any, context: Any) -> Any:
+        return service_pb2.ServerLiveResponse(live=True)
 
-        async def live(request: Any, context: Any) -> Any:
-            return service_pb2.ServerLiveResponse(live=True)
-
-        return {
-            "ModelInfer": unary(service_pb2.ModelInferRequest, service_pb2.ModelInferResponse, self._infer),
-            "ModelReady": unary(service_pb2.ModelReadyRequest, service_pb2.ModelReadyResponse, ready),
-            "ServerLive": unary(service_pb2.ServerLiveRequest, service_pb2.ServerLiveResponse, live),
-            "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(
-                self._stream,
-                request_deserializer=service_pb2.ModelInferRequest.FromString,
-                response_serializer=service_pb2.ModelStreamInferResponse.SerializeToString,
-            ),
-        }
-
-    async def _infer(self, request: service_pb2.ModelInferRequest, context: Any) -> service_pb2.ModelInferResponse:
+    async def ModelInfer(self, request: service_pb2.ModelInferRequest, context: Any) -> service_pb2.ModelInferResponse:
         self.requests.append(request)
         self.headers.append(dict(context.invocation_metadata()))
         if self.infer is not None:
             return await self.infer(request, context)
         return self.answer(request)
 
-    async def _stream(self, requests: AsyncIterator[service_pb2.ModelInferRequest], context: Any) -> None:
+    async def ModelStreamInfer(self, requests: AsyncIterator[service_pb2.ModelInferRequest], context: Any) -> None:
         self.headers.append(dict(context.invocation_metadata()))
         async for request in requests:
             self.requests.append(request)

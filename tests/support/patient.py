@@ -14,7 +14,8 @@ from support.waiting import PATIENCE_S
 if "agent" in sys.argv:
     from balancer.agent import triton_source
 
-    assert triton_source._CALL_TIMEOUT_S and triton_source._METRICS_TIMEOUT_S
+    assert triton_source._CALL_TIMEOUT_S
+    assert triton_source._METRICS_TIMEOUT_S
     triton_source._CALL_TIMEOUT_S = triton_source._METRICS_TIMEOUT_S = PATIENCE_S
 else:
     from balancer.native import state
