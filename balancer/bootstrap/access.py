@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from balancer.balancer_tls import BalancerTls
 from balancer.bootstrap.addresses import Node, cluster_of, grpc_cluster, manager_of
 from balancer.bootstrap.keys import read_jwks, read_keys
-from balancer.bootstrap.sections import JwtSection, LocalRateLimitSection, Per, RateLimitSection
+from balancer.bootstrap.sections import EnvoySection, JwtSection, LocalRateLimitSection, Per, RateLimitSection
 from balancer.bootstrap.tls import Secrets, server_socket
 from balancer.extproc import names
 from balancer.files.schema import join_address
@@ -40,39 +40,32 @@ _HTTP = 80
 class Access:
     """What the listener asks of clients."""
 
-    jwt: JwtSection | None = None
-    jwks_ca: Path = Path("/etc/ssl/certs/ca-certificates.crt")
-    """What signed the certificate of the server of `jwt.jwks_url`: by default whom Envoy's machine trusts (Debian)."""
-    api_keys: Path | None = None
-    """A file of `read_keys`, read when the bootstrap is printed."""
-    client_certificates: bool = False
-    """Whether the listener verifies one of each client."""
-    health_is_open: bool = False
-    """Whether health calls need no token and no key."""
-    local_limit: LocalRateLimitSection | None = None
-    global_limit: RateLimitSection | None = None
-    tenant_header: str = "x-tenant"
-    """That the balancer reads."""
-    named: bool = False
-    """Whether principals are needed for their own sake, by the audit log."""
+    envoy: EnvoySection
+    tenant_header: str
+    jwks_ca: Path
+    named: bool
+    """Whether principals are needed for their own sake, other than by the audit log."""
+
+    @property
+    def client_certificates(self) -> bool:
+        """Whether the listener verifies one of each client."""
+        return self.envoy.tls is not None and self.envoy.tls.client_ca_file is not None
 
     @property
     def counts_by(self) -> set[Per]:
         """What limits count by."""
-        return {limit.per for limit in (self.local_limit, self.global_limit) if limit is not None}
+        return {limit.per for limit in (self.envoy.local_rate_limit, self.envoy.rate_limit) if limit is not None}
 
     @property
     def names_principals(self) -> bool:
-        return bool(self.jwt or self.api_keys or self.named or self.counts_by)
+        envoy = self.envoy
+        return bool(envoy.jwt or envoy.api_keys or envoy.audit_log or self.named or self.counts_by)
 
     @property
     def names_tenants(self) -> bool:
         """Whether a client's own tenant header is replaced."""
         by_certificate = self.client_certificates and "tenant" in self.counts_by
-        return bool(self.jwt or self.api_keys or by_certificate)
-
-
-NOTHING_ASKED = Access()
+        return bool(self.envoy.jwt or self.envoy.api_keys or by_certificate)
 
 
 def guard_listener(bootstrap: Node, access: Access, secrets: Secrets) -> None:
@@ -84,22 +77,22 @@ def guard_listener(bootstrap: Node, access: Access, secrets: Secrets) -> None:
     (extension,) = manager["early_header_mutation_extensions"]
     extension["typed_config"]["mutations"][:0] = _early(access)
     filters = []
-    if access.jwt is not None:
-        filters.append(_jwt_filter(access.jwt, access, secrets))
-        if access.jwt.jwks_url:
-            resources["clusters"].append(_jwks_cluster(access.jwt.jwks_url, access.jwks_ca))
-    if access.api_keys is not None:
-        filters.append(_api_keys_filter(access.api_keys, secrets))
-        if access.health_is_open:
+    if access.envoy.jwt is not None:
+        filters.append(_jwt_filter(access.envoy.jwt, access, secrets))
+        if access.envoy.jwt.jwks_url:
+            resources["clusters"].append(_jwks_cluster(access.envoy.jwt.jwks_url, access.jwks_ca))
+    if access.envoy.api_keys is not None:
+        filters.append(_api_keys_filter(Path(access.envoy.api_keys.file), secrets))
+        if access.envoy.open_health:
             _leave_health_open(manager)
     filters.append(_principal_filter(access))
-    if access.jwt is not None or access.client_certificates:
+    if access.envoy.jwt is not None or access.client_certificates:
         filters.append(_names_filter(access))
-    if access.local_limit is not None:
-        filters.append(_local_limit_filter(access.local_limit, access))
-    if access.global_limit is not None:
-        filters.append(_global_limit_filter(access.global_limit, access))
-        resources["clusters"].append(grpc_cluster(names.RATE_LIMIT_CLUSTER, access.global_limit.service))
+    if access.envoy.local_rate_limit is not None:
+        filters.append(_local_limit_filter(access.envoy.local_rate_limit, access))
+    if access.envoy.rate_limit is not None:
+        filters.append(_global_limit_filter(access.envoy.rate_limit, access))
+        resources["clusters"].append(grpc_cluster(names.RATE_LIMIT_CLUSTER, access.envoy.rate_limit.service))
     manager["http_filters"][:0] = filters
     manager["local_reply_config"]["mappers"] += _refusals()
 
@@ -113,7 +106,7 @@ def _early(access: Access) -> list[Node]:
     mutations: list[Node] = [{"remove": names.PRINCIPAL_HEADER}]
     if access.names_tenants:
         mutations.append({"remove": access.tenant_header})
-    if access.client_certificates and access.jwt is None and access.api_keys is None:
+    if access.client_certificates and access.envoy.jwt is None and access.envoy.api_keys is None:
         mutations += [
             _set(names.PRINCIPAL_HEADER, f"%DOWNSTREAM_PEER_{part}%", "ADD_IF_ABSENT")
             for part in ("URI_SAN", "DNS_SAN", "SUBJECT")
@@ -147,7 +140,7 @@ def _jwt_filter(jwt: JwtSection, access: Access, secrets: Secrets) -> Node:
             # Before the first request, and again before the keys are too old: no request waits for them.
             "async_fetch": {},
         }
-    rules: list[Node] = [{"match": {"path": path}} for path in _HEALTH] if access.health_is_open else []
+    rules: list[Node] = [{"match": {"path": path}} for path in _HEALTH] if access.envoy.open_health else []
     rules.append({"match": {"prefix": "/"}, "requires": {"provider_name": "issuer"}})
     typed = {"@type": _type("jwt_authn.v3.JwtAuthentication"), "providers": {"issuer": provider}, "rules": rules}
     return secrets.filter(names.JWT_FILTER, typed)
@@ -186,7 +179,7 @@ def _leave_health_open(manager: Node) -> None:
 def _principal_filter(access: Access) -> Node:
     mutations = [_set(names.PRINCIPAL_HEADER, NOBODY, "ADD_IF_ABSENT")]
     if access.names_tenants:
-        from_claim = access.jwt is not None and access.jwt.tenant_claim
+        from_claim = access.envoy.jwt is not None and access.envoy.jwt.tenant_claim
         tenant = NOBODY if from_claim else f"%REQ({names.PRINCIPAL_HEADER})%"
         mutations.append(_set(access.tenant_header, tenant, "ADD_IF_ABSENT"))
     typed = {

@@ -19,7 +19,7 @@ from typing import cast
 import yaml
 
 from balancer.balancer_tls import BalancerTls
-from balancer.bootstrap.access import NOTHING_ASKED, Access, guard_listener
+from balancer.bootstrap.access import Access, guard_listener
 from balancer.bootstrap.addresses import Node, address_of, discovery_type
 from balancer.bootstrap.around import NOTHING_KEPT, Kept, go_around, refuse_unpicked
 from balancer.bootstrap.fleet import FleetOptions, ask_the_balancer, nobody_names_himself
@@ -27,11 +27,12 @@ from balancer.bootstrap.logs import access_logger, audit_logger
 from balancer.bootstrap.native import NativeOptions, decide_natively
 from balancer.bootstrap.overlay import merge
 from balancer.bootstrap.proxy import forward_by_balancer, forward_rest_by_balancer, hold_compressed
-from balancer.bootstrap.sections import EnvoyTlsSection, TracesSection, TritonTlsSection
+from balancer.bootstrap.sections import EnvoySection
 from balancer.bootstrap.tls import Secrets, balancer_socket, listener_socket, triton_sockets
 from balancer.bootstrap.traces import add_traces
 from balancer.extproc import names
 from balancer.files.regular import replace_file
+from balancer.files.schema import split_address
 from balancer.files.yaml_document import read_document, read_file
 
 _HEADER = """\
@@ -39,14 +40,15 @@ _HEADER = """\
 """
 
 
+_DEFAULTS = EnvoySection()
+
+
 @dataclass(frozen=True, slots=True)
 class BootstrapOptions:
-    """What differs between deployments, checked by the config; the defaults are those of envoy/bootstrap.yaml."""
+    """The section `envoy` of the config, and what the config concludes from others; the defaults are those of
+    envoy/bootstrap.yaml."""
 
-    listener_address: str = "0.0.0.0"
-    listener_port: int = 8080
-    admin_address: str = "127.0.0.1"
-    admin_port: int = 9901
+    envoy: EnvoySection = _DEFAULTS
     balancers: tuple[str, ...] = ("127.0.0.1:9003",)
     """`host:port` or `unix:/path` of each balancer process, in the order of their numbers (`balancer.process` in
     metadata).
@@ -54,11 +56,7 @@ class BootstrapOptions:
     A name may resolve to several addresses, but beside a Unix socket only IP addresses may stand; brackets around
     IPv6.
     """
-    request_buffer_limit_bytes: int = 80 * 2**20
-    """Largest gRPC message, also the largest request that can be retried; 2 MiB of HTTP/2 window pass in any case."""
-    max_heap_bytes: int = 2 * 2**30
-    """Memory at which Envoy is full; it sheds from 80% of it on."""
-    # The next four are constants to the config: an overlay may change all but the second. Tests set them.
+    # The next five are constants to the config: an overlay may change all but the second. Tests set them.
     message_timeout_s: float = 0.2
     """How long a request waits for its pick before it goes on without."""
     health_timeout_s: float = 0.5
@@ -67,30 +65,18 @@ class BootstrapOptions:
     """How long a request may take to arrive, unless its answer begins before that."""
     max_connections: int = 10_000
     """Connections of clients; one more is closed at once."""
-    access_log: str = ""
-    """File (or /dev/stdout) for one JSON object per request; empty: none."""
-    traces: TracesSection | None = None
-    """Requests that are traced; None: none."""
-    audit_log: str = ""
-    """Likewise, for the audit log."""
-    listener_tls: EnvoyTlsSection | None = None
-    balancer_tls: BalancerTls | None = None
-    triton_tls: TritonTlsSection | None = None
-    access: Access = NOTHING_ASKED
-    """What is asked of clients; by default nothing."""
+    jwks_ca: Path = Path("/etc/ssl/certs/ca-certificates.crt")
+    """What signed the certificate of the server of `jwt.jwks_url`: by default whom Envoy's machine trusts (Debian)."""
+    tenant_header: str = "x-tenant"
+    """That the balancer reads."""
+    names_principals: bool = False
+    """Whether the balancer has to know who asks."""
     native: NativeOptions | None = None
     """To decide within Envoy, and ask the balancer where that cannot be; None: to ask it always."""
     fleet: FleetOptions | None = None
     """To have the balancer answer calls about the fleet; None: a worker does, as far as it can."""
-    proxy: bool = False
-    """Whether the balancer forwards inferences itself: those of gRPC, and with `fleet` those of REST."""
-
-    forwarded: tuple[str, ...] = ()
-    """Models of which it does, where it does not of all."""
     kept: Kept = NOTHING_KEPT
     """What only a balancer keeps: without one, Envoy refuses these requests."""
-    overlay: Path | None = None
-    """A file of Envoy's own configuration that is merged over all this."""
 
 
 def template() -> str:
@@ -123,39 +109,41 @@ def write_secrets(folder: Path, files: Mapping[str, str]) -> None:
 
 def _rendered(options: BootstrapOptions, secrets: Secrets) -> str:
     bootstrap = copy.deepcopy(_parsed_template())
-    _set_address(bootstrap["admin"], options.admin_address, options.admin_port)
+    envoy = options.envoy
+    access = Access(envoy, options.tenant_header, options.jwks_ca, options.names_principals)
+    _set_address(bootstrap["admin"], envoy.admin)
     _fill_listener(bootstrap["static_resources"]["listeners"][0], options, secrets)
     _fill_clusters(bootstrap["static_resources"]["clusters"], options, secrets)
-    if options.traces is not None:
-        add_traces(bootstrap, options.traces)
-    forwarded = None if options.proxy else options.forwarded
-    forwards = options.proxy or bool(options.forwarded)
+    if envoy.traces is not None:
+        add_traces(bootstrap, envoy.traces)
+    forwarded = None if envoy.frontend == "proxy" else envoy.forwarded
+    forwards = forwarded is None or bool(forwarded)
     (listener,) = bootstrap["static_resources"]["listeners"]
     asking = copy.deepcopy(listener)
     refuse_unpicked(listener, options.kept)
     if forwards:
         forward_by_balancer(bootstrap, forwarded)
     if options.native is not None:
-        decide_natively(bootstrap, options.native, options.forwarded)
+        decide_natively(bootstrap, options.native, envoy.forwarded)
     if options.fleet is not None:
-        ask_the_balancer(bootstrap, options.fleet, options.balancer_tls, secrets)
-        if not options.access.names_principals:
+        ask_the_balancer(bootstrap, options.fleet, _balancer_trust(envoy), secrets)
+        if not access.names_principals:
             nobody_names_himself(bootstrap)
         if forwards:
-            forward_rest_by_balancer(bootstrap, options.request_buffer_limit_bytes, forwarded)
+            forward_rest_by_balancer(bootstrap, int(envoy.request_buffer_limit_bytes), forwarded)
     if forwards:
-        hold_compressed(bootstrap, options.request_buffer_limit_bytes)
+        hold_compressed(bootstrap, int(envoy.request_buffer_limit_bytes))
         go_around(bootstrap, asking, options.kept)
-    guard_listener(bootstrap, options.access, secrets)
+    guard_listener(bootstrap, access, secrets)
     limits = {
         monitor["name"]: monitor["typed_config"] for monitor in bootstrap["overload_manager"]["resource_monitors"]
     }
-    limits[names.HEAP_MONITOR]["max_heap_size_bytes"] = options.max_heap_bytes
+    limits[names.HEAP_MONITOR]["max_heap_size_bytes"] = int(envoy.max_heap_bytes)
     limits[names.CONNECTIONS_MONITOR]["max_active_downstream_connections"] = options.max_connections
-    if options.overlay is not None:
+    if envoy.overlay is not None:
         # What the template shares by anchors is one object in several places: only the place that is named may change.
         bootstrap = json.loads(json.dumps(bootstrap))
-        merge(bootstrap, secrets.files, read_document(read_file(options.overlay), str(options.overlay)))
+        merge(bootstrap, secrets.files, read_document(read_file(Path(envoy.overlay)), envoy.overlay))
     return _dump(bootstrap)
 
 
@@ -175,7 +163,12 @@ def _parsed_template() -> Node:
     return cast(Node, yaml.safe_load(template()))
 
 
-def _set_address(holder: Node, address: str, port: int) -> None:
+def _balancer_trust(envoy: EnvoySection) -> BalancerTls | None:
+    return None if envoy.balancer_tls is None else envoy.balancer_tls.trust()
+
+
+def _set_address(holder: Node, at: str) -> None:
+    address, port = split_address(at)
     holder["address"]["socket_address"] = {"address": address, "port_value": port}
 
 
@@ -185,10 +178,11 @@ def _seconds(value: float) -> str:
 
 
 def _fill_listener(listener: Node, options: BootstrapOptions, secrets: Secrets) -> None:
-    _set_address(listener, options.listener_address, options.listener_port)
+    envoy = options.envoy
+    _set_address(listener, envoy.listen)
     chain = listener["filter_chains"][0]
-    if options.listener_tls is not None:
-        chain["transport_socket"] = listener_socket(options.listener_tls, secrets)
+    if envoy.tls is not None:
+        chain["transport_socket"] = listener_socket(envoy.tls, secrets)
     manager = chain["filters"][0]["typed_config"]
     manager["request_timeout"] = _seconds(options.request_timeout_s)
     (first_logger,) = manager["access_log"]
@@ -196,14 +190,14 @@ def _fill_listener(listener: Node, options: BootstrapOptions, secrets: Secrets) 
     router = manager["http_filters"][-1]["typed_config"]
     (first_logger,) = router["upstream_log"]
     router["upstream_log"] = [_for_process(first_logger, process) for process in range(len(options.balancers))]
-    if options.access_log:
-        manager["access_log"].append(access_logger(options.access_log))
-    if options.audit_log:
-        manager["access_log"].append(audit_logger(options.audit_log))
+    if envoy.access_log:
+        manager["access_log"].append(access_logger(envoy.access_log))
+    if envoy.audit_log is not None:
+        manager["access_log"].append(audit_logger(envoy.audit_log.file))
     ext_proc = next(f for f in manager["http_filters"] if f["name"] == names.PICKS_FILTER)
     ext_proc["typed_config"]["message_timeout"] = _seconds(options.message_timeout_s)
     (host,) = manager["route_config"]["virtual_hosts"]
-    host["request_body_buffer_limit"] = options.request_buffer_limit_bytes
+    host["request_body_buffer_limit"] = int(envoy.request_buffer_limit_bytes)
 
 
 def _outcome_logger(first: Node, process: int) -> Node:
@@ -233,11 +227,11 @@ def _fill_clusters(clusters: list[Node], options: BootstrapOptions, secrets: Sec
         _set_endpoints(cluster, names.process_cluster(process), (balancer,))
         clusters.append(cluster)
         ours.append(cluster)
-    if options.balancer_tls is not None:
+    if (trust := _balancer_trust(options.envoy)) is not None:
         for cluster in ours:
-            cluster["transport_socket"] = balancer_socket(options.balancer_tls, secrets)
-    if options.triton_tls is not None:
-        sockets = triton_sockets(options.triton_tls, secrets)
+            cluster["transport_socket"] = balancer_socket(trust, secrets)
+    if options.envoy.triton_tls is not None:
+        sockets = triton_sockets(options.envoy.triton_tls, secrets)
         for cluster in clusters:
             if cluster["name"] in sockets:
                 cluster["transport_socket"] = sockets[cluster["name"]]

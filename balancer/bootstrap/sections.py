@@ -1,4 +1,4 @@
-"""The sections of `envoy` that the bootstrap takes as they are: TLS, who may pass the listener and how often, traces.
+"""The section `envoy` of the config file, from which the bootstrap is made.
 
 The text under a field is its documentation, in `docs/config.md` too.
 """
@@ -9,14 +9,22 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, ByteSize, Field, model_validator
 
 from balancer.balancer_tls import BalancerTls
 from balancer.bootstrap.addresses import check_balancers
-from balancer.files.schema import Address, ConfigFile, Fraction, StrictModel, field_error
+from balancer.extproc.names import MOST_FORWARDED
+from balancer.files.schema import Address, ConfigFile, Fraction, Name, StrictModel, field_error, is_local
 
 Per = Literal["principal", "tenant", "address"]
 Claim = Annotated[str, Field(min_length=1, max_length=128)]
+
+BufferBytes = Annotated[ByteSize, Field(gt=0, lt=2**32)]
+
+
+def _reachable(balancers: tuple[str, ...]) -> tuple[str, ...]:
+    check_balancers(balancers)
+    return balancers
 
 
 def _service(address: str) -> str:
@@ -156,3 +164,79 @@ class TracesSection(StrictModel):
     """Share of requests that are traced, of those without a trace of their own."""
     follow_clients: bool = True
     """Whether a client's `traceparent` counts; false: it is removed."""
+
+
+class EnvoySection(StrictModel):
+    """What `balancer envoy` and `balancer up` write into Envoy's bootstrap."""
+
+    listen: Address = "0.0.0.0:8080"
+    """Where clients send requests, gRPC and HTTP on one port."""
+    admin: Address = "127.0.0.1:9901"
+    """Envoy's admin interface; never expose it."""
+    request_buffer_limit_bytes: BufferBytes = ByteSize(80 * 2**20)
+    """Largest gRPC message, such as `80MiB`; larger REST requests are not retried."""
+    max_heap_bytes: Annotated[ByteSize, Field(ge=2**26)] = ByteSize(2 * 2**30)
+    """Memory at which Envoy is full, such as `2GiB`, below its container's limit. From 90% on it turns requests
+    away."""
+    access_log: str | None = None
+    """File, or `/dev/stdout`, for one JSON object a request."""
+    traces: TracesSection | None = None
+    """Traces of requests."""
+    frontend: Literal["auto", "pick", "native", "proxy"] = "auto"
+    """`pick`: Envoy asks the balancer for each request. `native`: a module within Envoy decides, over memory that it
+    shares with one balancer process of the same machine and user, and asks where it cannot. `proxy`: the balancer
+    forwards inferences itself (section `proxy`). `auto`: `native` where that is possible, without `listen.gateways`,
+    `holding.models` and policies that cannot be traced, else `pick`; `balancer check` says which."""
+    forwarded: Annotated[tuple[Name, ...], Field(max_length=MOST_FORWARDED)] = ()
+    """Models, and names of cascades, that the balancer forwards, where `frontend` is not `proxy`."""
+    shared_folder: str | None = None
+    """Absolute path of the folder that `native` shares, best in memory; null: one in `/dev/shm`."""
+    endpoints_folder: str | None = "auto"
+    """Absolute path of a folder with the last endpoints, for an Envoy with `native` that starts while the balancer is
+    away. `auto`: in `$XDG_STATE_HOME/balancer` or `~/.local/state/balancer`, none where `shared_folder` is named. null:
+    none."""
+    overlay: ConfigFile | None = None
+    """YAML of Envoy's own bootstrap, relative to the config file, merged over what is printed: see
+    operate/listener.md."""
+    ready_after_listener: bool = False
+    """Whether /ready waits until the listener answers too; `balancer up` sets it."""
+    balancers: Annotated[tuple[str, ...], AfterValidator(_reachable)] = ()
+    """Address of each balancer process as Envoy reaches it, `host:port` or `unix:/path`, in the order of their numbers;
+    empty: as `listen.envoy` says. Without a local one Envoy counts as being on another machine."""
+    fleet: Annotated[tuple[str, ...], AfterValidator(_reachable)] = ()
+    """Addresses of `listen.fleet` (gRPC) as Envoy reaches them, where it is on another machine."""
+    tls: EnvoyTlsSection | None = None
+    """TLS of the listener."""
+    balancer_tls: BalancerTlsSection | None = None
+    """TLS towards the balancer; needed exactly where `tls.envoy` is set."""
+    triton_tls: TritonTlsSection | None = None
+    """TLS towards the workers."""
+    jwt: JwtSection | None = None
+    """Tokens that clients must show. Not beside `api_keys`."""
+    api_keys: ApiKeysSection | None = None
+    """API keys that clients must show."""
+    open_health: bool = False
+    """Whether health calls need neither token nor key."""
+    local_rate_limit: LocalRateLimitSection | None = None
+    """A limit that each Envoy keeps."""
+    rate_limit: RateLimitSection | None = None
+    """A limit that a service keeps for all Envoys."""
+    audit_log: AuditLogSection | None = None
+    """Who asked for what."""
+
+    @model_validator(mode="after")
+    def _principals_are_verified(self) -> Self:
+        if self.jwt is not None and self.api_keys is not None:
+            rule = "cannot stand beside envoy.jwt, which names principals too; keep one of them"
+            raise field_error(("api_keys",), self.api_keys.model_dump(), rule)
+        verified = self.jwt or self.api_keys or (self.tls and self.tls.client_ca_file)
+        needed = "needs envoy.jwt, envoy.api_keys or envoy.tls.client_ca_file; set one of them, or count per address"
+        for name, limit in (("local_rate_limit", self.local_rate_limit), ("rate_limit", self.rate_limit)):
+            if limit is not None and limit.per != "address" and not verified:
+                raise field_error((name, "per"), limit.per, needed)
+        return self
+
+    @property
+    def on_this_machine(self) -> bool:
+        """Whether Envoy reaches a balancer by loopback or a Unix socket, or is not told how."""
+        return not self.balancers or any(is_local(balancer) for balancer in self.balancers)

@@ -13,6 +13,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from balancer.bootstrap.bootstrap import BootstrapOptions
+from balancer.bootstrap.sections import EnvoySection
 from balancer.config.canary import GuardSection, RolloutSection, ShadowSection
 from balancer.config.changes import RESTART_FIELDS, leaves, waits_for_restart
 from balancer.config.discovery import DiscoverySection
@@ -25,7 +26,6 @@ from balancer.config.policy_options import policy_class
 from balancer.config.sections import (
     AdminSection,
     DecisionLogSection,
-    EnvoySection,
     EstimatorsSection,
     LimitsSection,
     LogSection,

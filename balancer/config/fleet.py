@@ -6,9 +6,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from balancer.config.listen import TlsSection, is_local
-from balancer.config.sections import EnvoySection
-from balancer.files.schema import ConfigFile, StrictModel, field_error
+from balancer.bootstrap.sections import EnvoySection
+from balancer.config.listen import TlsSection
+from balancer.files.schema import ConfigFile, StrictModel, field_error, is_local
 
 ANYBODY = "*"
 """In the place of a caller."""

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from balancer.bootstrap.access import Access
 from balancer.bootstrap.around import Kept
 from balancer.bootstrap.bootstrap import BootstrapOptions
 from balancer.bootstrap.fleet import FleetOptions
 from balancer.bootstrap.native import NativeOptions
-from balancer.config.listen import is_unix, rest_beside
+from balancer.config.listen import rest_beside
 from balancer.extproc.endpoints import LastKnown
 from balancer.extproc.kserve import HeaderNames
-from balancer.files.schema import join_address, reachable, split_address
+from balancer.files.schema import reachable
 from balancer.kernel.compiled import library as kernel
 from balancer.native import envoy_module as module
 
@@ -25,37 +23,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def _reachable(address: str) -> str:
-    if is_unix(address):
-        return address
-    host, port = split_address(address)
-    return join_address(reachable(host), port)
-
-
 def bootstrap_options(config: Config) -> BootstrapOptions:
-    listener_address, listener_port = split_address(config.envoy.listen)
-    admin_address, admin_port = split_address(config.envoy.admin)
     return BootstrapOptions(
-        listener_address=listener_address,
-        listener_port=listener_port,
-        admin_address=admin_address,
-        admin_port=admin_port,
+        envoy=config.envoy,
         balancers=config.envoy.balancers or _balancers(config),
-        request_buffer_limit_bytes=int(config.envoy.request_buffer_limit_bytes),
-        max_heap_bytes=int(config.envoy.max_heap_bytes),
-        access_log=config.envoy.access_log or "",
-        traces=config.envoy.traces,
-        listener_tls=config.envoy.tls,
-        balancer_tls=None if config.envoy.balancer_tls is None else config.envoy.balancer_tls.trust(),
-        triton_tls=config.envoy.triton_tls,
-        audit_log="" if config.envoy.audit_log is None else config.envoy.audit_log.file,
-        access=_access(config),
+        tenant_header=config.requests.tenant_header or HeaderNames().tenant or "",
+        names_principals=bool(config.fleet.control.callers),
         native=_native(config),
         fleet=_fleet(config),
-        proxy=config.envoy.frontend == "proxy",
-        forwarded=config.envoy.forwarded,
         kept=_kept(config),
-        overlay=None if config.envoy.overlay is None else Path(config.envoy.overlay),
     )
 
 
@@ -66,21 +42,7 @@ def _fleet(config: Config) -> FleetOptions | None:
     pairs = [rest_beside(address) for address in config.envoy.fleet] or sorted(filter(None, own))
     grpc, rest = zip(*pairs, strict=True)
     return FleetOptions(
-        tuple(map(_reachable, grpc)), tuple(map(_reachable, rest)), changes=bool(config.fleet.control.callers)
-    )
-
-
-def _access(config: Config) -> Access:
-    envoy = config.envoy
-    return Access(
-        jwt=envoy.jwt,
-        api_keys=None if envoy.api_keys is None else Path(envoy.api_keys.file),
-        client_certificates=envoy.tls is not None and envoy.tls.client_ca_file is not None,
-        health_is_open=envoy.open_health,
-        local_limit=envoy.local_rate_limit,
-        global_limit=envoy.rate_limit,
-        tenant_header=config.requests.tenant_header or HeaderNames().tenant or "",
-        named=envoy.audit_log is not None or bool(config.fleet.control.callers),
+        tuple(map(reachable, grpc)), tuple(map(reachable, rest)), changes=bool(config.fleet.control.callers)
     )
 
 
@@ -99,7 +61,7 @@ def _native(config: Config) -> NativeOptions | None:
 
 def _balancers(config: Config) -> tuple[str, ...]:
     """Where this machine's Envoy reaches each process: an outcome must get back to the one that picked."""
-    return tuple(_reachable(config.listen.envoy_addresses(process)[-1]) for process in range(config.processes))
+    return tuple(reachable(config.listen.envoy_addresses(process)[-1]) for process in range(config.processes))
 
 
 def _kept(config: Config) -> Kept:

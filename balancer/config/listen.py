@@ -4,33 +4,27 @@ under them, as in `sections`.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, field_validator, model_validator
 
-from balancer.files.schema import UNIX, ConfigFile, StrictModel, field_error, join_address, split_address
+from balancer.files.schema import (
+    UNIX,
+    ConfigFile,
+    StrictModel,
+    field_error,
+    is_local,
+    is_unix,
+    join_address,
+    split_address,
+)
 
 WORKER = "{worker}"
 """In a subject alternative name: the worker's name."""
 _MAX_SOCKET_PATH_BYTES = 100
 """Linux has room for 107; `.i` is appended for process i."""
-
-
-def is_unix(address: str) -> bool:
-    return address.startswith(UNIX)
-
-
-def is_local(address: str) -> bool:
-    if is_unix(address):
-        return True
-    host, _ = split_address(address)
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _socket_or_address(value: str) -> str:

@@ -21,6 +21,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from balancer import bounds
 from balancer.files.yaml_document import ConfigError, Document, Path, Problem
 
 _NESTED = "nested"
@@ -68,9 +69,26 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def reachable(host: str) -> str:
-    """Where this machine reaches what listens at `host`, which may stand for all of its interfaces."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+def is_unix(address: str) -> bool:
+    return address.startswith(UNIX)
+
+
+def is_local(address: str) -> bool:
+    if is_unix(address):
+        return True
+    host, _ = split_address(address)
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def reachable(address: str) -> str:
+    """How this machine reaches what listens at `address`, which may stand for all of its interfaces."""
+    if is_unix(address):
+        return address
+    host, port = split_address(address)
+    return join_address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
 
 
 def _address(value: str) -> str:
@@ -98,6 +116,8 @@ NotNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 
+Name = Annotated[str, Field(min_length=1, max_length=bounds.MAX_TEXT_BYTES)]
+"""Of a model or a tenant."""
 HeaderName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 """Lower case, as HTTP/2 carries it."""
 

@@ -17,9 +17,9 @@ from balancer.channels.channels import Channels
 from balancer.channels.restricted import Headers
 from balancer.config.config import Config
 from balancer.config.fleet import ANYBODY
-from balancer.config.listen import is_local
 from balancer.discovery.workers import WorkerSpec
 from balancer.extproc.picker import PER_SERVER
+from balancer.files.schema import is_local
 from balancer.fleet_api.counts import FleetCallCounts
 from balancer.fleet_api.fan_out import Answers, FailedError, Failure, FanOut, said_of
 from balancer.fleet_api.members import Members

@@ -13,7 +13,7 @@ from pydantic import ByteSize, Field, model_validator
 
 from balancer import bounds
 from balancer.extproc.kserve import HeaderNames
-from balancer.files.schema import HeaderName, NotNegative, StrictModel, field_error
+from balancer.files.schema import HeaderName, Name, NotNegative, StrictModel, field_error
 
 MOST_WAIT_S = 0.004
 """That a request waits to be joined with others, whatever is configured."""
@@ -72,9 +72,6 @@ class BatchSection(StrictModel):
     """Rows of a joined request, at most the model's `max_batch_size`; 0: none are joined."""
     wait_s: Annotated[float, Field(ge=0, le=MOST_WAIT_S)] = 0.0005
     """Seconds of waiting for others; again while some come, up to 0.004."""
-
-
-Name = Annotated[str, Field(min_length=1, max_length=bounds.MAX_TEXT_BYTES)]
 
 
 class ModelProxySection(StrictModel):

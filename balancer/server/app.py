@@ -15,7 +15,6 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from balancer.config.config import Config
 from balancer.config.frontend import check_live
-from balancer.config.listen import is_local
 from balancer.config.overrides import Overrides
 from balancer.config.watch import ConfigState, watch
 from balancer.discovery.workers import WorkerSpec, changes
@@ -24,6 +23,7 @@ from balancer.extproc.names import ENDPOINTS_SERVICE, PICKS_SERVICE
 from balancer.extproc.outcomes import AccessLog
 from balancer.extproc.picker import Addresses, Picker
 from balancer.extproc.picks import ExternalProcessor
+from balancer.files.schema import is_local
 from balancer.files.yaml_document import ConfigError
 from balancer.native.router import SharedRouter
 from balancer.reports.collector import Collector

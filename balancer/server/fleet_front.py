@@ -17,9 +17,8 @@ from prometheus_client import CollectorRegistry
 
 from balancer.channels.links import Links
 from balancer.config.config import Config
-from balancer.config.listen import is_unix
 from balancer.discovery.workers import WorkerSpec
-from balancer.files.schema import UNIX, split_address
+from balancer.files.schema import UNIX, is_unix, split_address
 from balancer.fleet_api.control import Control
 from balancer.fleet_api.counts import FleetCallCounts
 from balancer.fleet_api.fan_out import FanOut

@@ -26,8 +26,7 @@ class ListenerProbe:
         self._asks_certificates = tls is not None and tls.client_ca_file is not None
         asks = config.envoy.jwt is not None or config.envoy.api_keys is not None
         self._good = (200, 401) if asks else (200,)
-        host, self._port = split_address(config.envoy.listen)
-        self._host = reachable(host)
+        self._host, self._port = split_address(reachable(config.envoy.listen))
 
     def not_ready(self) -> str:
         """Why the listener cannot be used yet; empty: it can, or nobody asked."""

@@ -13,7 +13,7 @@ from typing import ClassVar
 from balancer.bootstrap.bootstrap import BootstrapOptions, render_with_secrets, write_secrets
 from balancer.errors import OperatorError
 from balancer.extproc import names
-from balancer.files.schema import join_address, reachable
+from balancer.files.schema import reachable
 from balancer.stack.process import LocalProcess, ProcessExitedError
 
 _ASKED = (names.BALANCER_CLUSTER, names.PROXY_GRPC_CLUSTER, names.PROXY_REST_CLUSTER)
@@ -56,12 +56,12 @@ class EnvoyProcess(LocalProcess):
     @property
     def endpoint(self) -> str:
         """`address:port` of the listener; gRPC and HTTP."""
-        return join_address(reachable(self.options.listener_address), self.options.listener_port)
+        return reachable(self.options.envoy.listen)
 
     @property
     def admin_url(self) -> str:
         """URL of the admin page."""
-        return f"http://{join_address(reachable(self.options.admin_address), self.options.admin_port)}"
+        return f"http://{reachable(self.options.envoy.admin)}"
 
     async def start(self) -> None:
         """Spawn Envoy; it is not ready yet when this returns.

@@ -21,11 +21,10 @@ from rich.table import Table
 from balancer.config.config import Config, load
 from balancer.config.fleet import ANYBODY
 from balancer.config.frontend import AUTO, untraceable
-from balancer.config.listen import is_local
 from balancer.config.overrides import Overrides
 from balancer.discovery.file import dump_workers
 from balancer.errors import OperatorError, missing
-from balancer.files.schema import join_address
+from balancer.files.schema import is_local, join_address
 from balancer.files.yaml_document import dump
 from balancer.native.folder import default_folder
 from balancer.stack.envoyproxy import find_envoy

@@ -14,6 +14,7 @@ import grpc
 import pytest
 import pytest_asyncio
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+from support.bootstrap import changed
 from support.envoy_fakes import Rig, go_on
 from support.raw_http2 import Upload
 from support.real_triton import running
@@ -72,7 +73,7 @@ async def rig(request: pytest.FixtureRequest, tmp_path: Path, triton: TritonServ
     """Envoy before the Triton, with a balancer that says yes to everything, one that fails, and with none."""
     worker: Any = TritonAsWorker(triton)
     rig = Rig(tmp_path, workers=[worker])
-    rig.options = dataclasses.replace(rig.options, access_log=str(tmp_path / "access.log"))
+    rig.options = changed(rig.options, access_log=str(tmp_path / "access.log"))
 
     def fail(_: ext_proc.ProcessingRequest) -> ext_proc.ProcessingResponse:
         raise RuntimeError("fake failure of the balancer")
@@ -276,7 +277,7 @@ async def outcome_of_headers(rig: Rig, count: int, total_bytes: int) -> tuple[st
 
 async def access_log(rig: Rig, seen: int) -> list[dict[str, Any]]:
     """The entries after the first `seen`, once two more are there."""
-    path = Path(rig.options.access_log)
+    path = Path(rig.options.envoy.access_log or "")
 
     async def written() -> bool:
         # Envoy flushes its files every 10 s, and when it is asked to.

@@ -10,7 +10,6 @@ from support.guarded_listener import by_front, grpc_status, guarded, rest_status
 from support.otlp import OtlpReceiver
 from support.waiting import eventually
 
-from balancer.bootstrap.access import Access
 from balancer.bootstrap.sections import TracesSection
 
 pytestmark = pytest.mark.integration
@@ -40,7 +39,7 @@ async def test_a_stranger_cannot_fail_requests_or_bloat_spans_with_the_headers_o
     await receiver.start()
     traces = TracesSection(collector=f"127.0.0.1:{receiver.grpc_port}", share=1.0)
     try:
-        async with guarded(front, tmp_path, Access(), traces=traces).running() as rig:
+        async with guarded(front, tmp_path, traces=traces).running() as rig:
             for parent in BAD:
                 assert (await rest_status(rig, {"traceparent": parent}))[0] == 200, parent
                 if parent.isascii():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import aiohttp
 import grpc
 import psutil
 import pytest
+from support.bootstrap import changed
 from support.envoy_fakes import Rig, a_request
 from support.raw_http2 import Upload, grpc_head
 from support.waiting import eventually
@@ -21,7 +21,7 @@ MIB = 2**20
 
 def rig_with(directory: Path, **options: Any) -> Rig:
     rig = Rig(directory)
-    rig.options = dataclasses.replace(rig.options, access_log=str(directory / "access.log"), **options)
+    rig.options = changed(rig.options, access_log=str(directory / "access.log"), **options)
     return rig
 
 

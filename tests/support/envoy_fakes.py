@@ -29,6 +29,7 @@ from balancer.extproc.names import ENDPOINTS_SERVICE as ADS
 from balancer.extproc.outcomes import AccessLog, Outcome, OutcomeListener, UpstreamAnswer
 from balancer.stack.envoyproxy import EnvoyProcess
 from balancer.stack.ports import free_ports
+from support.bootstrap import changed
 from support.waiting import PATIENCE_S, eventually
 
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -315,11 +316,10 @@ class Rig:
         async with running(*self.workers, *(each for each in self.balancers if each not in absent)):
             self.announce()
             port, admin_port = free_ports(2)
-            options = dataclasses.replace(
+            options = changed(
                 self.options,
-                listener_address="127.0.0.1",
-                listener_port=port,
-                admin_port=admin_port,
+                listen=f"127.0.0.1:{port}",
+                admin=f"127.0.0.1:{admin_port}",
                 balancers=tuple(balancer.endpoint for balancer in self.balancers),
             )
             self.envoy = EnvoyProcess(options=options, log_path=self.directory / "envoy.log", concurrency=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import grpc
 import pytest
 import yaml
 
-from balancer.bootstrap.access import Access
+from support.bootstrap import changed
 from support.envoy_fakes import Rig
 from support.fronts import one_of
 from support.native import NativeRig
@@ -20,10 +19,10 @@ FRONTS = {"pick": Rig, "native": NativeRig}
 by_front = pytest.mark.parametrize("front", one_of(*sorted(FRONTS)))
 
 
-def guarded(front: str, directory: Path, access: Access, **options: Any) -> Rig:
+def guarded(front: str, directory: Path, **options: Any) -> Rig:
     """The rig, not started."""
     rig = FRONTS[front](directory)
-    rig.options = dataclasses.replace(rig.options, access=access, **options)
+    rig.options = changed(rig.options, **options)
     return rig
 
 

@@ -13,13 +13,13 @@ from typing import Any
 
 from aiohttp import web
 
-from balancer.bootstrap.bootstrap import BootstrapOptions
 from balancer.bounds import OutOfBoundsError
 from balancer.extproc.exchange import Served
 from balancer.extproc.kserve import Call
 from balancer.extproc.picker import Pick
 from balancer.stack.envoyproxy import EnvoyProcess
 from balancer.stack.ports import free_ports
+from support.bootstrap import options_of
 from support.envoy_fakes import FakeWorker, running
 from support.waiting import eventually
 
@@ -128,7 +128,7 @@ class Envoys:
         """Until Envoy serves."""
         admin_port, *ports = free_ports(1 + len(self.gateways))
         self.ports = dict(zip(self.gateways, ports, strict=True))
-        options = BootstrapOptions(admin_port=admin_port)
+        options = options_of(admin=f"127.0.0.1:{admin_port}")
         bootstrap = json.dumps(self._bootstrap(admin_port))
         envoy = EnvoyProcess(options=options, log_path=self.directory / "envoy.log", concurrency=1, bootstrap=bootstrap)
         async with running(envoy):

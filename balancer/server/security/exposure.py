@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from balancer.config.config import Config
-from balancer.config.listen import is_local
+from balancer.files.schema import is_local
 
 _HARM = {
     "envoy": "read the fleet, take picks, and forge outcomes so that a worker seems broken",

@@ -11,10 +11,9 @@ from pathlib import Path
 import grpc
 
 from balancer.config.config import Config
-from balancer.config.listen import is_unix
 from balancer.errors import OperatorError
 from balancer.extproc import endpoints
-from balancer.files.schema import UNIX
+from balancer.files.schema import UNIX, is_unix
 from balancer.reports import collector
 from balancer.server.metrics import Metrics
 from balancer.server.security.certificates import Certificates, ListenerTls

@@ -82,7 +82,9 @@ async def gateways(
         for name, sections in proxies.items():
             asked[name] = await balanced(running, name, PROXY, workers, folder, sections)
         port, admin_port = free_ports(2)
-        options = dataclasses.replace(asked[PICK].envoy.options, listener_port=port, admin_port=admin_port)
+        options = asked[PICK].envoy.options
+        at = {"listen": f"127.0.0.1:{port}", "admin": f"127.0.0.1:{admin_port}"}
+        options = dataclasses.replace(options, envoy=options.envoy.model_copy(update=at))
         envoy = EnvoyProcess(
             options=options,
             log_path=folder / f"{ALONE}.log",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.grpc.aio as triton_aio
+from support.bootstrap import changed
 from support.certificates import Authority
 from support.envoy_fakes import Rig
 from support.real_triton import running
@@ -193,7 +193,7 @@ async def test_a_triton_is_read_and_reached_by_tls_and_by_nobody_without_a_certi
     tls = TritonTlsSection(ca_file=str(authority.file), server_name="triton.example", rest=False, **shown)
     triton, heard = triton_at(free_ports(3), tmp_path / "triton.log", *options), Heard()
     rig = Rig(tmp_path, workers=[])
-    rig.options = dataclasses.replace(rig.options, triton_tls=tls)
+    rig.options = changed(rig.options, triton_tls=tls)
     try:
         await triton.start()
         await triton.wait_ready()

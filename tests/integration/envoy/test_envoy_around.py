@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from support.bootstrap import changed
 from support.envoy_fakes import FakeBalancer, Rig, go_on
 from support.raw_http2 import Upload
 from support.waiting import PATIENCE_S, eventually
@@ -62,9 +63,9 @@ async def forwarding(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIte
     handler = Forwarding()
     rig = Rig(tmp_path, balancers=[FakeBalancer(picks=handler)])
     kept = dataclasses.replace(KEPT, of_all="limits" if request.param == "limited" else "")
-    how: dict[str, Any] = {"forwarded": ("m", "pinned", "once ü")} if request.param == "some" else {"proxy": True}
+    how: dict[str, Any] = {"forwarded": ("m", "pinned", "once ü")} if request.param == "some" else {"frontend": "proxy"}
     fleet = FleetOptions(grpc=("127.0.0.1:1",), rest=("127.0.0.1:1",))
-    rig.options = dataclasses.replace(rig.options, kept=kept, fleet=fleet, **how)
+    rig.options = changed(rig.options, kept=kept, fleet=fleet, **how)
     async with rig.running():
         yield rig, handler
 

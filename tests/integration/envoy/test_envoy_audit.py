@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.bootstrap import changed
 from support.both_fronts import BothFronts
 from support.certificates import Authority
 from support.guarded_listener import grpc_status, rest_status
 
-from balancer.bootstrap.access import Access
-from balancer.bootstrap.sections import EnvoyTlsSection
+from balancer.bootstrap.sections import ApiKeysSection, AuditLogSection, EnvoyTlsSection
 from policies import BUILTIN
 
 pytestmark = pytest.mark.integration
 KEY = "acme-acme-acme-acme"
 
 
-def audited(tmp_path: Path, native: bool, **access: Any) -> BothFronts:
+def audited(tmp_path: Path, native: bool, **further: Any) -> BothFronts:
     rig = BothFronts(tmp_path, policy=BUILTIN["round_robin"](), native=native)
     rig.audited = True
     log = str(tmp_path / "audit.log")
-    further = {} if native else {"native": None}
-    rig.options = dataclasses.replace(rig.options, audit_log=log, access=Access(named=True, **access), **further)
+    if not native:
+        further["native"] = None
+    rig.options = changed(rig.options, audit_log=AuditLogSection(file=log), **further)
     return rig
 
 
@@ -35,7 +35,7 @@ async def test_each_request_has_one_line_that_says_who_asked_for_what_and_who_se
     file = tmp_path / "api-keys.yaml"
     file.write_text(f"acme: {KEY}\n")
     log = tmp_path / "audit.log"
-    async with audited(tmp_path, native, api_keys=file).running() as rig:
+    async with audited(tmp_path, native, api_keys=ApiKeysSection(file=str(file))).running() as rig:
         assert (await grpc_status(rig, x_api_key=KEY, x_request_id="one"))[1] == ""
         sent = {"x-api-key": KEY, "x-request-id": "two"}
         assert (await rest_status(rig, sent, "/v2/models/m/infer?token=hidden"))[0] == 200
@@ -61,10 +61,10 @@ async def test_each_request_has_one_line_that_says_who_asked_for_what_and_who_se
 async def test_a_certificate_names_the_principal(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "certificates")
     own = authority.issue("listener", ip="127.0.0.1")
-    rig = audited(tmp_path, native=True, client_certificates=True)
+    rig = audited(tmp_path, native=True)
     rig.channel_credentials = authority.issue("alice", uri="spiffe://clients/alice").credentials(authority)
     tls = EnvoyTlsSection(cert_file=str(own.cert), key_file=str(own.key), client_ca_file=str(authority.file))
-    rig.options = dataclasses.replace(rig.options, listener_tls=tls)
+    rig.options = changed(rig.options, tls=tls)
     async with rig.running():
         assert (await grpc_status(rig, x_gateway_principal="root"))[1] == ""
         lines = await rig.logged(tmp_path / "audit.log", 1)

@@ -18,7 +18,6 @@ from support.guarded_listener import by_front, grpc_status, guarded, rest_status
 from support.tokens import AUDIENCE, ISSUER, Issuer
 from support.waiting import eventually
 
-from balancer.bootstrap.access import Access
 from balancer.bootstrap.sections import JwtSection
 
 pytestmark = pytest.mark.integration
@@ -56,7 +55,7 @@ def bearer(token: str) -> str:
 async def test_only_who_has_a_token_is_served_and_it_goes_no_further(
     tmp_path: Path, issuer: Issuer, front: str
 ) -> None:
-    rig = guarded(front, tmp_path, Access(jwt=asked(tmp_path / "keys", issuer)))
+    rig = guarded(front, tmp_path, jwt=asked(tmp_path / "keys", issuer))
     async with rig.running():
         assert await grpc_status(rig) == (UNAUTHENTICATED, "Jwt is missing")
         status, body = await rest_status(rig)
@@ -75,7 +74,7 @@ async def test_only_who_has_a_token_is_served_and_it_goes_no_further(
 async def test_a_token_that_is_not_for_here_and_now_or_that_its_issuer_did_not_sign_is_refused(
     tmp_path: Path, issuer: Issuer
 ) -> None:
-    async with guarded("pick", tmp_path, Access(jwt=asked(tmp_path / "keys", issuer))).running() as rig:
+    async with guarded("pick", tmp_path, jwt=asked(tmp_path / "keys", issuer)).running() as rig:
         for claims, words, status in STRANGE:
             token = bearer(issuer.token(**claims))
             code, said = await grpc_status(rig, authorization=token)
@@ -95,8 +94,8 @@ async def test_a_token_that_is_not_for_here_and_now_or_that_its_issuer_did_not_s
 
 
 async def test_health_is_open_where_that_is_wanted_and_nothing_else_is(tmp_path: Path, issuer: Issuer) -> None:
-    access = Access(jwt=asked(tmp_path / "keys", issuer), health_is_open=True)
-    async with guarded("pick", tmp_path, access).running() as rig:
+    jwt = asked(tmp_path / "keys", issuer)
+    async with guarded("pick", tmp_path, jwt=jwt, open_health=True).running() as rig:
         assert (await rest_status(rig, path="/v2/health/ready"))[0] == 200
         assert (await rest_status(rig, path="/v2/health/ready/"))[0] == 401
         assert (await rest_status(rig, path="/v2/models/m/ready"))[0] == 401
@@ -105,7 +104,7 @@ async def test_health_is_open_where_that_is_wanted_and_nothing_else_is(tmp_path:
 
 async def test_an_issuer_s_new_keys_are_taken_in_while_requests_flow(tmp_path: Path, issuer: Issuer) -> None:
     jwt = asked(tmp_path / "keys", issuer)
-    async with guarded("pick", tmp_path, Access(jwt=jwt)).running() as rig:
+    async with guarded("pick", tmp_path, jwt=jwt).running() as rig:
         renewed = Issuer(kid="2")
         token = bearer(renewed.token())
         assert (await grpc_status(rig, authorization=token))[0] == UNAUTHENTICATED
@@ -153,8 +152,8 @@ async def test_keys_are_fetched_over_https_from_a_server_that_the_authority_sign
     authority = Authority(tmp_path / "authority")
     async with published(issuer, shown(authority.issue("issuer", dns="localhost"))) as (port, asked_for):
         url = f"https://localhost:{port}/jwks.json"
-        access = Access(jwt=published_at(url), jwks_ca=authority.file)
-        async with guarded(front, tmp_path, access).running() as rig:
+        jwt = published_at(url)
+        async with guarded(front, tmp_path, jwt=jwt, jwks_ca=authority.file).running() as rig:
             assert (await grpc_status(rig, authorization=bearer(issuer.token()))) == (OK, "")
             assert (await rest_status(rig, {"authorization": bearer(issuer.token())}))[0] == 200
             assert (await grpc_status(rig, authorization=bearer(Issuer().token())))[0] == UNAUTHENTICATED
@@ -171,8 +170,8 @@ async def test_keys_of_a_server_that_is_not_the_issuer_s_are_not_taken(
     by, name = (another, "localhost") if impostor == "of another authority" else (authority, "localhost.example")
     async with published(issuer, shown(by.issue("issuer", dns=name))) as (port, asked_for):
         url = f"https://localhost:{port}/jwks.json"
-        access = Access(jwt=published_at(url), jwks_ca=authority.file)
-        async with guarded(front, tmp_path, access).running() as rig:
+        jwt = published_at(url)
+        async with guarded(front, tmp_path, jwt=jwt, jwks_ca=authority.file).running() as rig:
             code, words = await grpc_status(rig, authorization=bearer(issuer.token()))
             assert (code, words) == (UNAUTHENTICATED, "Jwks remote fetch is failed")
             assert (await rest_status(rig, {"authorization": bearer(issuer.token())}))[0] == 401
@@ -185,7 +184,7 @@ async def test_a_claim_that_no_worker_would_take_in_a_header_is_refused_before_a
 ) -> None:
     """Subjects are often what users call themselves. At a worker it would look like the worker's fault."""
     jwt = asked(tmp_path / "keys", issuer, tenant_claim="org")
-    async with guarded(front, tmp_path, Access(jwt=jwt)).running() as rig:
+    async with guarded(front, tmp_path, jwt=jwt).running() as rig:
 
         async def ends(**claims: str) -> tuple[grpc.StatusCode, int]:
             token = bearer(issuer.token(**claims))

@@ -19,8 +19,7 @@ from support.guarded_listener import by_front, grpc_status, guarded, overlay, re
 from support.tokens import AUDIENCE, ISSUER, Issuer
 from support.waiting import PATIENCE_S
 
-from balancer.bootstrap.access import Access
-from balancer.bootstrap.sections import JwtSection, LocalRateLimitSection, RateLimitSection
+from balancer.bootstrap.sections import ApiKeysSection, JwtSection, LocalRateLimitSection, RateLimitSection
 
 pytestmark = pytest.mark.integration
 OK, LIMITED = grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -31,15 +30,15 @@ THREE = LocalRateLimitSection(per="principal", requests=3, every_s=3600)
 OVERLAYS = Path(__file__).parents[3] / "docs" / "operate" / "overlay"
 
 
-def asked(folder: Path, **limits: Any) -> Access:
+def asked(folder: Path, **limits: Any) -> dict[str, Any]:
     file = folder / "api-keys.yaml"
     file.write_text("".join(f"{client}: {key}\n" for client, key in KEYS.items()))
-    return Access(api_keys=file, **limits)
+    return {"api_keys": ApiKeysSection(file=str(file)), **limits}
 
 
 @by_front
 async def test_each_principal_has_a_limit_of_its_own(tmp_path: Path, front: str) -> None:
-    async with guarded(front, tmp_path, asked(tmp_path, local_limit=THREE)).running() as rig:
+    async with guarded(front, tmp_path, **asked(tmp_path, local_rate_limit=THREE)).running() as rig:
         # By headers of its own choice, nobody is taken for somebody else.
         ends = [
             await grpc_status(rig, x_api_key=KEYS["acme"], x_gateway_principal=f"p{i}", x_tenant=f"t{i}")
@@ -57,8 +56,8 @@ async def test_a_tenant_s_principals_share_its_limit(tmp_path: Path) -> None:
     jwt = JwtSection(
         issuer=ISSUER, audiences=(AUDIENCE,), jwks_file=str(issuer.write(tmp_path / "jwks.json")), tenant_claim="org"
     )
-    access = Access(jwt=jwt, local_limit=THREE.model_copy(update={"per": "tenant"}))
-    async with guarded("pick", tmp_path, access).running() as rig:
+    limit = THREE.model_copy(update={"per": "tenant"})
+    async with guarded("pick", tmp_path, jwt=jwt, local_rate_limit=limit).running() as rig:
 
         async def end(subject: str, org: str | None) -> grpc.StatusCode:
             token = issuer.token(subject, org=org)
@@ -71,8 +70,8 @@ async def test_a_tenant_s_principals_share_its_limit(tmp_path: Path) -> None:
 
 
 async def test_addresses_have_a_limit_without_any_credentials(tmp_path: Path) -> None:
-    access = Access(local_limit=THREE.model_copy(update={"per": "address"}))
-    async with guarded("native", tmp_path, access).running() as rig:
+    limit = THREE.model_copy(update={"per": "address"})
+    async with guarded("native", tmp_path, local_rate_limit=limit).running() as rig:
         ends = [(await grpc_status(rig, x_forwarded_for=f"10.0.0.{i}"))[0] for i in range(5)]
         assert ends == [OK, OK, OK, LIMITED, LIMITED]
 
@@ -82,7 +81,7 @@ async def test_what_is_counted_apart_is_bounded(tmp_path: Path) -> None:
     jwt = JwtSection(issuer=ISSUER, audiences=(AUDIENCE,), jwks_file=str(issuer.write(tmp_path / "jwks.json")))
     one = LocalRateLimitSection(per="principal", requests=1, every_s=3600)
     few = overlay(tmp_path, {"envoy.filters.http.local_ratelimit": {"max_dynamic_descriptors": 4}})
-    async with guarded("pick", tmp_path, Access(jwt=jwt, local_limit=one), overlay=few).running() as rig:
+    async with guarded("pick", tmp_path, jwt=jwt, local_rate_limit=one, overlay=str(few)).running() as rig:
 
         async def end(subject: str) -> grpc.StatusCode:
             return (await grpc_status(rig, authorization=f"Bearer {issuer.token(subject)}"))[0]
@@ -106,7 +105,7 @@ def kept_by(front: str, folder: Path, service: FakeRateLimitService, refuse: boo
     typed = {"domain": "triton", "timeout": "10s", "failure_mode_deny": refuse}
     further = overlay(folder, {"envoy.filters.http.ratelimit": typed}, **(clusters or {}))
     limit = RateLimitSection(per="principal", service=service.endpoint)
-    return guarded(front, folder, asked(folder, global_limit=limit), overlay=further)
+    return guarded(front, folder, **asked(folder, rate_limit=limit), overlay=str(further))
 
 
 @by_front
@@ -155,7 +154,7 @@ async def test_a_service_by_another_name_is_not_asked(tmp_path: Path, name: str,
 
 
 async def test_one_connection_more_than_allowed_is_closed_and_the_others_live_on(tmp_path: Path) -> None:
-    rig = guarded("native", tmp_path, Access(), max_connections=2)
+    rig = guarded("native", tmp_path, max_connections=2)
     async with rig.running():
         assert await rig.infer() in {"w0", "w1", "w2"}
         host, port = rig.envoy.endpoint.split(":")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+from support.bootstrap import changed
 from support.envoy_fakes import FakeBalancer, Rig, a_request, go_on
 from support.waiting import PATIENCE_S
 
@@ -182,7 +182,7 @@ async def test_the_balancer_can_answer_itself(rig: Rig, http_status: int, grpc_s
 async def test_envoys_own_log_shares_the_request_id(tmp_path: Path) -> None:
     log = tmp_path / "access.log"
     rig = Rig(tmp_path)
-    rig.options = dataclasses.replace(rig.options, access_log=str(log))
+    rig.options = changed(rig.options, access_log=str(log))
     async with rig.running():
         rig.balancers[0].respond = lambda _: go_on(rig.workers[2].grpc_endpoint, process="0", number="1")
         await rig.infer(metadata=[("x-request-id", "mine")])

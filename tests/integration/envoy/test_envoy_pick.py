@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.json_format import MessageToDict
+from support.bootstrap import changed
 from support.envoy_fakes import FakeBalancer, Rig, a_request, go_on
 from support.waiting import PATIENCE_S, eventually
 from tritonclient.grpc import service_pb2
@@ -149,7 +149,7 @@ async def test_large_tensors_pass_both_ways(rig: Rig) -> None:
 
 async def test_a_message_past_the_limit_is_refused(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
-    rig.options = dataclasses.replace(rig.options, request_buffer_limit_bytes=2**20)
+    rig.options = changed(rig.options, request_buffer_limit_bytes=2**20)
     async with rig.running():
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             # Up to HTTP/2's window of 2 MiB pass whatever the limit.

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import ssl
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from support.bootstrap import changed
 from support.certificates import Authority, Identity, shown_serial
 from support.envoy_fakes import FakeBalancer, Rig, a_request, go_on
 from support.waiting import PATIENCE_S, eventually
 
-from balancer.balancer_tls import BalancerTls
-from balancer.bootstrap.sections import EnvoyTlsSection
+from balancer.bootstrap.sections import BalancerTlsSection, EnvoyTlsSection
 
 pytestmark = pytest.mark.integration
 
@@ -31,7 +30,7 @@ def listening(directory: Path, authority: Authority, client: Identity | None = N
     shown = grpc.ssl_channel_credentials(authority.pem) if client is None else client.credentials(authority)
     rig = Rig(directory, channel_credentials=shown)
     section = EnvoyTlsSection(cert_file=str(own.cert), key_file=str(own.key), **tls)
-    rig.options = dataclasses.replace(rig.options, listener_tls=section)
+    rig.options = changed(rig.options, tls=section)
     return rig
 
 
@@ -63,11 +62,10 @@ def asking(directory: Path, authority: Authority, name: str, client: Identity | 
     own = authority.issue("balancer", dns=name)
     pair, root = (own.key.read_bytes(), own.cert.read_bytes()), authority.pem if client else None
     credentials = grpc.ssl_server_credentials([pair], root, require_client_auth=client is not None)
-    tls = BalancerTls(authority.file, "balancer.example")
-    if client is not None:
-        tls = dataclasses.replace(tls, certificate=client.cert, private_key=client.key)
+    shown = {} if client is None else {"cert_file": str(client.cert), "key_file": str(client.key)}
+    tls = BalancerTlsSection(ca_file=str(authority.file), server_name="balancer.example", **shown)
     rig = Rig(directory, balancers=[FakeBalancer(credentials=credentials)])
-    rig.options = dataclasses.replace(rig.options, balancer_tls=tls)
+    rig.options = changed(rig.options, balancer_tls=tls)
     return rig
 
 

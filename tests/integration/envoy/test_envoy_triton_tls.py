@@ -6,17 +6,16 @@ tests/integration/agent/test_agent_and_triton.py.
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import grpc
 import pytest
+from support.bootstrap import changed
 from support.certificates import Authority, Identity
 from support.envoy_fakes import FakeWorker, Rig
 from support.guarded_listener import by_front, grpc_status, guarded, rest_status
 from support.waiting import eventually
 
-from balancer.bootstrap.access import Access
 from balancer.bootstrap.sections import TritonTlsSection
 
 pytestmark = pytest.mark.integration
@@ -30,12 +29,12 @@ def authority(tmp_path: Path) -> Authority:
 
 def rig_of(front: str, directory: Path, authority: Authority, name: str, shown: Identity | None) -> Rig:
     """All workers have a certificate by `name`; Envoy expects NAME."""
-    rig = guarded(front, directory, Access())
+    rig = guarded(front, directory)
     own = authority.issue("worker", dns=name)
     rig.workers = [FakeWorker(f"w{number}", tls=own.server(authority)) for number in range(3)]
     pair = {} if shown is None else {"cert_file": str(shown.cert), "key_file": str(shown.key)}
     triton_tls = TritonTlsSection(ca_file=str(authority.file), server_name=NAME, **pair)
-    rig.options = dataclasses.replace(rig.options, triton_tls=triton_tls)
+    rig.options = changed(rig.options, triton_tls=triton_tls)
     return rig
 
 

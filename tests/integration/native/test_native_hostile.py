@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 import pytest
 import pytest_asyncio
+from support.bootstrap import changed
 from support.envoy_fakes import a_request
 from support.native import NativeRig
 
@@ -47,7 +47,7 @@ HEADERS_OF_IDS: tuple[dict[str, str], ...] = ({}, {"x-request-id": "r" * 4000}, 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[NativeRig]:
     rig = NativeRig(tmp_path_factory.mktemp("native"))
-    rig.options = dataclasses.replace(rig.options, access_log=str(rig.directory / "access.log"))
+    rig.options = changed(rig.options, access_log=str(rig.directory / "access.log"))
     async with rig.running():
         yield rig
 

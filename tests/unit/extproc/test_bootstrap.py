@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import yaml
+from support.bootstrap import changed, options_of
 
-from balancer.balancer_tls import BalancerTls
 from balancer.bootstrap.bootstrap import BootstrapOptions, render, render_with_secrets, template
 from balancer.bootstrap.native import NativeOptions
-from balancer.bootstrap.sections import EnvoyTlsSection, TracesSection
+from balancer.bootstrap.sections import BalancerTlsSection, EnvoyTlsSection, TracesSection
 from balancer.extproc import picker
 from balancer.extproc.names import NOT_EXECUTED_TEXTS, NOT_TAKEN
 from balancer.proxy.messages import INFER
@@ -48,10 +48,9 @@ def test_the_descriptor_is_compiled_from_the_routing_view(tmp_path: Path) -> Non
     assert base64.b64decode(extraction["typed_config"]["descriptor_set"]["inline_bytes"]) == out.read_bytes()
 
 
-EVERYTHING = BootstrapOptions(
-    listener_address="::",
-    listener_port=18080,
-    admin_port=19901,
+EVERYTHING = options_of(
+    listen="[::]:18080",
+    admin="127.0.0.1:19901",
     balancers=("balancer-0.balancers:9000", "10.0.0.2:9001", "[::1]:9002"),
     message_timeout_s=0.05,
     health_timeout_s=2,
@@ -173,17 +172,18 @@ def with_tls(directory: Path) -> BootstrapOptions:
     authority.cert_pem.write_to_path(str(ca))
     leaf.cert_chain_pems[0].write_to_path(str(chain))
     leaf.private_key_pem.write_to_path(str(key))
-    return dataclasses.replace(
+    own = {"ca_file": str(ca), "server_name": "localhost", "cert_file": str(chain), "key_file": str(key)}
+    return changed(
         EVERYTHING,
-        listener_tls=EnvoyTlsSection(cert_file=str(chain), key_file=str(key), client_ca_file=str(ca)),
-        balancer_tls=BalancerTls(ca, "localhost", certificate=chain, private_key=key),
+        tls=EnvoyTlsSection(cert_file=str(chain), key_file=str(key), client_ca_file=str(ca)),
+        balancer_tls=BalancerTlsSection(**own),
     )
 
 
 def test_what_asks_is_a_listener_within_where_envoy_decides() -> None:
     native = NativeOptions(Path("/m.so"), Path("/k.so"), Path("/dev/shm/f"))
-    deciding = rendered(BootstrapOptions(native=native, access_log="/dev/stdout"))
-    asking = manager(rendered(BootstrapOptions(access_log="/dev/stdout")))
+    deciding = rendered(options_of(native=native, access_log="/dev/stdout"))
+    asking = manager(rendered(options_of(access_log="/dev/stdout")))
     _, inner = deciding["static_resources"]["listeners"]
     first, router = manager(deciding)["http_filters"]
     module = first["typed_config"]
@@ -220,7 +220,7 @@ def test_what_asks_is_a_listener_within_where_envoy_decides() -> None:
 @pytest.mark.parametrize("traced", [True, False])
 def test_the_balancer_is_told_of_traces_only_where_there_are_any(traced: bool) -> None:
     traces = TracesSection(collector="127.0.0.1:4317") if traced else None
-    asked = BootstrapOptions(traces=traces)
+    asked = options_of(traces=traces)
     native = dataclasses.replace(asked, native=NativeOptions(Path("/m.so"), Path("/k.so"), Path("/run/shared")))
 
     def logs(listener: Any) -> dict[str, bool]:
@@ -249,13 +249,13 @@ def test_metadata_is_for_a_log_alone() -> None:
 def test_tls_of_clients_ends_at_the_outer_listener() -> None:
     native = NativeOptions(Path("/m.so"), Path("/k.so"), Path("/dev/shm/f"))
     tls = EnvoyTlsSection(cert_file="/c.pem", key_file="/k.pem")
-    outer, inner = rendered(BootstrapOptions(native=native, listener_tls=tls))["static_resources"]["listeners"]
+    outer, inner = rendered(options_of(native=native, tls=tls))["static_resources"]["listeners"]
     assert "transport_socket" in outer["filter_chains"][0]
     assert "transport_socket" not in inner["filter_chains"][0]
 
 
 def test_inferences_go_to_the_balancer_where_it_forwards_and_all_else_as_before() -> None:
-    forwarding, asking = (rendered(BootstrapOptions(proxy=proxy)) for proxy in (True, False))
+    forwarding, asking = (rendered(options_of(frontend=frontend)) for frontend in ("proxy", "pick"))
     (there, here) = (manager(each)["route_config"]["virtual_hosts"][0]["routes"] for each in (forwarding, asking))
     # What is forwarded comes before what is asked about with its body.
     assert [route["name"] for route in there[:4]] == ["proxied", "proxied", "proxied", "grpc_compressed"]
@@ -264,7 +264,7 @@ def test_inferences_go_to_the_balancer_where_it_forwards_and_all_else_as_before(
     assert (held["match"]["path"], held["match"]["headers"][0]["name"]) == (INFER, "grpc-encoding")
     buffered = held["typed_per_filter_config"].pop("envoy.filters.http.buffer")["buffer"]
     assert held["typed_per_filter_config"] == there[0]["typed_per_filter_config"]
-    assert buffered == {"max_request_bytes": BootstrapOptions().request_buffer_limit_bytes}
+    assert buffered == {"max_request_bytes": BootstrapOptions().envoy.request_buffer_limit_bytes}
     changed = [new for new, old in zip(there, here[1:], strict=True) if new != old]
     assert {each["match"]["path"].rpartition("/")[2] for each in changed} == {"ModelInfer", "ModelStreamInfer"}
     assert {each["route"]["cluster"] for each in changed} == {"proxy"}

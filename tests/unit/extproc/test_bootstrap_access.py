@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,22 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
+from support.bootstrap import options_of
 from support.certificates import Authority
 from support.tokens import Issuer
 
-from balancer.bootstrap.access import Access
 from balancer.bootstrap.bootstrap import BootstrapOptions, render_with_secrets, write_secrets
 from balancer.bootstrap.keys import MOST_KEYS, read_jwks, read_keys
 from balancer.bootstrap.native import NativeOptions
-from balancer.bootstrap.sections import JwtSection, LocalRateLimitSection, RateLimitSection, TritonTlsSection
+from balancer.bootstrap.sections import (
+    ApiKeysSection,
+    AuditLogSection,
+    EnvoyTlsSection,
+    JwtSection,
+    LocalRateLimitSection,
+    RateLimitSection,
+    TritonTlsSection,
+)
 from balancer.cli import main as cli
 from balancer.errors import OperatorError
 from balancer.stack.envoyproxy import find_envoy
@@ -33,19 +40,16 @@ def everything(folder: Path, native: bool, tokens: bool) -> BootstrapOptions:
     keys = folder / "api-keys.yaml"
     keys.write_text(f"acme: {KEY}\n")
     jwt = JwtSection(issuer="issuer", audiences=("inference",), jwks_url="https://issuer.example/keys")
-    return BootstrapOptions(
-        audit_log="/dev/stdout",
+    return options_of(
+        audit_log=AuditLogSection(file="/dev/stdout"),
         triton_tls=TritonTlsSection(server_name="server.example", **files),
-        access=Access(
-            jwt=jwt if tokens else None,
-            jwks_ca=authority.file,
-            api_keys=None if tokens else keys,
-            client_certificates=True,
-            health_is_open=True,
-            local_limit=LocalRateLimitSection(per="tenant", requests=10, every_s=0.5),
-            global_limit=RateLimitSection(per="address", service="limits.example:8081"),
-            named=True,
-        ),
+        tls=EnvoyTlsSection(cert_file=files["cert_file"], key_file=files["key_file"], client_ca_file=files["ca_file"]),
+        jwt=jwt if tokens else None,
+        jwks_ca=authority.file,
+        api_keys=None if tokens else ApiKeysSection(file=str(keys)),
+        open_health=True,
+        local_rate_limit=LocalRateLimitSection(per="tenant", requests=10, every_s=0.5),
+        rate_limit=RateLimitSection(per="address", service="limits.example:8081"),
         native=NativeOptions(folder / "module.so", folder / "kernel.so", folder / "shared") if native else None,
     )
 
@@ -170,8 +174,3 @@ def test_a_file_that_is_no_jwks_is_refused(tmp_path: Path, content: str, message
 def test_an_issuer_s_keys_are_taken_as_they_are(tmp_path: Path) -> None:
     issuer = Issuer()
     assert read_jwks(issuer.write(tmp_path / "jwks.json")) == issuer.jwks()
-
-
-def test_nothing_is_asked_unless_it_is_switched_on() -> None:
-    assert not Access().names_principals
-    assert dataclasses.replace(Access(), named=True).names_principals

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import yaml
+from support.bootstrap import options_of
 
 from balancer import bounds
-from balancer.balancer_tls import BalancerTls
 from balancer.bootstrap.bootstrap import BootstrapOptions, render
 from balancer.bootstrap.fleet import FleetOptions
 from balancer.bootstrap.native import NativeOptions
+from balancer.bootstrap.sections import BalancerTlsSection
 from balancer.extproc import names
 
 FLEET = FleetOptions(grpc=("127.0.0.1:9200",), rest=("127.0.0.1:9201",))
@@ -21,7 +22,7 @@ REST = f"{names.PROXY_REST_CLUSTER}{names.OR_WORKER}"
 
 
 def resources(**options: Any) -> Any:
-    return yaml.safe_load(render(BootstrapOptions(**{"proxy": True, **options})))["static_resources"]
+    return yaml.safe_load(render(options_of(**{"frontend": "proxy", **options})))["static_resources"]
 
 
 def is_held(route: Any) -> bool:
@@ -35,7 +36,7 @@ def routes(*, held: bool = False, **options: Any) -> list[Any]:
     return [route for route in manager["route_config"]["virtual_hosts"][0]["routes"] if is_held(route) is held]
 
 
-@pytest.mark.parametrize("how", [{}, {"proxy": False, "forwarded": ("a",)}])
+@pytest.mark.parametrize("how", [{}, {"frontend": "pick", "forwarded": ("a",)}])
 def test_what_is_forwarded_compressed_is_whole_before_it_goes_on(how: dict[str, Any]) -> None:
     grpc, rest = routes(held=True, fleet=FLEET, **how)
     assert grpc["match"]["path"].endswith("/ModelInfer")
@@ -59,11 +60,11 @@ def test_what_is_not_converted_is_matched_before_what_is() -> None:
     assert "headers" not in forwarded["match"]
     headers = [header for route in picked for header in route["match"]["headers"]]
     ranges = [header["range_match"]["start"] for header in headers if "range_match" in header]
-    assert ranges == [BootstrapOptions().request_buffer_limit_bytes + 1, bounds.MAX_JSON_BYTES + 1]
+    assert ranges == [BootstrapOptions().envoy.request_buffer_limit_bytes + 1, bounds.MAX_JSON_BYTES + 1]
 
 
 def test_of_some_models_only_what_is_marked_is_forwarded() -> None:
-    some = {"proxy": False, "forwarded": ("a.b", 'c"\\')}
+    some = {"frontend": "pick", "forwarded": ("a.b", 'c"\\')}
     first, second, *others = routes(**some)
     for route in (first, second):
         assert route["match"]["headers"] == [MARKED]
@@ -78,7 +79,7 @@ def test_of_some_models_only_what_is_marked_is_forwarded() -> None:
 
 
 def test_of_some_models_rest_is_forwarded_where_it_is_marked() -> None:
-    some = routes(proxy=False, forwarded=("a.b", "c d"), fleet=FLEET)
+    some = routes(frontend="pick", forwarded=("a.b", "c d"), fleet=FLEET)
     (forwarded,) = [route for route in some if route.get("route", {}).get("cluster") == REST]
     assert forwarded["match"]["headers"] == [MARKED]
 
@@ -86,7 +87,7 @@ def test_of_some_models_rest_is_forwarded_where_it_is_marked() -> None:
 def test_of_some_models_the_module_marks_what_is_to_be_forwarded() -> None:
     """Its routes say what it may mark; the listener that asks does as where Envoy asks for each request."""
     native = NativeOptions(Path("/m.so"), Path("/k.so"), Path("/f"))
-    some: dict[str, Any] = {"proxy": False, "forwarded": ("a.b", "ü\n"), "fleet": FLEET}
+    some: dict[str, Any] = {"frontend": "pick", "forwarded": ("a.b", "ü\n"), "fleet": FLEET}
     outer, inner = (
         listener["filter_chains"][0]["filters"][0]["typed_config"]
         for listener in resources(native=native, **some)["listeners"][:2]
@@ -114,14 +115,14 @@ def test_of_some_models_the_module_marks_what_is_to_be_forwarded() -> None:
 
 def test_the_module_is_told_of_no_models_where_there_are_none() -> None:
     native = NativeOptions(Path("/m.so"), Path("/k.so"), Path("/f"))
-    rest = {str(route["name"]) for route in routes(proxy=False, native=native, fleet=FLEET)}
+    rest = {str(route["name"]) for route in routes(frontend="pick", native=native, fleet=FLEET)}
     assert not rest & {names.PROXIED, names.FORWARDABLE}
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
 def test_the_clusters_are_the_balancers_and_then_the_workers(encrypted: bool, tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("a certificate")
-    tls = BalancerTls(tmp_path / "ca.pem", "balancer") if encrypted else None
+    tls = BalancerTlsSection(ca_file=str(tmp_path / "ca.pem"), server_name="balancer") if encrypted else None
     clusters = {cluster["name"]: cluster for cluster in resources(fleet=FLEET, balancer_tls=tls)["clusters"]}
     ours, either = clusters[names.PROXY_REST_CLUSTER], clusters[REST]
     assert either["cluster_type"]["typed_config"]["clusters"] == [names.PROXY_REST_CLUSTER, names.AROUND]
@@ -134,7 +135,7 @@ def test_the_clusters_are_the_balancers_and_then_the_workers(encrypted: bool, tm
 def test_around_the_balancer_nothing_compressed_goes() -> None:
     around = next(
         each
-        for each in yaml.safe_load(render(BootstrapOptions(proxy=True)))["static_resources"]["listeners"]
+        for each in yaml.safe_load(render(options_of(frontend="proxy")))["static_resources"]["listeners"]
         if each["name"] == names.AROUND
     )
     manager = around["filter_chains"][0]["filters"][0]["typed_config"]

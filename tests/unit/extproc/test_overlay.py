@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,28 +9,33 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
+from support.bootstrap import changed, options_of
 from support.certificates import Authority
 
-from balancer.bootstrap.access import Access
 from balancer.bootstrap.bootstrap import BootstrapOptions, render, render_with_secrets, write_secrets
-from balancer.bootstrap.sections import JwtSection, LocalRateLimitSection, RateLimitSection, TracesSection
+from balancer.bootstrap.sections import (
+    ApiKeysSection,
+    AuditLogSection,
+    JwtSection,
+    LocalRateLimitSection,
+    RateLimitSection,
+    TracesSection,
+)
 from balancer.cli.main import main
 from balancer.files.yaml_document import ConfigError
 from balancer.stack.envoyproxy import find_envoy
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "operate" / "overlay"
-JWT = Access(jwt=JwtSection(issuer="issuer", audiences=("inference",), jwks_url="https://issuer.example/keys"))
+JWT = JwtSection(issuer="issuer", audiences=("inference",), jwks_url="https://issuer.example/keys")
 SWITCHES = {
-    "access-log": BootstrapOptions(access_log="/dev/stdout", audit_log="/dev/stdout"),
-    "jwt": BootstrapOptions(access=JWT),
-    "limits": BootstrapOptions(
-        access=dataclasses.replace(
-            JWT,
-            local_limit=LocalRateLimitSection(per="tenant", requests=100),
-            global_limit=RateLimitSection(per="tenant", service="limits.example:8081"),
-        )
+    "access-log": options_of(access_log="/dev/stdout", audit_log=AuditLogSection(file="/dev/stdout")),
+    "jwt": options_of(jwt=JWT),
+    "limits": options_of(
+        jwt=JWT,
+        local_rate_limit=LocalRateLimitSection(per="tenant", requests=100),
+        rate_limit=RateLimitSection(per="tenant", service="limits.example:8081"),
     ),
-    "traces": BootstrapOptions(traces=TracesSection(collector="127.0.0.1:4317")),
+    "traces": options_of(traces=TracesSection(collector="127.0.0.1:4317")),
 }
 """What each example is laid over."""
 PICKS = "envoy.filters.http.ext_proc"
@@ -51,7 +55,7 @@ def over(content: Any) -> Any:
 def merged(folder: Path, content: Any, options: BootstrapOptions | None = None) -> Any:
     file = folder / "overlay.yaml"
     file.write_text(yaml.safe_dump(content))
-    return yaml.safe_load(render(dataclasses.replace(options or BootstrapOptions(), overlay=file)))
+    return yaml.safe_load(render(changed(options or BootstrapOptions(), overlay=str(file))))
 
 
 def test_every_example_is_tested() -> None:
@@ -69,7 +73,7 @@ def test_envoy_accepts_each_example(tmp_path: Path, name: str) -> None:
         text = text.replace(f"/etc/envoy/{path}", str(file)).replace(f"/etc/envoy/idp-{path}", str(file))
     overlay = tmp_path / "overlay.yaml"
     overlay.write_text(text)
-    bootstrap, files = render_with_secrets(dataclasses.replace(SWITCHES[name], overlay=overlay), tmp_path)
+    bootstrap, files = render_with_secrets(changed(SWITCHES[name], overlay=str(overlay)), tmp_path)
     write_secrets(tmp_path, files | {"envoy.yaml": bootstrap})
     command = [find_envoy(), "--mode", "validate", "--config-path", str(tmp_path / "envoy.yaml")]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -102,8 +106,8 @@ def test_all_but_what_it_says_stays_and_a_new_filter_stands_behind_who_may_pass(
             "route_config": {"virtual_hosts": [{"name": "inference", "routes": [route]}]},
         }
     )
-    plain = yaml.safe_load(render(BootstrapOptions(access=JWT)))
-    found = merged(tmp_path, content, BootstrapOptions(access=JWT))
+    plain = yaml.safe_load(render(options_of(jwt=JWT)))
+    found = merged(tmp_path, content, options_of(jwt=JWT))
     was, now = manager(plain), manager(found)
     assert [each["name"] for each in now["http_filters"]][:5] == [
         *("envoy.filters.http.jwt_authn", "envoy.filters.http.header_mutation", "envoy.filters.http.rbac", "mine"),
@@ -132,7 +136,7 @@ def test_a_filter_in_a_file_of_its_own_is_changed_there(tmp_path: Path) -> None:
     overlay.write_text(
         yaml.safe_dump(over({"http_filters": [{"name": "envoy.filters.http.api_key_auth", "typed_config": typed}]}))
     )
-    options = BootstrapOptions(access=Access(api_keys=keys), overlay=overlay)
+    options = options_of(api_keys=ApiKeysSection(file=str(keys)), overlay=str(overlay))
     bootstrap, files = render_with_secrets(options, tmp_path)
     (filter_,) = yaml.safe_load(files["envoy.filters.http.api_key_auth.yaml"])["resources"]
     assert filter_["typed_config"]["key_sources"] == [{"header": "x-own"}]
