@@ -227,14 +227,27 @@ async def test_a_client_that_leaves_does_not_make_a_worker_look_fast(stack: Stac
     assert {worker["error_rate"] for worker in (await stack.get("/workers"))["workers"]} == {0}
 
 
-async def test_a_stranger_who_reads_no_answer_keeps_no_place(stack: Stack) -> None:
-    """Two workers take 32 requests together."""
+INFER, STREAM = (f"/inference.GRPCInferenceService/Model{name}" for name in ("Infer", "StreamInfer"))
+REST = "/v2/models/emulated_tft/infer"
+
+
+def asking(stack: Stack, path: str) -> tuple[Unread, bytes]:
+    """A client that takes no answers, and the body of an inference."""
+    if path == REST:
+        tensor = {"name": "INPUT", "datatype": "FP32", "shape": [1, 4], "data": [1.0] * 4}
+        return Unread(stack.url, path, content_type="application/json"), json.dumps({"inputs": [tensor]}).encode()
     message = inference().SerializeToString()
-    stranger = Unread(stack.url)
+    return Unread(stack.url, path), grpc_head(len(message)) + message
+
+
+@pytest.mark.parametrize("path", [INFER, STREAM, REST])
+async def test_a_stranger_who_reads_no_answer_keeps_no_place(stack: Stack, path: str) -> None:
+    """Two workers take 32 requests together."""
+    stranger, body = asking(stack, path)
     await stranger.start()
     for _ in range(5):
         before = await decisions(stack)
-        await stranger.ask(grpc_head(len(message)) + message, 20)
+        await stranger.ask(body, 20)
 
         async def decided(before: float = before) -> bool:
             return await decisions(stack) >= before + 20
@@ -244,10 +257,10 @@ async def test_a_stranger_who_reads_no_answer_keeps_no_place(stack: Stack) -> No
     await stranger.stop()
 
 
-async def test_a_stranger_who_stops_in_his_requests_keeps_no_place(stack: Stack) -> None:
-    message = inference().SerializeToString()
-    stranger = Unread(stack.url)
+@pytest.mark.parametrize("path", [INFER, STREAM, REST])
+async def test_a_stranger_who_stops_in_his_requests_keeps_no_place(stack: Stack, path: str) -> None:
+    stranger, body = asking(stack, path)
     await stranger.start()
-    await stranger.ask((grpc_head(len(message)) + message)[:-2], 100, whole=False)
+    await stranger.ask(body[:-2], 100, whole=False)
     await honest_requests_are_served_by_policy(stack)
     await stranger.stop()
