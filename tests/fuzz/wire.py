@@ -6,14 +6,24 @@ import asyncio
 import contextlib
 from random import Random
 
+from support.raw_http2 import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+    frame,
+    literal,
+)
+
 from fuzz import hostile, inputs
 
 _ANSWER_S = 0.5
 _PARTS_S = 0.05
 _READ_BYTES = 65_536
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_DATA, _HEADERS, _RESET, _SETTINGS, _GOAWAY = 0, 1, 3, 4, 7
-_END_STREAM, _END_HEADERS = 1, 4
 _NO_TABLE = bytes.fromhex("000100000000")
 """SETTINGS_HEADER_TABLE_SIZE = 0: then every answer's status is in its first bytes, as below."""
 _STATUSES = {0x88: "200", 0x89: "204", 0x8A: "206", 0x8B: "304", 0x8C: "400", 0x8D: "404", 0x8E: "500"}
@@ -79,45 +89,23 @@ def http2_call(rng: Random) -> bytes:
         *((b"content-type", kind if grpc else b"application/json"), (b"te", b"trailers")),
         *((key.encode(), text) for key, text in (hostile.header(rng) for _ in range(rng.randrange(4)))),
     ]
-    frames = [frame(_HEADERS, _END_HEADERS, 1, b"".join(_literal(*each) for each in headers))]
-    frames += [frame(_DATA, 0, 1, body[at : at + 16_384]) for at in range(0, len(body), 16_384)]
+    frames = [frame(HEADERS, END_HEADERS, 1, b"".join(literal(*each) for each in headers))]
+    frames += [frame(DATA, 0, 1, body[at : at + 16_384]) for at in range(0, len(body), 16_384)]
     if rng.random() < 0.8:
-        frames.append(frame(_DATA, _END_STREAM, 1, b""))
+        frames.append(frame(DATA, END_STREAM, 1, b""))
     elif rng.random() < 0.5:
-        frames.append(frame(_RESET, 0, 1, rng.choice((0, 1, 8, 2**32 - 1)).to_bytes(4, "big")))
-    sent = _PREFACE + frame(_SETTINGS, 0, 0, _NO_TABLE) + b"".join(frames)
+        frames.append(frame(RST_STREAM, 0, 1, rng.choice((0, 1, 8, 2**32 - 1)).to_bytes(4, "big")))
+    sent = PREFACE + frame(SETTINGS, 0, 0, _NO_TABLE) + b"".join(frames)
     return hostile.garbled(rng, sent) if rng.random() < 0.05 else sent
 
 
 def http2_frames(rng: Random) -> bytes:
     """Frames in any order with any content, after a good preface."""
-    sent = _PREFACE + frame(_SETTINGS, 0, 0, rng.choice((_NO_TABLE, b"", hostile.octets(rng, 60))))
+    sent = PREFACE + frame(SETTINGS, 0, 0, rng.choice((_NO_TABLE, b"", hostile.octets(rng, 60))))
     for _ in range(rng.randrange(1, 12)):
-        kind, stream = rng.choice((rng.randrange(12), _HEADERS, _DATA)), rng.choice((0, 1, 1, 3, 2**31 - 1))
+        kind, stream = rng.choice((rng.randrange(12), HEADERS, DATA)), rng.choice((0, 1, 1, 3, 2**31 - 1))
         sent += frame(kind, rng.randrange(256), stream, hostile.octets(rng, 300))
     return sent
-
-
-def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """One frame of HTTP/2; one that would be longer than a receiver must take is cut."""
-    payload = payload[: 2**24 - 1]
-    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
-
-
-def _literal(key: bytes, text: bytes) -> bytes:
-    """A header as it stands: no table, no Huffman code (RFC 7541, 6.2.2)."""
-    return b"\0" + _length(len(key)) + key + _length(len(text)) + text
-
-
-def _length(number: int) -> bytes:
-    if number < 127:
-        return bytes((number,))
-    number -= 127
-    made = [127]
-    while number >= 128:
-        made.append(number % 128 + 128)
-        number //= 128
-    return bytes((*made, number))
 
 
 async def exchange(address: str, request: bytes) -> str:
@@ -155,11 +143,11 @@ def _spoken(answer: bytes) -> str:
         return line[1].decode(errors="replace") if len(line) > 1 else ""
     while len(answer) >= 9:
         size, kind, payload = int.from_bytes(answer[:3], "big"), answer[3], answer[9:]
-        if kind == _HEADERS and payload:
+        if kind == HEADERS and payload:
             # An encoder may first say that it will use no table (RFC 7541, 6.3).
             first = payload[1] if payload[0] & 0xE0 == 0x20 and len(payload) > 1 else payload[0]
             return f"h2 {_STATUSES.get(first, 'other status')}"
-        if kind in {_RESET, _GOAWAY} and len(payload) >= size:
-            return f"h2 {'reset' if kind == _RESET else 'goaway'}"
+        if kind in {RST_STREAM, GOAWAY} and len(payload) >= size:
+            return f"h2 {'reset' if kind == RST_STREAM else 'goaway'}"
         answer = payload[size:]
     return ""

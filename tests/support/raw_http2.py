@@ -6,11 +6,12 @@ import asyncio
 import struct
 from dataclasses import dataclass, field
 
-_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
-_ACK = _END_STREAM = 1
-_END_HEADERS = 4
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+_ACK = END_STREAM = 1
+END_HEADERS = 4
 _INITIAL_WINDOW_SIZE = 4
 _FRAME_BYTES = 16384
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _STREAM = 1
 
 
@@ -30,14 +31,9 @@ class Upload:
         """Connect and send the headers."""
         host, _, port = self.endpoint.rpartition(":")
         self._reader, self._writer = await asyncio.open_connection(host, int(port))
-        self._writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(_SETTINGS, 0, 0, b""))
-        headers = (
-            *((":method", "POST"), (":scheme", "http"), (":path", self.path), (":authority", "gateway")),
-            *(("content-type", "application/grpc"), ("te", "trailers")),
-            *self.headers,
-        )
-        block = b"".join(b"\0" + _text(name) + _text(value) for name, value in headers)
-        self._writer.write(_frame(_HEADERS, _END_HEADERS, _STREAM, block))
+        self._writer.write(PREFACE + frame(SETTINGS, 0, 0, b""))
+        block = _block(self.path, "application/grpc", self.headers)
+        self._writer.write(frame(HEADERS, END_HEADERS, _STREAM, block))
         self._task = asyncio.create_task(self._read())
 
     async def stop(self) -> None:
@@ -55,7 +51,7 @@ class Upload:
                     self._more.clear()
                     await self._more.wait()
                     continue
-                self._writer.write(_frame(_DATA, 0, _STREAM, bytes(left[:size])))
+                self._writer.write(frame(DATA, 0, _STREAM, bytes(left[:size])))
                 await self._writer.drain()
                 left = left[size:]
                 for stream in self._windows:
@@ -66,7 +62,7 @@ class Upload:
 
     async def end(self) -> None:
         """Say that the body is over."""
-        self._writer.write(_frame(_DATA, _END_STREAM, _STREAM, b""))
+        self._writer.write(frame(DATA, END_STREAM, _STREAM, b""))
         await self._writer.drain()
 
     async def _read(self) -> None:
@@ -75,14 +71,14 @@ class Upload:
                 head = await self._reader.readexactly(9)
                 kind, flags, stream = head[3], head[4], struct.unpack(">I", head[5:])[0]
                 payload = await self._reader.readexactly(int.from_bytes(head[:3], "big"))
-                if kind == _SETTINGS and not flags & _ACK:
+                if kind == SETTINGS and not flags & _ACK:
                     self._take_settings(payload)
-                elif kind == _PING and not flags & _ACK:
-                    self._writer.write(_frame(_PING, _ACK, 0, payload))
-                elif kind == _WINDOW_UPDATE:
+                elif kind == PING and not flags & _ACK:
+                    self._writer.write(frame(PING, _ACK, 0, payload))
+                elif kind == WINDOW_UPDATE:
                     self._windows[stream] += struct.unpack(">I", payload)[0]
                     self._more.set()
-                elif kind in (_RST_STREAM, _GOAWAY) or (kind in (_DATA, _HEADERS) and flags & _END_STREAM):
+                elif kind in (RST_STREAM, GOAWAY) or (kind in (DATA, HEADERS) and flags & END_STREAM):
                     break
         except (OSError, EOFError):
             pass
@@ -93,7 +89,7 @@ class Upload:
         for identifier, value in struct.iter_unpack(">HI", payload):
             if identifier == _INITIAL_WINDOW_SIZE:
                 self._windows[_STREAM] += value - 65535
-        self._writer.write(_frame(_SETTINGS, _ACK, 0, b""))
+        self._writer.write(frame(SETTINGS, _ACK, 0, b""))
         self._more.set()
 
 
@@ -111,28 +107,23 @@ class Unread:
         """Connect."""
         host, _, port = self.endpoint.rpartition(":")
         self._reader, self._writer = await asyncio.open_connection(host, int(port))
-        settings = _frame(_SETTINGS, 0, 0, struct.pack(">HI", _INITIAL_WINDOW_SIZE, self.window))
-        self._writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
+        settings = frame(SETTINGS, 0, 0, struct.pack(">HI", _INITIAL_WINDOW_SIZE, self.window))
+        self._writer.write(PREFACE + settings)
         self._next = 1
 
     async def ask(self, body: bytes, count: int, whole: bool = True) -> None:
         """So many requests; `whole`: their bodies end here. Bodies have 16 kB at most."""
-        headers = (
-            *((":method", "POST"), (":scheme", "http"), (":path", self.path), (":authority", "gateway")),
-            *(("content-type", self.content_type), ("te", "trailers")),
-            *self.headers,
-        )
-        block = b"".join(b"\0" + _text(name) + _text(value) for name, value in headers)
+        block = _block(self.path, self.content_type, self.headers)
         for _ in range(count):
-            self._writer.write(_frame(_HEADERS, _END_HEADERS, self._next, block))
-            self._writer.write(_frame(_DATA, _END_STREAM if whole else 0, self._next, body))
+            self._writer.write(frame(HEADERS, END_HEADERS, self._next, block))
+            self._writer.write(frame(DATA, END_STREAM if whole else 0, self._next, body))
             self._next += 2
         await self._writer.drain()
 
     async def go_on(self, body: bytes) -> None:
         """The rest of the body of each."""
         for stream in range(1, self._next, 2):
-            self._writer.write(_frame(_DATA, _END_STREAM, stream, body))
+            self._writer.write(frame(DATA, END_STREAM, stream, body))
         await self._writer.drain()
 
     async def stop(self) -> None:
@@ -145,18 +136,32 @@ def grpc_head(message_bytes: int) -> bytes:
     return b"\0" + struct.pack(">I", message_bytes)
 
 
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """One frame; one that would be longer than a receiver must take is cut."""
+    payload = payload[: 2**24 - 1]
     return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + struct.pack(">I", stream) + payload
 
 
-def _text(text: str) -> bytes:
-    """A string literal of HPACK, not compressed; up to some 16 kB."""
-    data = text.encode("latin-1")
-    if len(data) < 127:
-        return bytes((len(data),)) + data
-    rest = len(data) - 127
-    size = [127]
-    while rest >= 128:
-        size.append(rest % 128 + 128)
-        rest //= 128
-    return bytes((*size, rest)) + data
+def literal(key: bytes, value: bytes) -> bytes:
+    """A header as it stands: no table, no Huffman code (RFC 7541, 6.2.2)."""
+    return b"\0" + _length(len(key)) + key + _length(len(value)) + value
+
+
+def _block(path: str, content_type: str, more: tuple[tuple[str, str], ...]) -> bytes:
+    headers = (
+        *((":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "gateway")),
+        *(("content-type", content_type), ("te", "trailers")),
+        *more,
+    )
+    return b"".join(literal(key.encode("latin-1"), value.encode("latin-1")) for key, value in headers)
+
+
+def _length(number: int) -> bytes:
+    if number < 127:
+        return bytes((number,))
+    number -= 127
+    made = [127]
+    while number >= 128:
+        made.append(number % 128 + 128)
+        number //= 128
+    return bytes((*made, number))
