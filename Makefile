@@ -41,7 +41,7 @@ lint: setup ## style, length of files, types, and who may import whom
 
 size: ## how large the project is: lines of code, lines of tests, words of pages
 	@git ls-files '*.py' '*.c' '*.h' ':!tests' ':!*_pb2.py' | xargs cat | wc -l | xargs printf '%7d lines of code\n'
-	@git ls-files 'tests/*.py' 'tests/*.c' | xargs cat | wc -l | xargs printf '%7d lines of tests\n'
+	@git ls-files 'tests/*.py' 'tests/*.c' 'tests/*.h' | xargs cat | wc -l | xargs printf '%7d lines of tests\n'
 	@git ls-files '*.md' | xargs cat | wc -w | xargs printf '%7d words of pages\n'
 	@wc -w < README.md | xargs printf '%7d of them in README.md\n'
 	@grep -c '^| `' docs/config.md | xargs printf '%7d settings\n'
