@@ -96,13 +96,6 @@ def test_only_what_changed_crosses_a_stream() -> None:
     assert [(model.model, len(model.batches)) for model in fourth.models] == [("m", 1)]
 
 
-def test_a_new_stream_starts_with_everything() -> None:
-    ReportEncoder().encode(busy(0))
-    again = ReportEncoder().encode(busy(1))
-    assert again.all_models
-    assert comparable(ReportDecoder().decode(again)) == comparable(busy(1))
-
-
 def test_unchanged_models_are_the_same_objects() -> None:
     encoder, decoder = ReportEncoder(), ReportDecoder()
     before = carry(encoder, decoder, busy(0))
