@@ -17,22 +17,20 @@ ESTIMATE of the mean over seeds, and `by_seed`. METRICS is SEEDS of each figure 
 from __future__ import annotations
 
 import importlib.metadata
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from policies.base import FloatArray
-from simulator.compare import statistics, summary
+from simulator.compare import statistics, summary, text
 from simulator.compare.compare import Board
 from simulator.compare.metrics import WARM_UP_SHARE, LatencyMetric, RunMetrics
-from simulator.compare.statistics import Estimate
 from simulator.compare.summary import FIGURES
 
 SCHEMA = "balancer-scoreboard/1"
+_DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ class ComparisonReport:
 def as_json(report: ComparisonReport) -> dict[str, Any]:
     """What the file holds; null for what is not a number."""
     aggregates = summary.aggregate(report.boards, report.baseline)
-    return {
+    content = {
         "schema": SCHEMA,
         "version": importlib.metadata.version("balancer"),
         "command": report.command,
@@ -66,15 +64,15 @@ def as_json(report: ComparisonReport) -> dict[str, Any]:
         "scenarios": [_scenario(board, report.baseline) for board in report.boards],
         "aggregate": {
             policy: {
-                "interquartile_mean_ratio": {f: _estimate(each.interquartile_mean[f]) for f in FIGURES},
-                "probability_of_improvement": {f: _estimate(each.improvement[f]) for f in FIGURES},
-                "performance_profile": {
-                    f: {"ratios": _numbers(summary.LEVELS), "shares": _numbers(each.profile[f][0])} for f in FIGURES
-                },
+                "interquartile_mean_ratio": each.interquartile_mean,
+                "probability_of_improvement": each.improvement,
+                "performance_profile": {f: {"ratios": summary.LEVELS, "shares": each.profile[f][0]} for f in FIGURES},
             }
             for policy, each in aggregates.items()
         },
     }
+    made: dict[str, Any] = text.plain(content, _DIGITS)
+    return made
 
 
 def _scenario(board: Board, baseline: str) -> dict[str, Any]:
@@ -83,7 +81,7 @@ def _scenario(board: Board, baseline: str) -> dict[str, Any]:
         "scenario": scenario.name,
         "summary": scenario.summary,
         "split": scenario.split,
-        "load": _number(board.load),
+        "load": board.load,
         "requests": board.requests,
         "workers": [worker.name for worker in scenario.fleet.workers],
         "models": [model.name for model in scenario.fleet.models],
@@ -103,16 +101,14 @@ def _policy(board: Board, policy: str, baseline: str) -> dict[str, Any]:
         "exact_queues": _metrics(board.exact[policy]) if policy in board.exact else None,
         "against_baseline": {
             figure: {
-                "ratio": _estimate(statistics.ratio(summary.by_seed(metrics, figure), summary.by_seed(other, figure))),
-                "difference_s": _estimate(
-                    statistics.difference(summary.by_seed(metrics, figure), summary.by_seed(other, figure))
-                ),
+                "ratio": statistics.ratio(summary.by_seed(metrics, figure), summary.by_seed(other, figure)),
+                "difference_s": statistics.difference(summary.by_seed(metrics, figure), summary.by_seed(other, figure)),
             }
             for figure in FIGURES
         },
         "regret": {
             figure: {
-                name.replace(", ", "_").replace(" ", "_"): _estimate(value)
+                name.replace(", ", "_").replace(" ", "_"): value
                 for name, value in summary.regrets(board, policy, figure).items()
             }
             for figure in FIGURES
@@ -133,8 +129,8 @@ def _metrics(metrics: RunMetrics) -> dict[str, Any]:
         "goodput_per_s": _by_seed(metrics.goodput_per_s),
         "throughput_per_s": _by_seed(metrics.throughput_per_s),
         "fairness": _by_seed(metrics.fairness),
-        "busy_share": _numbers(metrics.busy_share.mean(axis=0)),
-        "worker_requests": _numbers(metrics.worker_requests.mean(axis=0)),
+        "busy_share": metrics.busy_share.mean(axis=0),
+        "worker_requests": metrics.worker_requests.mean(axis=0),
     }
 
 
@@ -147,16 +143,4 @@ def _latency(latency: LatencyMetric) -> dict[str, Any]:
 
 
 def _by_seed(values: FloatArray) -> dict[str, Any]:
-    return {**_estimate(statistics.mean(values)), "by_seed": _numbers(values)}
-
-
-def _estimate(estimate: Estimate) -> dict[str, float | None]:
-    return {field.name: _number(getattr(estimate, field.name)) for field in fields(estimate)}
-
-
-def _numbers(values: FloatArray | npt.NDArray[np.int64]) -> list[float | None]:
-    return [_number(value) for value in values.tolist()]
-
-
-def _number(value: float) -> float | None:
-    return float(f"{value:.6g}") if math.isfinite(value) else None
+    return {**asdict(statistics.mean(values)), "by_seed": values}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
@@ -14,7 +16,7 @@ from balancer.errors import OperatorError
 from balancer.load.text import milliseconds, share
 from simulator.compare.statistics import Estimate
 
-__all__ = ["NONE", "interval", "markdown", "milliseconds", "put_between_marks", "ratio", "share", "table"]
+__all__ = ["NONE", "interval", "markdown", "milliseconds", "plain", "put_between_marks", "ratio", "share", "table"]
 NONE = "-"
 
 
@@ -45,6 +47,22 @@ def interval(estimate: Estimate, form: str = "ratio") -> str:
     if not math.isfinite(estimate.low):
         return write(estimate.value)
     return f"{write(estimate.value)} ({write(estimate.low)} to {write(estimate.high)})"
+
+
+def plain(content: Any, digits: int = 17) -> Any:
+    """As JSON takes it: records as objects, tuples and arrays as lists, floats of so many digits, None for NaN and the
+    infinite."""
+    if is_dataclass(content):
+        content = {field.name: getattr(content, field.name) for field in fields(content)}
+    if isinstance(content, np.ndarray | np.generic):
+        content = content.tolist()
+    if isinstance(content, Mapping):
+        return {name: plain(value, digits) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [plain(value, digits) for value in content]
+    if isinstance(content, float):
+        return float(f"{content:.{digits}g}") if math.isfinite(content) else None
+    return content
 
 
 def put_between_marks(text: str, page: Path, name: str) -> None:

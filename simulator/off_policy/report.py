@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -55,24 +54,15 @@ def as_json(e: Evaluation) -> dict[str, Any]:
         },
         "confidence": CONFIDENCE,
         "resamples": RESAMPLES,
-        "one_step": [dataclasses.asdict(each) for each in e.assessed],
-        "simulation": None if e.calibrated is None else dataclasses.asdict(e.calibrated),
+        "one_step": e.assessed,
+        "simulation": e.calibrated,
         "not_simulated": e.not_simulated,
         "assumptions": ASSUMPTIONS,
-        "verdicts": [dataclasses.asdict(each) for each in e.verdicts],
+        "verdicts": e.verdicts,
         "meaning": MEANING,
     }
-    known: dict[str, Any] = _known(content)
-    return known
-
-
-def _known(content: Any) -> Any:
-    """The same with None for NaN and the infinite, which JSON has not."""
-    if isinstance(content, dict):
-        return {name: _known(value) for name, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [_known(value) for value in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content
+    made: dict[str, Any] = text.plain(content)
+    return made
 
 
 def heading(e: Evaluation) -> str:

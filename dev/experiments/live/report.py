@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from balancer.load.result import LoadResult
 from dev.experiments.live import twin
 from dev.experiments.live.figures import Findings, Pair, Requests, find
 from dev.experiments.live.record import Recording
-from simulator.compare.statistics import Estimate
+from simulator.compare.text import plain
 from simulator.result import Result
 from simulator.spec import FleetSpec
 
@@ -87,8 +86,8 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """For `results.json`: times in seconds, null for what is not a number."""
         recording = self.recording
-        return {
-            "session": asdict(recording.session),
+        content = {
+            "session": recording.session,
             "workers": {
                 name: {"emulated_device": profile.device, "weight": recording.weights[name]}
                 for name, profile in recording.profiles.items()
@@ -103,10 +102,12 @@ class Report:
             "all": _findings(self.whole),
             "models": {name: _findings(found) for name, found in self.models.items()},
             "share_by_worker": {
-                policy: {"measured": shares.measured.tolist(), "predicted": shares.predicted.tolist()}
+                policy: {"measured": shares.measured, "predicted": shares.predicted}
                 for policy, shares in self.shares.items()
             },
         }
+        made: dict[str, Any] = plain(content)
+        return made
 
 
 def make_report(recording: Recording, block_s: float | None = None) -> Report:
@@ -157,10 +158,4 @@ def _findings(found: Findings) -> dict[str, Any]:
 
 
 def _pairs(pairs: Sequence[Pair]) -> dict[str, Any]:
-    return {
-        pair.figure: {"measured": _estimate(pair.measured), "predicted": _estimate(pair.predicted)} for pair in pairs
-    }
-
-
-def _estimate(estimate: Estimate) -> dict[str, float | None]:
-    return {name: value if math.isfinite(value) else None for name, value in asdict(estimate).items()}
+    return {pair.figure: {"measured": pair.measured, "predicted": pair.predicted} for pair in pairs}

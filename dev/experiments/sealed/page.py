@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from dev.experiments.sealed import findings
-from dev.experiments.sealed.opening import BARE, REFERENCES, SUBJECT, Found, Opening, Watch, unanswered
-from policies.base import FloatArray
+from dev.experiments.sealed.opening import BARE, REFERENCES, SUBJECT, Found, Opening, unanswered
 from simulator.compare import text
 from simulator.compare.metrics import WARM_UP_SHARE, RunMetrics
 from simulator.compare.statistics import CONFIDENCE, RESAMPLES, Estimate
@@ -121,34 +120,39 @@ def _exact(estimate: Estimate) -> str:
 
 def as_json(opening: Opening, found: Sequence[Found], told: Told) -> dict[str, Any]:
     """All of it; null for what is not a number."""
-    return {
+    content = {
         "command": told.command,
         "origin": told.origin,
         "seed": opening.seed,
-        "request_seeds": list(opening.request_seeds),
+        "request_seeds": opening.request_seeds,
         "weights": {SUBJECT: opening.subject.digest},
         "against": opening.best,
         "rivals": {
             name: {"options": rival.policy.options(), "weights_are_capacities": rival.told}
             for name, rival in opening.rivals.items()
         },
-        "verdict": [
-            {"asked": line.asked, "found": line.found, "met": line.met} for line in findings.verdict(opening, found)
-        ],
+        "verdict": findings.verdict(opening, found),
         "scenarios": [
             {
                 "scenario": each.scenario.name,
-                "kinds": list(kinds(each.scenario)),
-                "load": _number(each.scenario.workload.rate_per_s / each.scenario.capacity_per_s),
+                "kinds": kinds(each.scenario),
+                "load": each.scenario.workload.rate_per_s / each.scenario.capacity_per_s,
                 "workers": len(each.scenario.fleet.workers),
                 "models": len(each.scenario.fleet.models),
                 "balancers": each.scenario.fleet.balancers,
-                "guard": _guard(each.watch),
+                # Over all runs: how often it took the policy out of service, why, and what share the baseline decided.
+                "guard": {
+                    "falls": each.watch.falls.sum(),
+                    "reasons": dict(each.watch.reasons.most_common()),
+                    "by_baseline": each.watch.by_baseline.mean(),
+                },
                 "policies": {name: _metrics(each.metrics[name]) for name in _labels(opening)},
             }
             for each in found
         ],
     }
+    made: dict[str, Any] = text.plain(content, _DIGITS)
+    return made
 
 
 def as_csv(opening: Opening, found: Sequence[Found]) -> str:
@@ -175,29 +179,12 @@ def _labels(opening: Opening) -> tuple[str, ...]:
     return (SUBJECT, BARE, *opening.rivals, *REFERENCES)
 
 
-def _guard(watch: Watch) -> dict[str, Any]:
-    """Over all runs: how often it took the policy out of service, why, and what share the baseline decided."""
-    return {
-        "falls": int(watch.falls.sum()),
-        "reasons": dict(watch.reasons.most_common()),
-        "by_baseline": _number(float(watch.by_baseline.mean())),
-    }
-
-
 def _metrics(metrics: RunMetrics) -> dict[str, Any]:
     return {
-        **{figure: _numbers(getattr(metrics.latency, figure)) for figure in FIGURES},
-        "in_time": _numbers(metrics.latency.within_deadline),
-        "shares": {name: _number(float(np.mean(share))) for name, share in metrics.shares.items()},
+        **{figure: getattr(metrics.latency, figure) for figure in FIGURES},
+        "in_time": metrics.latency.within_deadline,
+        "shares": {name: np.mean(share) for name, share in metrics.shares.items()},
     }
-
-
-def _numbers(values: FloatArray) -> list[float | None]:
-    return [_number(float(value)) for value in values]
-
-
-def _number(value: float) -> float | None:
-    return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
 
 
 def _cell(value: float) -> str:
