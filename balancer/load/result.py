@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,7 +31,7 @@ class LoadResult:
     workers: tuple[str, ...]
     """Names that `worker` indexes."""
     duration_s: float
-    """Length of the window: of a whole run, until its last answer; of a phase, from mark to mark."""
+    """Length of the window: of a whole run, until its last answer."""
     scheduled_s: FloatArray
     started_s: FloatArray
     """When the request was handed to the client library: later than scheduled where this generator was behind."""
@@ -71,31 +70,8 @@ class LoadResult:
         """The requests scheduled in [start_s, end_s): a phase of the run."""
         return self.where((self.scheduled_s >= start_s) & (self.scheduled_s < end_s), end_s - start_s)
 
-    def phases(self, marks: Marks) -> dict[str, LoadResult]:
-        """The records between each mark and the next (or the end of the run), by label; equal labels are joined."""
-        ends_s = [at_s for _, at_s in marks.made[1:]] + [max(self.duration_s, marks.made[-1][1])] if marks.made else []
-        parts: dict[str, list[LoadResult]] = {}
-        for (label, start_s), end_s in zip(marks.made, ends_s, strict=True):
-            parts.setdefault(label, []).append(self.between(start_s, end_s))
-        return {label: joined(results) for label, results in parts.items()}
-
 
 _COLUMNS = ("scheduled_s", "started_s", "latency_s", "deadline_s", "rows", "model", "code", "worker")
-
-
-class Marks:
-    """Labels put on the clock of a run while it goes, to cut its result by: a policy swapped, a worker killed."""
-
-    def __init__(self) -> None:
-        self.began_s = math.nan
-        """On `time.monotonic`; set by the run when it starts."""
-        self.made: list[tuple[str, float]] = []
-        """(label, seconds from the run's start), ascending."""
-
-    def mark(self, label: str) -> None:
-        """Say that from now on the run is in phase `label`; before the run starts, the phase begins with it."""
-        since_s = 0.0 if math.isnan(self.began_s) else time.monotonic() - self.began_s
-        self.made.append((label, since_s))
 
 
 def joined(results: Sequence[LoadResult]) -> LoadResult:

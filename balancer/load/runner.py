@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from balancer.load.pacing import Pacer
-from balancer.load.result import OK, LoadResult, Marks
+from balancer.load.result import OK, LoadResult
 from balancer.load.sender import CallResult, Sender, make_sender
 from balancer.load.statistics import quantiles
 from balancer.load.workload import LoadWorkload
@@ -85,7 +85,6 @@ async def drive(
     options: DriveOptions | None = None,
     *,
     sender: Sender | None = None,
-    marks: Marks | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     on_outcome: Callable[[RequestOutcome], Awaitable[None]] | None = None,
     numbers: Iterator[int] | None = None,
@@ -99,7 +98,6 @@ async def drive(
         workload: What to send and when.
         options: How to send.
         sender: An open one to use, prepared here and left open; by default one is made and closed.
-        marks: Get the run's clock, and cut its result with `LoadResult.phases`.
         on_progress: Called every `progress_every_s`.
         on_outcome: Awaited after each request; a closed loop's next one waits for it.
         numbers: Of the requests; None: from 0 on.
@@ -120,7 +118,7 @@ async def drive(
         kinds = np.unique(np.stack([workload.model, workload.rows]), axis=1).T
         await own.prepare(((workload.models[model], int(rows)) for model, rows in kinds), seed)
         run = _Run(own, workload, options, on_outcome, numbers or itertools.count())
-        return await run.go(marks, on_progress, stop)
+        return await run.go(on_progress, stop)
     finally:
         if sender is None:
             await own.close()
@@ -158,12 +156,8 @@ class _Run:
         # (moment, requests finished by then)
         self._window: collections.deque[tuple[float, int]] = collections.deque([(0.0, 0)])
 
-    async def go(
-        self, marks: Marks | None, on_progress: Callable[[Progress], None] | None, stop: asyncio.Event | None
-    ) -> LoadResult:
+    async def go(self, on_progress: Callable[[Progress], None] | None, stop: asyncio.Event | None) -> LoadResult:
         self._began_s = time.monotonic()
-        if marks is not None:
-            marks.began_s = self._began_s
         sending = asyncio.create_task(self._closed_loop() if self._options.concurrency else self._open_loop())
         helpers = [asyncio.create_task(self._tell(on_progress))] if on_progress else []
         stopped = asyncio.create_task((stop or asyncio.Event()).wait())

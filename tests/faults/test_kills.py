@@ -46,9 +46,9 @@ async def test_a_killed_balancer_costs_no_more_than_what_it_forwards_and_picks_a
     stack: Stack, frontend: str, protocol: Literal["grpc", "http"]
 ) -> None:
     async with steady_load(stack.url, clients=CLIENTS, protocol=protocol) as load:
-        load.marks.mark("dying")
+        load.mark("dying")
         await stack.balancer.kill()
-        load.marks.mark("dead")
+        load.mark("dead")
         # Envoy places requests by itself meanwhile, over the endpoints that it has.
         await load.more(300, "requests served without a balancer")
         await stack.start_balancer()
@@ -59,9 +59,8 @@ async def test_a_killed_balancer_costs_no_more_than_what_it_forwards_and_picks_a
             return bool(page and page["rate_per_s"] > 0 and page["picked"] > 50)
 
         await eventually(picks, "picks by the new balancer")
-    assert load.result is not None
     # What a client sent while the process was dying may have reached it too.
-    dying = len(load.result.phases(load.marks)["dying"])
+    dying = len(load.phases()["dying"])
     lost = lost_with_a_balancer(frontend)
     assert load.failures().total() <= lost + (dying if lost else 0)
 
@@ -90,20 +89,19 @@ async def test_a_hung_balancer_costs_no_more_than_what_it_forwards(stack: Stack,
 async def test_a_killed_triton_costs_at_most_what_was_executing_there(stack: Stack) -> None:
     victim = stack.tritons[0]
     async with steady_load(stack.url, clients=CLIENTS) as load:
-        load.marks.mark("dying")
+        load.mark("dying")
         await victim.kill()
-        load.marks.mark("dead")
+        load.mark("dead")
 
         async def detected() -> bool:
             page = await stack.get("/workers")
             return not next(w for w in page["workers"] if w["worker"] == victim.name)["ready"]
 
         await eventually(detected, "the balancer knows that the worker is gone")
-        load.marks.mark("detected")
+        load.mark("detected")
         await load.more(300, "requests served by the others")
-    assert load.result is not None
     failures = load.failures()
-    phases = load.result.phases(load.marks)
+    phases = load.phases()
     # A client has one request in flight, so no more than that were executing there, and what it sent while the process
     # was dying may have reached it too.
     assert failures.total() <= CLIENTS + len(phases["dying"]), failures
@@ -172,16 +170,15 @@ async def test_a_killed_triton_costs_no_more_than_what_was_there(stack: Stack) -
     victim, clients = stack.tritons[0], 48
     async with steady_load(stack.url, clients=clients) as load:
         await eventually(lambda: load.finished > 300, "requests served")
-        load.marks.mark("dying")
+        load.mark("dying")
         await victim.kill()
         # What is sent on a connection whose end Envoy has not noticed yet may have been executed, for all it knows.
         await eventually(lambda: unconnected(stack, victim.grpc_endpoint), "Envoy knows that its connections are gone")
-        load.marks.mark("dead")
+        load.mark("dead")
         await load.more(300, "requests served by the others")
-    assert load.result is not None
     # Nothing fails that was sent when it was dead already, nor what was at the other two.
-    assert load.result.phases(load.marks)["dead"].ok.all()
-    assert load.failures().total() < clients / 2 + len(load.result.phases(load.marks)["dying"])
+    assert load.phases()["dead"].ok.all()
+    assert load.failures().total() < clients / 2 + len(load.phases()["dying"])
 
 
 @pytest.mark.parametrize("frontend", ["native"])

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
-from balancer.load.result import OK, LoadResult, Marks
+from balancer.load.result import OK, LoadResult, joined
 from balancer.load.runner import DriveOptions, Progress, drive
 from balancer.load.workload import LoadWorkload
 from support.waiting import PATIENCE_S, eventually
@@ -24,8 +26,9 @@ class Load:
     """A closed loop of clients; `result` is there once the load has ended."""
 
     result: LoadResult | None = None
-    marks: Marks = field(default_factory=Marks)
-    """Cut the result into phases."""
+    began_s: float = 0.0
+    """On `time.monotonic`."""
+    marks: list[tuple[str, float]] = field(default_factory=list)
     finished: int = 0
     """Requests answered so far."""
 
@@ -33,6 +36,18 @@ class Load:
         """Wait until so many more are answered; `what` they show."""
         before = self.finished
         await eventually(lambda: self.finished > before + requests, what)
+
+    def mark(self, label: str) -> None:
+        """A phase begins now."""
+        self.marks.append((label, time.monotonic() - self.began_s))
+
+    def phases(self) -> dict[str, LoadResult]:
+        """What was sent between each mark and the next, or the end, by label; equal labels are joined."""
+        assert self.result is not None
+        parts: dict[str, list[LoadResult]] = {}
+        for (label, from_s), (_, to_s) in pairwise([*self.marks, ("", self.result.duration_s)]):
+            parts.setdefault(label, []).append(self.result.between(from_s, to_s))
+        return {label: joined(results) for label, results in parts.items()}
 
     def failures(self) -> Counter[str]:
         """Requests that failed, by code."""
@@ -51,14 +66,14 @@ async def steady_load(
     load, stop, flowing = Load(), asyncio.Event(), asyncio.Event()
 
     def progress(now: Progress) -> None:
-        load.finished = now.finished
+        load.began_s, load.finished = time.monotonic() - now.elapsed_s, now.finished
         if now.finished:
             flowing.set()
 
     options = DriveOptions(
         protocol=protocol, concurrency=clients, duration_s=_LONGEST_S, progress_every_s=0.05, timeout_s=PATIENCE_S
     )
-    task = asyncio.create_task(drive(url, workload, options, marks=load.marks, on_progress=progress, stop=stop))
+    task = asyncio.create_task(drive(url, workload, options, on_progress=progress, stop=stop))
     try:
         waiting = asyncio.create_task(flowing.wait())
         await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)

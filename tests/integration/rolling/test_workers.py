@@ -44,20 +44,19 @@ async def test_a_rolling_update_of_all_workers_fails_no_request(gateways: Gatewa
             status = await drain(gateways, old, log_path, "--wait", "--timeout", "60")
             assert status == 0, log_path.read_text()
             for load in (first, second):
-                load.marks.mark(f"{old} is drained")
+                load.mark(f"{old} is drained")
             await stack.tritons[number].stop()
             await stack.agents[number].stop()
             for load in (first, second):
-                load.marks.mark("another one starts")
+                load.mark("another one starts")
             await stack.replace_worker(number, new)
             await gateways.all_ready()
         for load in (first, second):
-            load.marks.mark("rolled")
+            load.mark("rolled")
             await load.more(100, "requests are served")
     for load in (first, second):
-        assert load.result is not None
         assert not load.failures()
-        served = {phase: answered(part) for phase, part in load.result.phases(load.marks).items()}
+        served = {phase: answered(part) for phase, part in load.phases().items()}
         assert served["rolled"] == set(names)
         for phase, workers in served.items():
             assert phase.removesuffix(" is drained") not in workers, phase

@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from balancer.load.result import LoadResult, Marks, by_model, by_worker, joined, summarise
+from balancer.load.result import LoadResult, by_model, by_worker, joined, summarise
 from balancer.load.statistics import quantile_interval, quantiles, ranks
 
 
@@ -57,21 +57,6 @@ def test_records_are_cut_by_model_worker_and_time() -> None:
     cut = result.between(0.2, 0.5)
     assert len(cut) == 30
     assert cut.duration_s == pytest.approx(0.3)
-
-
-def test_phases_go_from_mark_to_mark_and_equal_labels_are_joined() -> None:
-    marks = Marks()
-    marks.made.extend([("one", 0.0), ("two", 0.25), ("one", 0.5)])
-    phases = synthetic().phases(marks)
-    assert {label: len(part) for label, part in phases.items()} == {"one": 75, "two": 25}
-    assert phases["one"].duration_s == pytest.approx(0.75)
-    assert synthetic().phases(Marks()) == {}
-
-
-def test_a_mark_before_the_run_begins_is_its_begin() -> None:
-    marks = Marks()
-    marks.mark("first")
-    assert marks.made == [("first", 0.0)]
 
 
 def test_joining_keeps_the_meaning_of_codes_and_workers() -> None:

@@ -8,7 +8,7 @@ import pytest
 from support.fake_triton import FakeTriton, serving
 
 from balancer.load.arrivals import uniform
-from balancer.load.result import Marks, summarise
+from balancer.load.result import summarise
 from balancer.load.runner import DriveOptions, Progress, drive
 from balancer.load.sender import CallResult, LoadError
 from balancer.load.workload import LoadWorkload, ModelMix, RowSizes, mixed, streams
@@ -122,17 +122,6 @@ async def test_stopping_sends_no_more_and_awaits_what_is_under_way(fake: FakeTri
     result = await run
     assert 3 <= len(result) == len(fake.requests) < 100_000
     assert summarise(result).errors == {}
-
-
-async def test_marks_are_on_the_clock_of_the_run(fake: FakeTriton, url: str) -> None:
-    marks = Marks()
-    marks.mark("before")
-    run = asyncio.create_task(drive(url, workload(100, "echo"), marks=marks))
-    await fake.seen(30)
-    marks.mark("after")
-    phases = (await run).phases(marks)
-    assert len(phases["before"]) + len(phases["after"]) == 100
-    assert len(phases["before"]) >= 30
 
 
 async def test_progress_ends_with_the_whole(url: str) -> None:
