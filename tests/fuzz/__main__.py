@@ -36,6 +36,8 @@ def main(part: str, inputs: int | None, seed: int, replay: str | None, out: Path
         click.echo("\n".join(state.fuzzed(folder, count, seed)))
     else:
         findings = asyncio.run(_ports(count, seed, replay, proxied=part == "proxied"))
+    if replay is not None:
+        return
     for finding in findings:
         click.secho(finding, fg="red")
     held = "not held" if findings else "held"
@@ -54,7 +56,8 @@ async def _ports(count: int, seed: int, replay: str | None, *, proxied: bool) ->
             name, _, number = replay.rpartition(":")
             (kind,) = (kind for kind in kinds if kind.name == name)
             answers = await attack.send(kind, seed, [int(number)])
-            return [f"answered {', '.join(answers)}\n{attacked.balancer.log_tail()}"]
+            click.echo(f"answered {', '.join(answers)}\n{attacked.balancer.log_tail()}")
+            return []
 
 
 if __name__ == "__main__":
