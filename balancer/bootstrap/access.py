@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from balancer.balancer_tls import BalancerTls
-from balancer.bootstrap.addresses import Node, cluster_of, grpc_cluster, manager_of
+from balancer.bootstrap.nodes import Node, cluster_of, grpc_cluster, manager_of
 from balancer.bootstrap.keys import read_jwks, read_keys
 from balancer.bootstrap.sections import EnvoySection, JwtSection, LocalRateLimitSection, Per, RateLimitSection
 from balancer.bootstrap.tls import Secrets, server_socket

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from balancer.bootstrap.addresses import Node, manager_of
+from balancer.bootstrap.nodes import Node, manager_of
 from balancer.bootstrap.native import internal_cluster, internal_listener
 from balancer.extproc import names
 from balancer.extproc.responses import PUSHBACK

@@ -9,7 +9,7 @@ import copy
 from dataclasses import dataclass
 
 from balancer.balancer_tls import BalancerTls
-from balancer.bootstrap.addresses import Node, address_of, discovery_type, either, manager_of
+from balancer.bootstrap.nodes import Node, address_of, discovery_type, either, manager_of
 from balancer.bootstrap.tls import Secrets, server_socket
 from balancer.extproc import names
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from balancer.bootstrap.addresses import Node
+from balancer.bootstrap.nodes import Node
 from balancer.extproc import names
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from balancer.bootstrap.addresses import Node, manager_of
+from balancer.bootstrap.nodes import Node, manager_of
 from balancer.bootstrap.traces import decision_tags, traced_logger
 from balancer.extproc import names
 

@@ -20,7 +20,7 @@ from google.protobuf import descriptor_pool, json_format, message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 
-from balancer.bootstrap.addresses import Node
+from balancer.bootstrap.nodes import Node
 from balancer.extproc import names
 from balancer.files.schema import did_you_mean, shown
 from balancer.files.yaml_document import ConfigError, Document, Path, Problem

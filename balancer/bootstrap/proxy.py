@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 
 from balancer import bounds
-from balancer.bootstrap.addresses import Node, either, manager_of
+from balancer.bootstrap.nodes import Node, either, manager_of
 from balancer.bootstrap.around import in_lua
 from balancer.extproc import names
 from balancer.extproc.kserve import METHODS, SERVICE, Kind

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, ByteSize, Field, model_validator
 
 from balancer.balancer_tls import BalancerTls
-from balancer.bootstrap.addresses import check_balancers
+from balancer.bootstrap.nodes import check_balancers
 from balancer.extproc.names import MOST_FORWARDED
 from balancer.files.schema import Address, ConfigFile, Fraction, Name, StrictModel, field_error, is_local
 

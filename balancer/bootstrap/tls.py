@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from balancer.balancer_tls import BalancerTls
-from balancer.bootstrap.addresses import Node
+from balancer.bootstrap.nodes import Node
 from balancer.bootstrap.sections import EnvoyTlsSection, TritonTlsSection
 from balancer.errors import OperatorError
 from balancer.extproc.names import FILTER_OF_FILE_TYPE, GRPC_CLUSTER, HTTP_CLUSTER, TLS_SOCKET, TLS_TYPE

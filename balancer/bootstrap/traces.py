@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 
-from balancer.bootstrap.addresses import Node, grpc_cluster, manager_of
+from balancer.bootstrap.nodes import Node, grpc_cluster, manager_of
 from balancer.bootstrap.sections import TracesSection
 from balancer.extproc import names
 
