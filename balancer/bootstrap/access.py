@@ -11,8 +11,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from balancer.balancer_tls import BalancerTls
-from balancer.bootstrap.nodes import Node, cluster_of, grpc_cluster, manager_of
+from balancer.bootstrap import nodes
 from balancer.bootstrap.keys import read_jwks, read_keys
+from balancer.bootstrap.nodes import Node
 from balancer.bootstrap.sections import EnvoySection, JwtSection, LocalRateLimitSection, Per, RateLimitSection
 from balancer.bootstrap.tls import Secrets, server_socket
 from balancer.extproc import names
@@ -73,9 +74,8 @@ def guard_listener(bootstrap: Node, access: Access, secrets: Secrets) -> None:
     if not access.names_principals:
         return
     resources = bootstrap["static_resources"]
-    manager = manager_of(resources["listeners"][0])
-    (extension,) = manager["early_header_mutation_extensions"]
-    extension["typed_config"]["mutations"][:0] = _early(access)
+    manager = nodes.manager_of(resources["listeners"][0])
+    nodes.mutations_of(manager)[:0] = _early(access)
     filters = []
     if access.envoy.jwt is not None:
         filters.append(_jwt_filter(access.envoy.jwt, access, secrets))
@@ -92,13 +92,9 @@ def guard_listener(bootstrap: Node, access: Access, secrets: Secrets) -> None:
         filters.append(_local_limit_filter(access.envoy.local_rate_limit, access))
     if access.envoy.rate_limit is not None:
         filters.append(_global_limit_filter(access.envoy.rate_limit, access))
-        resources["clusters"].append(grpc_cluster(names.RATE_LIMIT_CLUSTER, access.envoy.rate_limit.service))
+        resources["clusters"].append(nodes.grpc_cluster(names.RATE_LIMIT_CLUSTER, access.envoy.rate_limit.service))
     manager["http_filters"][:0] = filters
     manager["local_reply_config"]["mappers"] += _refusals()
-
-
-def _set(header: str, value: str, action: str = "OVERWRITE_IF_EXISTS_OR_ADD") -> Node:
-    return {"append": {"header": {"key": header, "value": value}, "append_action": action}}
 
 
 def _early(access: Access) -> list[Node]:
@@ -108,7 +104,7 @@ def _early(access: Access) -> list[Node]:
         mutations.append({"remove": access.tenant_header})
     if access.client_certificates and access.envoy.jwt is None and access.envoy.api_keys is None:
         mutations += [
-            _set(names.PRINCIPAL_HEADER, f"%DOWNSTREAM_PEER_{part}%", "ADD_IF_ABSENT")
+            {"append": nodes.header(names.PRINCIPAL_HEADER, f"%DOWNSTREAM_PEER_{part}%", "ADD_IF_ABSENT")}
             for part in ("URI_SAN", "DNS_SAN", "SUBJECT")
         ]
     return mutations
@@ -150,7 +146,7 @@ def _jwks_cluster(address: str, authority: Path) -> Node:
     url = urlsplit(address)
     host, secure = url.hostname or "", url.scheme == "https"
     server = join_address(host, url.port or (_HTTPS if secure else _HTTP))
-    cluster = cluster_of(names.JWKS_CLUSTER, server)
+    cluster = nodes.cluster_of(names.JWKS_CLUSTER, server)
     if secure:
         # Read at the start only: authorities of public sites change over years.
         trust = BalancerTls(authority, host)
@@ -169,19 +165,18 @@ def _api_keys_filter(keys: Path, secrets: Secrets) -> Node:
 
 
 def _leave_health_open(manager: Node) -> None:
-    (host,) = manager["route_config"]["virtual_hosts"]
-    off = {names.API_KEYS_FILTER: {"@type": names.FILTER_OFF_TYPE, "disabled": True}}
-    for route in host["routes"]:
+    unasked = {names.API_KEYS_FILTER: nodes.off()}
+    for route in nodes.routes_of(manager):
         if route["match"].get("path") in _HEALTH:
-            route["typed_per_filter_config"] = route.get("typed_per_filter_config", {}) | off
+            route["typed_per_filter_config"] = route.get("typed_per_filter_config", {}) | unasked
 
 
 def _principal_filter(access: Access) -> Node:
-    mutations = [_set(names.PRINCIPAL_HEADER, NOBODY, "ADD_IF_ABSENT")]
+    mutations = [{"append": nodes.header(names.PRINCIPAL_HEADER, NOBODY, "ADD_IF_ABSENT")}]
     if access.names_tenants:
         from_claim = access.envoy.jwt is not None and access.envoy.jwt.tenant_claim
         tenant = NOBODY if from_claim else f"%REQ({names.PRINCIPAL_HEADER})%"
-        mutations.append(_set(access.tenant_header, tenant, "ADD_IF_ABSENT"))
+        mutations.append({"append": nodes.header(access.tenant_header, tenant, "ADD_IF_ABSENT")})
     typed = {
         "@type": _type("header_mutation.v3.HeaderMutation"),
         "mutations": {"request_mutations": mutations},
@@ -255,9 +250,9 @@ def _global_limit_filter(limit: RateLimitSection, access: Access) -> Node:
 def _refusals() -> list[Node]:
     # Triton's own client sends tensors over REST without a content type.
     rest = {"header_filter": {"header": _GRPC | {"invert_match": True, "treat_missing_header_as_empty": True}}}
-    own = _cel("response.code_details == 'local_rate_limited'")
+    own = nodes.cel_filter("response.code_details == 'local_rate_limited'")
     limited = {"or_filter": {"filters": [{"response_flag_filter": {"flags": ["RL"]}}, own]}}
-    unreadable = _cel("response.code_details.startsWith('rbac_access_denied')")
+    unreadable = nodes.cel_filter("response.code_details.startsWith('rbac_access_denied')")
     away = {"response_flag_filter": {"flags": ["RLSE"]}}
     unknown = {"or_filter": {"filters": [_status(401), _status(403)]}}
     json = {"json_format": {"error": "%LOCAL_REPLY_BODY%"}}
@@ -275,11 +270,6 @@ def _refusals() -> list[Node]:
 
 
 _GRPC: Node = {"name": "content-type", "string_match": {"prefix": "application/grpc"}}
-
-
-def _cel(expression: str) -> Node:
-    typed = {"@type": names.CEL_FILTER_TYPE, "expression": expression}
-    return {"extension_filter": {"name": names.CEL_FILTER, "typed_config": typed}}
 
 
 def _both(one: Node, other: Node) -> Node:

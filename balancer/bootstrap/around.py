@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from balancer.bootstrap.nodes import Node, manager_of
-from balancer.bootstrap.native import internal_cluster, internal_listener
+from balancer.bootstrap import nodes
+from balancer.bootstrap.native import add_internal, internal_listener
+from balancer.bootstrap.nodes import Node
 from balancer.extproc import names
 from balancer.extproc.responses import PUSHBACK
 
@@ -72,25 +73,19 @@ def refuse_unpicked(listener: Node, kept: Kept) -> None:
 def go_around(bootstrap: Node, listener: Node, kept: Kept) -> None:
     """Add the listener by which forwarded requests go around the balancer; `listener`: one that asks for picks."""
     around = internal_listener(listener, names.AROUND)
-    manager = manager_of(around)
+    manager = nodes.manager_of(around)
     manager["access_log"] = []
     manager["http_filters"][-1]["typed_config"].pop("upstream_log", None)
     manager.pop("tracing", None)
     manager["http_filters"] = [each for each in manager["http_filters"] if each["name"] not in _OF_PICKS]
-    (host,) = manager["route_config"]["virtual_hosts"]
-    for route in host["routes"]:
+    for route in nodes.routes_of(manager):
         route.pop("typed_per_filter_config", None)
         if route["name"] == names.COMPRESSED_ROUTE:
             # Whose it is cannot be read here.
             del route["route"]
             route.update(_REFUSED_COMPRESSED)
     _insert(around, _filter((*kept.forwarded, *kept.picked), kept.of_all, around=True))
-    resources = bootstrap["static_resources"]
-    resources["listeners"].append(around)
-    resources["clusters"].append(internal_cluster(resources["clusters"], names.AROUND))
-    bootstrap["bootstrap_extensions"] = [
-        {"name": names.INTERNAL_LISTENERS, "typed_config": {"@type": names.INTERNAL_LISTENERS_TYPE}}
-    ]
+    add_internal(bootstrap, around)
 
 
 _REFUSED_COMPRESSED: Node = {
@@ -99,7 +94,7 @@ _REFUSED_COMPRESSED: Node = {
         "body": {"inline_string": "no balancer answers that could read a compressed message; retry later"},
     },
     "response_headers_to_add": [{"header": {"key": PUSHBACK, "value": "1000"}}],
-    "typed_per_filter_config": {names.EXTRACTION: {"@type": names.FILTER_OFF_TYPE, "disabled": True}},
+    "typed_per_filter_config": {names.EXTRACTION: nodes.off()},
 }
 _OF_PICKS = (names.PICKS_FILTER, names.SPLIT_NAMESPACE)
 
@@ -112,8 +107,7 @@ def _filter(models: tuple[tuple[str, str], ...], of_all: str, *, around: bool) -
         **{"forwarded": names.FORWARDED_HEADER, "extraction": names.EXTRACTION},
         **{"namespace": names.DESTINATION_NAMESPACE, "destination": names.DESTINATION},
     }
-    typed = {"@type": names.LUA_TYPE, "default_source_code": {"inline_string": code}}
-    return {"name": names.KEPT_FILTER, "typed_config": typed}
+    return nodes.script(names.KEPT_FILTER, code)
 
 
 def in_lua(text: str) -> str:
@@ -123,4 +117,4 @@ def in_lua(text: str) -> str:
 
 def _insert(listener: Node, new: Node) -> None:
     """Before the router."""
-    manager_of(listener)["http_filters"].insert(-1, new)
+    nodes.manager_of(listener)["http_filters"].insert(-1, new)

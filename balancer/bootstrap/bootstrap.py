@@ -19,12 +19,13 @@ from typing import cast
 import yaml
 
 from balancer.balancer_tls import BalancerTls
+from balancer.bootstrap import nodes
 from balancer.bootstrap.access import Access, guard_listener
-from balancer.bootstrap.nodes import Node, address_of, discovery_type
 from balancer.bootstrap.around import NOTHING_KEPT, Kept, go_around, refuse_unpicked
 from balancer.bootstrap.fleet import FleetOptions, ask_the_balancer, nobody_names_himself
 from balancer.bootstrap.logs import access_logger, audit_logger
 from balancer.bootstrap.native import NativeOptions, decide_natively
+from balancer.bootstrap.nodes import Node
 from balancer.bootstrap.overlay import merge
 from balancer.bootstrap.proxy import forward_by_balancer, forward_rest_by_balancer, hold_compressed
 from balancer.bootstrap.sections import EnvoySection
@@ -194,7 +195,7 @@ def _fill_listener(listener: Node, options: BootstrapOptions, secrets: Secrets) 
         manager["access_log"].append(access_logger(envoy.access_log))
     if envoy.audit_log is not None:
         manager["access_log"].append(audit_logger(envoy.audit_log.file))
-    ext_proc = next(f for f in manager["http_filters"] if f["name"] == names.PICKS_FILTER)
+    ext_proc = nodes.named(manager["http_filters"], names.PICKS_FILTER)
     ext_proc["typed_config"]["message_timeout"] = _seconds(options.message_timeout_s)
     (host,) = manager["route_config"]["virtual_hosts"]
     host["request_body_buffer_limit"] = int(envoy.request_buffer_limit_bytes)
@@ -220,7 +221,7 @@ def _fill_clusters(clusters: list[Node], options: BootstrapOptions, secrets: Sec
     for cluster in ours:
         _set_endpoints(cluster, cluster["name"], options.balancers)
         cluster["health_checks"][0]["timeout"] = _seconds(options.health_timeout_s)
-    one = next(cluster for cluster in clusters if cluster["name"] == names.process_cluster(0))
+    one = nodes.named(clusters, names.process_cluster(0))
     clusters.remove(one)
     for process, balancer in enumerate(options.balancers):
         cluster = copy.deepcopy(one)
@@ -239,6 +240,6 @@ def _fill_clusters(clusters: list[Node], options: BootstrapOptions, secrets: Sec
 
 def _set_endpoints(cluster: Node, name: str, balancers: tuple[str, ...]) -> None:
     cluster["name"] = name
-    cluster["type"] = discovery_type(balancers)
-    endpoints = [{"endpoint": {"address": address_of(balancer)}} for balancer in balancers]
+    cluster["type"] = nodes.discovery_type(balancers)
+    endpoints = [{"endpoint": {"address": nodes.address_of(balancer)}} for balancer in balancers]
     cluster["load_assignment"] = {"cluster_name": name, "endpoints": [{"lb_endpoints": endpoints}]}

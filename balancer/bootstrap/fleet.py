@@ -9,8 +9,9 @@ import copy
 from dataclasses import dataclass
 
 from balancer.balancer_tls import BalancerTls
-from balancer.bootstrap.nodes import Node, address_of, discovery_type, either, manager_of
-from balancer.bootstrap.tls import Secrets, server_socket
+from balancer.bootstrap import nodes
+from balancer.bootstrap.nodes import Node
+from balancer.bootstrap.tls import Secrets, balancer_socket
 from balancer.extproc import names
 
 _SERVICE = "/inference.GRPCInferenceService/"
@@ -47,34 +48,30 @@ def ask_the_balancer(bootstrap: Node, fleet: FleetOptions, tls: BalancerTls | No
     """Change a complete bootstrap, its first listener."""
     resources = bootstrap["static_resources"]
     listeners = resources["listeners"]
-    manager = manager_of(listeners[0])
-    (host,) = manager["route_config"]["virtual_hosts"]
-    routes = host["routes"]
-    off = _deciders_off(manager)
-    routes[:] = [_answered(route, off) if _path(route) in _QUESTIONS else route for route in routes]
-    _insert(routes, _REFUSED, [_to_grpc(path, off) for path in (*_READ, *(_CHANGED if fleet.changes else ()))])
+    manager = nodes.manager_of(listeners[0])
+    routes = nodes.routes_of(manager)
+    undecided = _deciders_off(manager)
+    routes[:] = [_answered(route, undecided) if _path(route) in _QUESTIONS else route for route in routes]
+    _insert(routes, _REFUSED, [_to_grpc(path, undecided) for path in (*_READ, *(_CHANGED if fleet.changes else ()))])
     rest = (_READ_REST, *((_CHANGED_REST,) if fleet.changes else ()))
-    _insert(routes, _REFUSED_REST, [_to_rest(pattern, off) for pattern in rest])
+    _insert(routes, _REFUSED_REST, [_to_rest(pattern, undecided) for pattern in rest])
     manager["access_log"] = [_by_worker(log) for log in manager["access_log"]]
     clusters = resources["clusters"]
-    like = next(cluster for cluster in clusters if cluster["name"] == names.BALANCER_CLUSTER)
+    like = nodes.named(clusters, names.BALANCER_CLUSTER)
     ours = [_grpc_cluster(like, fleet.grpc), _rest_cluster(like, fleet.rest)]
     if tls is not None:
         for cluster, protocol in zip(ours, ("h2", "http/1.1"), strict=True):
             # The same files as towards `listen.envoy`.
-            cluster["transport_socket"] = server_socket(
-                tls, secrets, "balancer_authority", "gateway_certificate", protocol
-            )
+            cluster["transport_socket"] = balancer_socket(tls, secrets, protocol)
     clusters += ours
     pairs = ((names.FLEET_GRPC_CLUSTER, names.GRPC_CLUSTER), (names.FLEET_REST_CLUSTER, names.HTTP_CLUSTER))
-    clusters += [either(f"{ours}{names.OR_WORKER}", ours, workers) for ours, workers in pairs]
+    clusters += [nodes.either(f"{ours}{names.OR_WORKER}", ours, workers) for ours, workers in pairs]
 
 
 def nobody_names_himself(bootstrap: Node) -> None:
     """Take the header that names callers out of what clients send, where no filter does: the balancer goes by it."""
-    manager = manager_of(bootstrap["static_resources"]["listeners"][0])
-    (extension,) = manager["early_header_mutation_extensions"]
-    extension["typed_config"]["mutations"].insert(0, {"remove": names.PRINCIPAL_HEADER})
+    manager = nodes.manager_of(bootstrap["static_resources"]["listeners"][0])
+    nodes.mutations_of(manager).insert(0, {"remove": names.PRINCIPAL_HEADER})
 
 
 def _path(route: Node) -> str:
@@ -84,41 +81,39 @@ def _path(route: Node) -> str:
 
 def _deciders_off(manager: Node) -> Node:
     present = {each["name"] for each in manager["http_filters"]}
-    off = {"@type": names.FILTER_OFF_TYPE, "disabled": True}
-    return {name: dict(off) for name in (names.PICKS_FILTER, names.NATIVE_FILTER) if name in present}
+    return {name: nodes.off() for name in (names.PICKS_FILTER, names.NATIVE_FILTER) if name in present}
 
 
-def _answered(route: Node, off: Node) -> Node:
+def _answered(route: Node, undecided: Node) -> Node:
     grpc = "grpc" in route["match"]
     cluster = f"{names.FLEET_GRPC_CLUSTER if grpc else names.FLEET_REST_CLUSTER}{names.OR_WORKER}"
-    return {**_marked(off), **route, "route": {**route["route"], "cluster": cluster}}
+    return {**_marked(undecided), **route, "route": {**route["route"], "cluster": cluster}}
 
 
-def _marked(off: Node) -> Node:
-    header = {"header": {"key": names.FLEET_HEADER, "value": "true"}}
+def _marked(undecided: Node) -> Node:
     return {
-        "request_headers_to_add": [header | {"append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}],
-        "typed_per_filter_config": copy.deepcopy(off),
+        "request_headers_to_add": [nodes.header(names.FLEET_HEADER, "true")],
+        "typed_per_filter_config": copy.deepcopy(undecided),
     }
 
 
-def _to_grpc(path: str, off: Node) -> Node:
+def _to_grpc(path: str, undecided: Node) -> Node:
     route = {
         "cluster": names.FLEET_GRPC_CLUSTER,
         "timeout": "0s",
         "max_stream_duration": {"grpc_timeout_header_max": "0s"},
         "retry_policy": {"num_retries": 0},
     }
-    return {"name": "grpc_fleet", "match": {"path": path, "grpc": {}}, "route": route, **_marked(off)}
+    return {"name": "grpc_fleet", "match": {"path": path, "grpc": {}}, "route": route, **_marked(undecided)}
 
 
-def _to_rest(pattern: str, off: Node) -> Node:
+def _to_rest(pattern: str, undecided: Node) -> Node:
     route = {"cluster": names.FLEET_REST_CLUSTER, "timeout": "0s", "retry_policy": {"num_retries": 0}}
-    return {"name": "rest_fleet", "match": {"safe_regex": {"regex": pattern}}, "route": route, **_marked(off)}
+    return {"name": "rest_fleet", "match": {"safe_regex": {"regex": pattern}}, "route": route, **_marked(undecided)}
 
 
 def _insert(routes: list[Node], before: str, new: list[Node]) -> None:
-    at = next(position for position, route in enumerate(routes) if route["name"] == before)
+    at = routes.index(nodes.named(routes, before))
     routes[at:at] = new
 
 
@@ -160,7 +155,7 @@ def _cluster(like: Node, name: str, addresses: tuple[str, ...]) -> Node:
     cluster.pop("transport_socket", None)
     # Errors here are answers: Triton's, or to callers who may not.
     del cluster["outlier_detection"]
-    endpoints = [{"endpoint": {"address": address_of(address)}} for address in addresses]
-    cluster["name"], cluster["type"] = name, discovery_type(addresses)
+    endpoints = [{"endpoint": {"address": nodes.address_of(address)}} for address in addresses]
+    cluster["name"], cluster["type"] = name, nodes.discovery_type(addresses)
     cluster["load_assignment"] = {"cluster_name": name, "endpoints": [{"lb_endpoints": endpoints}]}
     return cluster

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from balancer.bootstrap.nodes import Node, manager_of
+from balancer.bootstrap import nodes
+from balancer.bootstrap.nodes import Node
 from balancer.bootstrap.traces import decision_tags, traced_logger
 from balancer.extproc import names
 
@@ -41,12 +42,8 @@ def decide_natively(bootstrap: Node, native: NativeOptions, forwarded: tuple[str
     that are `forwarded`."""
     resources = bootstrap["static_resources"]
     (listener,) = resources["listeners"]
-    resources["listeners"].append(_asking_listener(listener))
-    resources["clusters"].append(internal_cluster(resources["clusters"], names.ASKING))
-    bootstrap["bootstrap_extensions"] = [
-        {"name": names.INTERNAL_LISTENERS, "typed_config": {"@type": names.INTERNAL_LISTENERS_TYPE}}
-    ]
-    manager = manager_of(listener)
+    add_internal(bootstrap, _asking_listener(listener))
+    manager = nodes.manager_of(listener)
     router = manager["http_filters"][-1]
     # The module sees answers end.
     router["typed_config"] = {key: value for key, value in router["typed_config"].items() if "upstream_log" not in key}
@@ -55,19 +52,19 @@ def decide_natively(bootstrap: Node, native: NativeOptions, forwarded: tuple[str
         _module_filter(native, forwarded, leaves_metadata=bool(logs) or "tracing" in manager),
         router,
     ]
-    _mutations(manager).pop()  # the id that the balancer tells requests apart by, where it is asked
-    outcomes = next(log for log in manager["access_log"] if log["name"] == names.OUTCOMES_LOG)
+    nodes.mutations_of(manager).pop()  # the id that the balancer tells requests apart by, where it is asked
+    outcomes = nodes.named(manager["access_log"], names.OUTCOMES_LOG)
     manager["access_log"] = [_of_what_was_settled(log) for log in logs]
     if "tracing" in manager:
         # Of what is forwarded the balancer knows.
         known = (names.FORWARDED_HEADER,) if forwarded else ()
         manager["access_log"].append(_only_settled(traced_logger(outcomes), *known))
         manager["tracing"]["custom_tags"] = decision_tags(names.DECISION_NAMESPACE, names.DECISION_NAMESPACE)
-    (host,) = manager["route_config"]["virtual_hosts"]
-    for route in host["routes"]:
+    routes = nodes.routes_of(manager)
+    for route in routes:
         # For filters that are not there.
         route.pop("typed_per_filter_config", None)
-    host["routes"].insert(0, _ASKED_ROUTE)
+    routes.insert(0, _ASKED_ROUTE)
     for cluster in resources["clusters"]:
         if cluster["name"] in (names.GRPC_CLUSTER, names.HTTP_CLUSTER):
             _follow_module(cluster, native)
@@ -78,15 +75,9 @@ def decide_natively(bootstrap: Node, native: NativeOptions, forwarded: tuple[str
                 config["eds_config"]["path_config_source"] = {"path": str(path)}
 
 
-def _mutations(manager: Node) -> list[Node]:
-    (extension,) = manager["early_header_mutation_extensions"]
-    mutations: list[Node] = extension["typed_config"]["mutations"]
-    return mutations
-
-
 def _asking_listener(listener: Node) -> Node:
     asking = internal_listener(listener, names.ASKING)
-    manager = manager_of(asking)
+    manager = nodes.manager_of(asking)
     for log in [*manager["access_log"], *manager["http_filters"][-1]["typed_config"]["upstream_log"]]:
         if log["name"] == names.OUTCOMES_LOG:
             log["typed_config"]["common_config"] |= _AT_ONCE
@@ -101,31 +92,29 @@ def internal_listener(listener: Node, name: str) -> Node:
     within["internal_listener"] = {}
     within["ignore_global_conn_limit"] = True
     within["filter_chains"][0].pop("transport_socket", None)
-    manager = manager_of(within)
+    manager = nodes.manager_of(within)
     manager["stat_prefix"] = name
     # Who the client is, and what its request is called, stands in headers by now.
     manager["use_remote_address"] = False
     manager["generate_request_id"] = False
-    _mutations(manager)[:] = [{"remove": names.ASKING_HEADER}, _mutations(manager)[-1]]
+    nodes.mutations_of(manager)[:] = [{"remove": names.ASKING_HEADER}, nodes.mutations_of(manager)[-1]]
     manager["max_request_headers_kb"] += _ROOM_KB
     manager["common_http_protocol_options"]["max_headers_count"] += _ROOM_HEADERS
     return within
 
 
-def internal_cluster(clusters: list[Node], name: str) -> Node:
-    """To such a listener; without limits and over HTTP/2, as to a process of the balancer."""
-    like = next(cluster for cluster in clusters if cluster["name"] == names.process_cluster(0))
+def add_internal(bootstrap: Node, listener: Node) -> None:
+    """Such a listener, and a cluster of its name: without limits and over HTTP/2, as to a process of the balancer."""
+    resources, name = bootstrap["static_resources"], listener["name"]
+    like = nodes.named(resources["clusters"], names.process_cluster(0))
     address = {"envoy_internal_address": {"server_listener_name": name}}
-    return {
-        "name": name,
-        "type": "STATIC",
-        "load_assignment": {
-            "cluster_name": name,
-            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address}}]}],
-        },
-        "circuit_breakers": like["circuit_breakers"],
-        "typed_extension_protocol_options": like["typed_extension_protocol_options"],
-    }
+    endpoints = [{"lb_endpoints": [{"endpoint": {"address": address}}]}]
+    cluster = {"name": name, "type": "STATIC", "load_assignment": {"cluster_name": name, "endpoints": endpoints}}
+    cluster |= {key: like[key] for key in ("circuit_breakers", "typed_extension_protocol_options")}
+    resources["clusters"].append(cluster)
+    resources["listeners"].append(listener)
+    internal = {"@type": names.INTERNAL_LISTENERS_TYPE}
+    bootstrap["bootstrap_extensions"] = [{"name": names.INTERNAL_LISTENERS, "typed_config": internal}]
 
 
 _ASKED: Node = {"name": names.ASKING_HEADER, "present_match": True}

@@ -1,8 +1,9 @@
-"""Parts of Envoy's bootstrap: its nodes, addresses as Envoy reaches what listens there, clusters."""
+"""Nodes of Envoy's bootstrap: where the template's are, and those of which several parts add one."""
 
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterable
 from typing import Any
 
 from balancer.errors import OperatorError
@@ -17,6 +18,43 @@ def manager_of(listener: Node) -> Node:
     """The listener's HTTP connection manager: its routes, filters and logs."""
     manager: Node = listener["filter_chains"][0]["filters"][0]["typed_config"]
     return manager
+
+
+def routes_of(manager: Node) -> list[Node]:
+    """Its routes, in the order in which Envoy tries them."""
+    (host,) = manager["route_config"]["virtual_hosts"]
+    routes: list[Node] = host["routes"]
+    return routes
+
+
+def mutations_of(manager: Node) -> list[Node]:
+    """What is done to a request's headers before anything else."""
+    (extension,) = manager["early_header_mutation_extensions"]
+    mutations: list[Node] = extension["typed_config"]["mutations"]
+    return mutations
+
+
+def named(nodes: Iterable[Node], name: str) -> Node:
+    return next(node for node in nodes if node["name"] == name)
+
+
+def off() -> Node:
+    """The configuration of a filter that a route does without."""
+    return {"@type": names.FILTER_OFF_TYPE, "disabled": True}
+
+
+def header(name: str, value: str, action: str = "OVERWRITE_IF_EXISTS_OR_ADD") -> Node:
+    return {"header": {"key": name, "value": value}, "append_action": action}
+
+
+def script(name: str, code: str) -> Node:
+    return {"name": name, "typed_config": {"@type": names.LUA_TYPE, "default_source_code": {"inline_string": code}}}
+
+
+def cel_filter(expression: str) -> Node:
+    """Of a log: where this expression is true."""
+    typed = {"@type": names.CEL_FILTER_TYPE, "expression": expression}
+    return {"extension_filter": {"name": names.CEL_FILTER, "typed_config": typed}}
 
 
 def check_balancers(balancers: tuple[str, ...]) -> None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 import copy
 
 from balancer import bounds
-from balancer.bootstrap.nodes import Node, either, manager_of
+from balancer.bootstrap import nodes
 from balancer.bootstrap.around import in_lua
+from balancer.bootstrap.nodes import Node
 from balancer.extproc import names
 from balancer.extproc.kserve import METHODS, SERVICE, Kind
 
@@ -32,6 +33,7 @@ end
 _STREAMS = {f"{SERVICE}{method}" for method, kind in METHODS.items() if kind is Kind.STREAM}
 _MARKED = {"name": names.FORWARDED_HEADER, "string_match": {"exact": names.FORWARDED}}
 _FORWARDED = {f"{SERVICE}{method}" for method, kind in METHODS.items() if kind in (Kind.INFERENCE, Kind.STREAM)}
+_OF_PICKS = (names.PICKS_FILTER, names.EXTRACTION, names.KEPT_FILTER)
 _INFER = r"/v2/models/[^/]+(/versions/[^/]+)?/infer"
 _JSON_BYTES = "inference-header-content-length"
 _BODY_BYTES = "content-length"
@@ -47,23 +49,23 @@ def forward_by_balancer(bootstrap: Node, models: tuple[str, ...] | None) -> None
     While the balancer is away they go to the cluster `around`, which is still to be added.
     """
     resources = bootstrap["static_resources"]
-    manager = manager_of(resources["listeners"][0])
-    (host,) = manager["route_config"]["virtual_hosts"]
-    mine = [route for route in host["routes"] if route["match"].get("path") in _FORWARDED]
-    compressed = next(route for route in host["routes"] if route["name"] == names.COMPRESSED_ROUTE)
-    host["routes"].remove(compressed)
+    manager = nodes.manager_of(resources["listeners"][0])
+    routes = nodes.routes_of(manager)
+    mine = [route for route in routes if route["match"].get("path") in _FORWARDED]
+    compressed = nodes.named(routes, names.COMPRESSED_ROUTE)
+    routes.remove(compressed)
     if models is None:
         # What is forwarded, gRPC inflates for the balancer. Else Envoy's script could not see which model a compressed
         # message is for: it is refused.
-        host["routes"].insert(host["routes"].index(mine[-1]) + 1, compressed)
+        routes.insert(routes.index(mine[-1]) + 1, compressed)
     if models is not None:
         _mark(manager["http_filters"], models)
         marked = [{**route, "match": {**route["match"], "headers": [_MARKED]}} for route in mine]
         for route in mine:
             route["name"] = names.FORWARDABLE
-        host["routes"][:0] = mine = marked
+        routes[:0] = mine = marked
     clusters = resources["clusters"]
-    ours = copy.deepcopy(next(cluster for cluster in clusters if cluster["name"] == names.BALANCER_CLUSTER))
+    ours = copy.deepcopy(nodes.named(clusters, names.BALANCER_CLUSTER))
     ours["name"] = ours["load_assignment"]["cluster_name"] = names.PROXY_GRPC_CLUSTER
     # Errors here are answers, those of workers and refusals: only health checks take a process out.
     del ours["outlier_detection"]
@@ -71,10 +73,10 @@ def forward_by_balancer(bootstrap: Node, models: tuple[str, ...] | None) -> None
         _to_proxy(route, names.PROXY_CLUSTER, manager, ours, found_late=models is not None)
     for log in manager["access_log"]:
         if log["name"] == names.OUTCOMES_LOG:
-            log["filter"] = {"and_filter": {"filters": [log["filter"], _cel(_TOLD_BY_ENVOY)]}}
+            log["filter"] = {"and_filter": {"filters": [log["filter"], nodes.cel_filter(_TOLD_BY_ENVOY)]}}
     for log in manager["http_filters"][-1]["typed_config"]["upstream_log"]:
-        log["filter"] = {"and_filter": {"filters": [_cel(_PICKED_FOR), log["filter"]]}}
-    clusters += [ours, either(names.PROXY_CLUSTER, names.PROXY_GRPC_CLUSTER, names.AROUND)]
+        log["filter"] = {"and_filter": {"filters": [nodes.cel_filter(_PICKED_FOR), log["filter"]]}}
+    clusters += [ours, nodes.either(names.PROXY_CLUSTER, names.PROXY_GRPC_CLUSTER, names.AROUND)]
 
 
 def _mark(filters: list[Node], models: tuple[str, ...]) -> None:
@@ -82,9 +84,7 @@ def _mark(filters: list[Node], models: tuple[str, ...]) -> None:
         "models": ", ".join(f"[{in_lua(name)}] = true" for name in models),
         **{"extraction": names.EXTRACTION, "header": names.FORWARDED_HEADER, "mark": names.FORWARDED},
     }
-    typed = {"@type": names.LUA_TYPE, "default_source_code": {"inline_string": code}}
-    at = next(place for place, each in enumerate(filters) if each["name"] == names.PICKS_FILTER)
-    filters.insert(at, {"name": names.FORWARDED_FILTER, "typed_config": typed})
+    filters.insert(filters.index(nodes.named(filters, names.PICKS_FILTER)), nodes.script(names.FORWARDED_FILTER, code))
 
 
 def _to_proxy(route: Node, cluster: str, manager: Node, ours: Node, *, found_late: bool) -> None:
@@ -97,19 +97,13 @@ def _to_proxy(route: Node, cluster: str, manager: Node, ours: Node, *, found_lat
         ours: The cluster of the balancer's processes alone.
         found_late: When filters stand already, so that one can but see by itself that it is not to ask.
     """
-    off = {"@type": names.FILTER_OFF_TYPE, "disabled": True}
     route["name"] = names.PROXIED
     present = {each["name"] for each in manager["http_filters"]}
-    unused = {name: off for name in (names.PICKS_FILTER, names.EXTRACTION, names.KEPT_FILTER) if name in present}
+    unused = {name: nodes.off() for name in _OF_PICKS if name in present}
     if found_late:
         unused = {name: {"@type": _UNASKED_TYPE, "disabled": True} for name in unused if name == names.PICKS_FILTER}
     route["typed_per_filter_config"] = unused
-    route["request_headers_to_add"] = [
-        {
-            "header": {"key": names.COMPRESSED_HEADER, "value": "%REQ(grpc-encoding)%"},
-            "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
-        }
-    ]
+    route["request_headers_to_add"] = [nodes.header(names.COMPRESSED_HEADER, "%REQ(grpc-encoding)%")]
     action = copy.deepcopy(route["route"])
     action["cluster"] = cluster
     several = len(ours["load_assignment"]["endpoints"][0]["lb_endpoints"]) > 1
@@ -138,19 +132,18 @@ def forward_rest_by_balancer(bootstrap: Node, most_bytes: int, models: tuple[str
     that it takes. Where a listener within Envoy asks, it forwards as well."""
     resources = bootstrap["static_resources"]
     clusters = resources["clusters"]
-    ours = copy.deepcopy(next(cluster for cluster in clusters if cluster["name"] == names.FLEET_REST_CLUSTER))
+    ours = copy.deepcopy(nodes.named(clusters, names.FLEET_REST_CLUSTER))
     ours["name"] = ours["load_assignment"]["cluster_name"] = names.PROXY_REST_CLUSTER
     ours["health_checks"][0]["http_health_check"] = {"path": names.PROXY_HEALTH_PATH}
-    clusters += [ours, either(f"{ours['name']}{names.OR_WORKER}", ours["name"], names.AROUND)]
+    clusters += [ours, nodes.either(f"{ours['name']}{names.OR_WORKER}", ours["name"], names.AROUND)]
     for listener in resources["listeners"]:
-        manager = manager_of(listener)
+        manager = nodes.manager_of(listener)
         _forward_rest(manager, ours, most_bytes, some=models is not None)
 
 
 def _forward_rest(manager: Node, ours: Node, most_bytes: int, *, some: bool) -> None:
-    (host,) = manager["route_config"]["virtual_hosts"]
-    routes = host["routes"]
-    at = next(place for place, route in enumerate(routes) if route["name"] == _REST)
+    routes = nodes.routes_of(manager)
+    at = routes.index(nodes.named(routes, _REST))
     as_picked = [_rest_route(routes[at], headers) for headers in _as_picked(most_bytes)]
     forwarded = _rest_route(routes[at], (_MARKED,) if some else ())
     _to_proxy(forwarded, f"{names.PROXY_REST_CLUSTER}{names.OR_WORKER}", manager, ours, found_late=some)
@@ -182,12 +175,12 @@ def hold_compressed(bootstrap: Node, most_bytes: int) -> None:
     """Have Envoy keep compressed requests that are forwarded until they are whole. The balancer keeps room for each
     that it reads, so nobody is to send one slowly. But no stream, which has no end."""
     for listener in bootstrap["static_resources"]["listeners"]:
-        manager = manager_of(listener)
-        (host,) = manager["route_config"]["virtual_hosts"]
-        forwarded = [route for route in host["routes"] if route["name"] == names.PROXIED]
+        manager = nodes.manager_of(listener)
+        routes = nodes.routes_of(manager)
+        forwarded = [route for route in routes if route["name"] == names.PROXIED]
         whole = [route for route in forwarded if route["match"].get("path") not in _STREAMS]
         for route in whole:
-            host["routes"].insert(host["routes"].index(route), _held(route, most_bytes))
+            routes.insert(routes.index(route), _held(route, most_bytes))
         if whole:
             kept = {"@type": names.BUFFER_TYPE, "max_request_bytes": most_bytes}
             manager["http_filters"].insert(-1, {"name": names.BUFFER_FILTER, "typed_config": kept, "disabled": True})
@@ -201,8 +194,3 @@ def _held(route: Node, most_bytes: int) -> Node:
     on = {"@type": names.BUFFER_PER_ROUTE_TYPE, "buffer": {"max_request_bytes": most_bytes}}
     held["typed_per_filter_config"] = {**held.get("typed_per_filter_config", {}), names.BUFFER_FILTER: on}
     return held
-
-
-def _cel(expression: str) -> Node:
-    typed = {"@type": names.CEL_FILTER_TYPE, "expression": expression}
-    return {"extension_filter": {"name": names.CEL_FILTER, "typed_config": typed}}

@@ -106,8 +106,8 @@ def server_socket(tls: BalancerTls, secrets: Secrets, authority: str, certificat
     return {"name": TLS_SOCKET, "typed_config": typed}
 
 
-def balancer_socket(tls: BalancerTls, secrets: Secrets) -> Node:
-    return server_socket(tls, secrets, "balancer_authority", "gateway_certificate")
+def balancer_socket(tls: BalancerTls, secrets: Secrets, protocol: str = "h2") -> Node:
+    return server_socket(tls, secrets, "balancer_authority", "gateway_certificate", protocol)
 
 
 def triton_sockets(tls: TritonTlsSection, secrets: Secrets) -> dict[str, Node]:

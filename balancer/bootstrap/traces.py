@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 
-from balancer.bootstrap.nodes import Node, grpc_cluster, manager_of
+from balancer.bootstrap import nodes
+from balancer.bootstrap.nodes import Node
 from balancer.bootstrap.sections import TracesSection
 from balancer.extproc import names
 
@@ -26,7 +27,7 @@ def add_traces(bootstrap: Node, traces: TracesSection) -> None:
     """Change a bootstrap with one listener so that its requests are traced."""
     resources = bootstrap["static_resources"]
     (listener,) = resources["listeners"]
-    manager = manager_of(listener)
+    manager = nodes.manager_of(listener)
     manager["tracing"] = {
         "provider": {
             "name": names.TRACER,
@@ -45,13 +46,12 @@ def add_traces(bootstrap: Node, traces: TracesSection) -> None:
         "custom_tags": decision_tags(names.LOG_NAMESPACE, names.DESTINATION_NAMESPACE),
     }
     if not traces.follow_clients:
-        (extension,) = manager["early_header_mutation_extensions"]
-        extension["typed_config"]["mutations"][:0] = [{"remove": header} for header in _TRACE_HEADERS]
+        nodes.mutations_of(manager)[:0] = [{"remove": header} for header in _TRACE_HEADERS]
     for log in manager["access_log"]:
         if log["name"] == names.OUTCOMES_LOG:
             # As Envoy hands it on: with its own id where it began the trace, and whether that is sampled.
             log["typed_config"]["additional_request_headers_to_log"].append(names.TRACE_HEADER)
-    resources["clusters"].append(grpc_cluster(names.TRACES_CLUSTER, traces.collector))
+    resources["clusters"].append(nodes.grpc_cluster(names.TRACES_CLUSTER, traces.collector))
 
 
 def _sampler(share: float) -> Node:
