@@ -13,16 +13,20 @@ from balancer.kernel import counting, eligibility, of_worker, picking, reports
 from balancer.kernel import deciding as steps
 from balancer.kernel.answers import Compiler, is_shipped
 from balancer.kernel.block import ordinary_memory
-from balancer.kernel.deciding import INVALID, deciding
+from balancer.kernel.deciding import INVALID, NOBODY, deciding
 from balancer.kernel.estimators.queue import others_left, pending_now
 from balancer.kernel.state import (
     AMONG,
     FOUND_COLUMNS,
     MAX_FALLBACKS,
+    MAX_PENDING,
     NAMED,
     PROPENSITY,
     REFUSED_AT,
+    SHED_LATE,
+    SHEDDABLE_PENDING,
     SLOW_START_S,
+    ZONE_BOUND_S,
     FleetState,
     RequestFeatures,
 )
@@ -95,9 +99,11 @@ class Kernel:
 
     def __init__(self) -> None:
         instead = {picking.draw_worker: self._draw_worker, picking.name_fallbacks: self._name_fallbacks}
-        instead |= self._steps()
+        instead |= {steps.admit: self._admit_quickly, **self._steps()}
         self._decide = deciding(self._answer, Compiler(lambda step: instead.get(step, step)))
         self._found: Any = [0.0] * FOUND_COLUMNS
+        self._settings, self._narrows = b"", True
+        """Settings as they were last, and whether by them not everybody who may serve a request may be picked."""
 
     def _steps(self) -> dict[Any, Any]:
         """What is done otherwise than the steps of a decision do it, to the same bits."""
@@ -172,12 +178,27 @@ class Kernel:
         self.asked = None
         x.decision.mask[0] = mask
         found, fallbacks = self._found, [-1] * bounds.MAX_FALLBACKS
-        options: Any = asker, policy, request.numbered(number)
+        self._look_at_settings(x)
+        options: Any = asker, policy, request.numbered(number), None if self._narrows or one >= 0 else mask
         uniform, features = unit(mix(self.seed ^ number)), features_of(request, number, column)
-        hashes = request.key is not None or x.decision.settings[0, SLOW_START_S] > 0
-        decide = self._decide_by_hashes if hashes else self._decide
+        decide = self._decide_by_hashes if self._narrows or request.key is not None else self._decide
         w = decide(x, options, 0, 0, features, now_s, uniform, how, one, found, fallbacks)  # type: ignore[arg-type]
         return new_tuple(Picked, (w, found[PROPENSITY], tuple(fallbacks[: int(found[NAMED])]), found[AMONG]))
+
+    def _look_at_settings(self, x: FleetState) -> None:
+        settings = x.decision.settings[0].tobytes()
+        if settings != self._settings:
+            row = x.decision.settings[0]
+            limited = min(row[MAX_PENDING], row[SHEDDABLE_PENDING]) < np.inf or row[SHED_LATE] > 0
+            self._settings, self._narrows = settings, bool(limited or row[SLOW_START_S] > 0 or row[ZONE_BOUND_S] >= 0)
+
+    def _admit_quickly(
+        self, x: FleetState, e: int, first: int, request: RequestFeatures, now_s: float, found: Any
+    ) -> int:
+        """As in `deciding`, in a third of the time where nobody is left out."""
+        if self._narrows:
+            return steps.admit(x, e, first, request, now_s, found)
+        return int(np.count_nonzero(x.decision.mask[0])) or NOBODY
 
     def _decide_by_hashes(self, *arguments: Any) -> int:
         with np.errstate(over="ignore"):  # products of 64 bits, of which the upper ones go
@@ -185,8 +206,9 @@ class Kernel:
 
     def _answer(self, x: FleetState, options: Any, e: int, first: int, request: RequestFeatures, now_s: float) -> int:
         """See `answers.Answer`: the policy is asked."""
-        asker, policy, asked_for = options
-        asked = self.asked = asker.ask(policy, asked_for, request.model, x.decision.mask[0].copy(), now_s)
+        asker, policy, asked_for, mask = options
+        left = x.decision.mask[0].copy() if mask is None else mask
+        asked = self.asked = asker.ask(policy, asked_for, request.model, left, now_s)
         if asked.probabilities is None:
             return INVALID
         if asked_for.sequence:
