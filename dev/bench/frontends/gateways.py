@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from balancer.bootstrap.bootstrap import BootstrapOptions, render
+from balancer.bootstrap.nodes import manager_of
 from balancer.discovery.workers import WorkerSpec
 from balancer.kernel.compiled.compiler import compiler
 from balancer.stack.envoyproxy import EnvoyProcess
@@ -132,7 +133,7 @@ def without_balancer(options: BootstrapOptions, workers: Sequence[WorkerSpec]) -
     bootstrap = yaml.safe_load(render(dataclasses.replace(options, fleet=None)))
     del bootstrap["dynamic_resources"]
     resources = bootstrap["static_resources"]
-    manager = resources["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    manager = manager_of(resources["listeners"][0])
     del manager["access_log"]
     manager["http_filters"] = [each for each in manager["http_filters"] if each["name"] == "envoy.filters.http.router"]
     clusters = {cluster["name"]: cluster for cluster in resources["clusters"]}

@@ -16,6 +16,7 @@ from support.tokens import Issuer
 from balancer.bootstrap.bootstrap import BootstrapOptions, render_with_secrets, write_secrets
 from balancer.bootstrap.keys import MOST_KEYS, read_jwks, read_keys
 from balancer.bootstrap.native import NativeOptions
+from balancer.bootstrap.nodes import manager_of
 from balancer.bootstrap.sections import (
     ApiKeysSection,
     AuditLogSection,
@@ -78,7 +79,7 @@ def test_clients_are_asked_first_and_where_they_come_in_and_nowhere_else(
 ) -> None:
     _, bootstrap = written(everything(tmp_path, native, tokens), tmp_path)
     outer, *inner = [
-        [each["name"] for each in listener["filter_chains"][0]["filters"][0]["typed_config"]["http_filters"]]
+        [each["name"] for each in manager_of(listener)["http_filters"]]
         for listener in bootstrap["static_resources"]["listeners"]
     ]
     asked = "envoy.filters.http.jwt_authn" if tokens else "envoy.filters.http.api_key_auth"

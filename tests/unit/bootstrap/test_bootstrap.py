@@ -13,6 +13,7 @@ from support.bootstrap import changed, options_of
 
 from balancer.bootstrap.bootstrap import BootstrapOptions, render, render_with_secrets, template
 from balancer.bootstrap.native import NativeOptions
+from balancer.bootstrap.nodes import manager_of, routes_of
 from balancer.bootstrap.sections import BalancerTlsSection, EnvoyTlsSection, TracesSection
 from balancer.extproc import picker
 from balancer.extproc.names import NOT_EXECUTED_TEXTS, NOT_TAKEN
@@ -27,11 +28,11 @@ def rendered(options: BootstrapOptions) -> Any:
 
 
 def manager(bootstrap: Any) -> Any:
-    return bootstrap["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    return manager_of(bootstrap["static_resources"]["listeners"][0])
 
 
 def routes() -> Any:
-    return manager(yaml.safe_load(template()))["route_config"]["virtual_hosts"][0]["routes"]
+    return routes_of(manager(yaml.safe_load(template())))
 
 
 def test_the_defaults_are_the_file_that_an_sre_reads() -> None:
@@ -196,18 +197,16 @@ def test_what_asks_is_a_listener_within_where_envoy_decides() -> None:
     }
     assert "address" not in inner
     assert inner["internal_listener"] == {}
-    within = inner["filter_chains"][0]["filters"][0]["typed_config"]
+    within = manager_of(inner)
     assert within["http_filters"][:-1] == asking["http_filters"][:-1]
     assert within["route_config"] == asking["route_config"]
     (told,) = within["http_filters"][-1]["typed_config"]["upstream_log"]
     assert told["typed_config"]["common_config"]["buffer_size_bytes"] == 0
     assert [log["name"] for log in within["access_log"]] == [log["name"] for log in asking["access_log"]]
     assert within["access_log"][0]["typed_config"]["common_config"]["buffer_size_bytes"] == 0
-    (way_in, *routes) = manager(deciding)["route_config"]["virtual_hosts"][0]["routes"]
+    (way_in, *routes) = routes_of(manager(deciding))
     assert way_in["route"]["cluster"] == inner["name"]
-    assert [route["match"] for route in routes] == [
-        route["match"] for route in asking["route_config"]["virtual_hosts"][0]["routes"]
-    ]
+    assert [route["match"] for route in routes] == [route["match"] for route in routes_of(asking)]
     assert [log["name"] for log in manager(deciding)["access_log"]] == ["envoy.access_loggers.file"]
     for cluster in deciding["static_resources"]["clusters"][:2]:
         (policy,) = cluster["load_balancing_policy"]["policies"]
@@ -225,9 +224,7 @@ def test_the_balancer_is_told_of_traces_only_where_there_are_any(traced: bool) -
 
     def logs(listener: Any) -> dict[str, bool]:
         """Names of the logs that the balancer gets, and whether they tell the header."""
-        made = [
-            each["typed_config"] for each in listener["filter_chains"][0]["filters"][0]["typed_config"]["access_log"]
-        ]
+        made = [each["typed_config"] for each in manager_of(listener)["access_log"]]
         return {
             each["common_config"]["log_name"]: "traceparent" in each["additional_request_headers_to_log"]
             for each in made
@@ -256,7 +253,7 @@ def test_tls_of_clients_ends_at_the_outer_listener() -> None:
 
 def test_inferences_go_to_the_balancer_where_it_forwards_and_all_else_as_before() -> None:
     forwarding, asking = (rendered(options_of(frontend=frontend)) for frontend in ("proxy", "pick"))
-    (there, here) = (manager(each)["route_config"]["virtual_hosts"][0]["routes"] for each in (forwarding, asking))
+    (there, here) = (routes_of(manager(each)) for each in (forwarding, asking))
     # What is forwarded comes before what is asked about with its body.
     assert [route["name"] for route in there[:4]] == ["proxied", "proxied", "proxied", "grpc_compressed"]
     assert here[0] == there.pop(3)

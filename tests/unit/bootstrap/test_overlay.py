@@ -13,6 +13,7 @@ from support.bootstrap import changed, options_of
 from support.certificates import Authority
 
 from balancer.bootstrap.bootstrap import BootstrapOptions, render, render_with_secrets, write_secrets
+from balancer.bootstrap.nodes import manager_of, routes_of
 from balancer.bootstrap.sections import (
     ApiKeysSection,
     AuditLogSection,
@@ -42,7 +43,7 @@ PICKS = "envoy.filters.http.ext_proc"
 
 
 def manager(bootstrap: Any) -> Any:
-    return bootstrap["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    return manager_of(bootstrap["static_resources"]["listeners"][0])
 
 
 def over(content: Any) -> Any:
@@ -114,7 +115,7 @@ def test_all_but_what_it_says_stays_and_a_new_filter_stands_behind_who_may_pass(
         "envoy.filters.http.grpc_field_extraction",
     ]
     assert now["request_timeout"] == "20s"
-    assert now["route_config"]["virtual_hosts"][0]["routes"].pop(0) == route
+    assert routes_of(now).pop(0) == route
     now["http_filters"].remove(mine)
     now["request_timeout"] = was["request_timeout"]
     assert found == plain

@@ -13,6 +13,7 @@ from balancer import bounds
 from balancer.bootstrap.bootstrap import BootstrapOptions, render
 from balancer.bootstrap.fleet import FleetOptions
 from balancer.bootstrap.native import NativeOptions
+from balancer.bootstrap.nodes import manager_of, routes_of
 from balancer.bootstrap.sections import BalancerTlsSection
 from balancer.extproc import names
 
@@ -32,8 +33,8 @@ def is_held(route: Any) -> bool:
 
 def routes(*, held: bool = False, **options: Any) -> list[Any]:
     """In order; `held`: of compressed requests that are forwarded, and else all others."""
-    manager = resources(**options)["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
-    return [route for route in manager["route_config"]["virtual_hosts"][0]["routes"] if is_held(route) is held]
+    manager = manager_of(resources(**options)["listeners"][0])
+    return [route for route in routes_of(manager) if is_held(route) is held]
 
 
 @pytest.mark.parametrize("how", [{}, {"frontend": "pick", "forwarded": ("a",)}])
@@ -70,7 +71,7 @@ def test_of_some_models_only_what_is_marked_is_forwarded() -> None:
         assert route["match"]["headers"] == [MARKED]
         assert (route["name"], route["route"]["cluster"]) == (names.PROXIED, names.PROXY_CLUSTER)
     assert names.PROXIED not in {route["name"] for route in others}
-    manager = resources(**some)["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    manager = manager_of(resources(**some)["listeners"][0])
     filters = [each["name"] for each in manager["http_filters"]]
     assert filters.index(names.FORWARDED_FILTER) == filters.index(names.PICKS_FILTER) - 1
     code = manager["http_filters"][filters.index(names.FORWARDED_FILTER)]["typed_config"]["default_source_code"]
@@ -88,20 +89,17 @@ def test_of_some_models_the_module_marks_what_is_to_be_forwarded() -> None:
     """Its routes say what it may mark; the listener that asks does as where Envoy asks for each request."""
     native = NativeOptions(Path("/m.so"), Path("/k.so"), Path("/f"))
     some: dict[str, Any] = {"frontend": "pick", "forwarded": ("a.b", "ü\n"), "fleet": FLEET}
-    outer, inner = (
-        listener["filter_chains"][0]["filters"][0]["typed_config"]
-        for listener in resources(native=native, **some)["listeners"][:2]
-    )
+    outer, inner = (manager_of(listener) for listener in resources(native=native, **some)["listeners"][:2])
     module = outer["http_filters"][0]["typed_config"]
     assert module["filter_config"]["value"] == "/k.so\n/f\n\n3:a.b3:ü\n"
-    asked = resources(**some)["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    asked = manager_of(resources(**some)["listeners"][0])
     assert inner["http_filters"][:-1] == asked["http_filters"][:-1]
-    of_asked = [route for route in asked["route_config"]["virtual_hosts"][0]["routes"] if "fleet" not in str(route)]
-    of_inner = inner["route_config"]["virtual_hosts"][0]["routes"]
+    of_asked = [route for route in routes_of(asked) if "fleet" not in str(route)]
+    of_inner = routes_of(inner)
     assert [each for each in of_inner if each["name"] == names.PROXIED] == [
         each for each in of_asked if each["name"] == names.PROXIED
     ]
-    (first, *routes_of_outer) = outer["route_config"]["virtual_hosts"][0]["routes"]
+    (first, *routes_of_outer) = routes_of(outer)
     assert first["route"]["cluster"] == names.ASKING
     marked = [each for each in routes_of_outer if each["name"] == names.PROXIED and not is_held(each)]
     unmarked = [each for each in routes_of_outer if each["name"] == names.FORWARDABLE]
@@ -138,7 +136,7 @@ def test_around_the_balancer_nothing_compressed_goes() -> None:
         for each in yaml.safe_load(render(options_of(frontend="proxy")))["static_resources"]["listeners"]
         if each["name"] == names.AROUND
     )
-    manager = around["filter_chains"][0]["filters"][0]["typed_config"]
-    route = manager["route_config"]["virtual_hosts"][0]["routes"][0]
+    manager = manager_of(around)
+    route = routes_of(manager)[0]
     assert (route["name"], route["direct_response"]["status"]) == (names.COMPRESSED_ROUTE, 503)
     assert "route" not in route

@@ -7,6 +7,7 @@ import yaml
 
 from balancer.bootstrap.bootstrap import render
 from balancer.bootstrap.fleet import FleetOptions
+from balancer.bootstrap.nodes import manager_of, mutations_of, routes_of
 from balancer.config.config import ConfigError, from_mapping
 from balancer.extproc import names
 
@@ -100,19 +101,19 @@ def test_what_cannot_work_is_refused_with_a_remedy(sections: dict[str, Any], fie
     assert remedy in str(error.value)
 
 
-def routes_of(**control: Any) -> dict[str, str]:
+def clusters_of(**control: Any) -> dict[str, str]:
     """Cluster of each path or pattern of the listener; empty where Envoy itself answers."""
     options = from_mapping({**LOCAL, "fleet": {"control": control}}).bootstrap_options()
     bootstrap = yaml.safe_load(render(options))
-    manager = bootstrap["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
-    (host,) = manager["route_config"]["virtual_hosts"]
+    manager = manager_of(bootstrap["static_resources"]["listeners"][0])
     return {
-        str(next(iter(route["match"].values()))): route.get("route", {}).get("cluster", "") for route in host["routes"]
+        str(next(iter(route["match"].values()))): route.get("route", {}).get("cluster", "")
+        for route in routes_of(manager)
     }
 
 
 def test_inference_goes_to_workers_and_questions_to_the_balancer_or_one() -> None:
-    routes = routes_of()
+    routes = clusters_of()
     service = "/inference.GRPCInferenceService"
     assert routes[f"{service}/ModelInfer"] == routes[f"{service}/ModelStreamInfer"] == names.GRPC_CLUSTER
     either = f"{names.FLEET_GRPC_CLUSTER}{names.OR_WORKER}"
@@ -124,8 +125,8 @@ def test_inference_goes_to_workers_and_questions_to_the_balancer_or_one() -> Non
 
 def test_changes_go_to_the_balancer_where_somebody_may_make_them_and_never_to_a_worker() -> None:
     load = "/inference.GRPCInferenceService/RepositoryModelLoad"
-    assert load not in routes_of()
-    with_callers = routes_of(callers=["*"])
+    assert load not in clusters_of()
+    with_callers = clusters_of(callers=["*"])
     assert with_callers[load] == names.FLEET_GRPC_CLUSTER
     assert not [path for path, cluster in with_callers.items() if "oad" in path and cluster.endswith(names.OR_WORKER)]
 
@@ -137,6 +138,5 @@ def test_no_client_names_himself(front: str, callers: list[str]) -> None:
     envoy = {**LOCAL["envoy"], "frontend": front}
     options = from_mapping({**LOCAL, "envoy": envoy, "fleet": {"control": {"callers": callers}}}).bootstrap_options()
     bootstrap = yaml.safe_load(render(options))
-    manager = bootstrap["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
-    (extension,) = manager["early_header_mutation_extensions"]
-    assert extension["typed_config"]["mutations"][0] == {"remove": names.PRINCIPAL_HEADER}
+    manager = manager_of(bootstrap["static_resources"]["listeners"][0])
+    assert mutations_of(manager)[0] == {"remove": names.PRINCIPAL_HEADER}

@@ -6,6 +6,7 @@ import yaml
 from support.chart import example, named
 
 from balancer.bootstrap.bootstrap import render
+from balancer.bootstrap.nodes import manager_of, routes_of
 from balancer.config.config import parse
 from balancer.extproc.kserve import SERVICE
 from balancer.extproc.names import GRPC_CLUSTER, PROXY_CLUSTER
@@ -22,9 +23,8 @@ def test_the_proxy_forwards_what_envoys_bootstrap_sends_it() -> None:
     config = parse(named(example("proxy"), "ConfigMap", "fleet-balancer-config")["data"]["balancer.yaml"], "f")
     bootstrap = yaml.safe_load(render(config.bootstrap_options()))
     resources = bootstrap["static_resources"]
-    manager = resources["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
-    (host,) = manager["route_config"]["virtual_hosts"]
-    clusters = {route["match"].get("path"): route.get("route", {}).get("cluster") for route in host["routes"]}
+    manager = manager_of(resources["listeners"][0])
+    clusters = {route["match"].get("path"): route.get("route", {}).get("cluster") for route in routes_of(manager)}
     to_proxy = {path for path, cluster in clusters.items() if cluster == PROXY_CLUSTER}
     assert to_proxy == {f"{SERVICE}{method}" for method in ("ModelInfer", "ModelStreamInfer")}
     # What the container's probes and its hook ask Envoy for.
