@@ -38,9 +38,9 @@ _INFER = r"/v2/models/[^/]+(/versions/[^/]+)?/infer"
 _JSON_BYTES = "inference-header-content-length"
 _BODY_BYTES = "content-length"
 _MOST = 2**62
-_UNASKED_TYPE = f"{names.HTTP_FILTERS_TYPE}ext_proc.v3.ExtProcPerRoute"
+_EXT_PROC_ROUTE_TYPE = f"{names.HTTP_FILTERS_TYPE}ext_proc.v3.ExtProcPerRoute"
 _PICKED_FOR = f"xds.route_name != '{names.PROXIED}'"
-_TOLD_BY_ENVOY = f"!(has(upstream.address) && xds.route_name == '{names.PROXIED}')"
+_LOGGED_BY_ENVOY = f"!(has(upstream.address) && xds.route_name == '{names.PROXIED}')"
 
 
 def forward_by_balancer(bootstrap: Node, models: tuple[str, ...] | None) -> None:
@@ -73,7 +73,7 @@ def forward_by_balancer(bootstrap: Node, models: tuple[str, ...] | None) -> None
         _to_proxy(route, names.PROXY_CLUSTER, manager, ours, found_late=models is not None)
     for log in manager["access_log"]:
         if log["name"] == names.OUTCOMES_LOG:
-            log["filter"] = {"and_filter": {"filters": [log["filter"], nodes.cel_filter(_TOLD_BY_ENVOY)]}}
+            log["filter"] = {"and_filter": {"filters": [log["filter"], nodes.cel_filter(_LOGGED_BY_ENVOY)]}}
     for log in manager["http_filters"][-1]["typed_config"]["upstream_log"]:
         log["filter"] = {"and_filter": {"filters": [nodes.cel_filter(_PICKED_FOR), log["filter"]]}}
     clusters += [ours, nodes.either(names.PROXY_CLUSTER, names.PROXY_GRPC_CLUSTER, names.AROUND)]
@@ -101,7 +101,9 @@ def _to_proxy(route: Node, cluster: str, manager: Node, ours: Node, *, found_lat
     present = {each["name"] for each in manager["http_filters"]}
     unused = {name: nodes.off() for name in _OF_PICKS if name in present}
     if found_late:
-        unused = {name: {"@type": _UNASKED_TYPE, "disabled": True} for name in unused if name == names.PICKS_FILTER}
+        unused = {
+            name: {"@type": _EXT_PROC_ROUTE_TYPE, "disabled": True} for name in unused if name == names.PICKS_FILTER
+        }
     route["typed_per_filter_config"] = unused
     route["request_headers_to_add"] = [nodes.header(names.COMPRESSED_HEADER, "%REQ(grpc-encoding)%")]
     action = copy.deepcopy(route["route"])

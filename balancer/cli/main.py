@@ -62,7 +62,7 @@ class LazyGroup(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         try:
-            with _told_what_to_install(cmd_name):
+            with _naming_what_to_install(cmd_name):
                 command: click.Command = getattr(importlib.import_module(_COMMANDS[cmd_name][0]), cmd_name)
         except click.ClickException as error:
             return _unavailable(cmd_name, error)
@@ -90,14 +90,14 @@ class LazyGroup(click.Group):
             click.ClickException: for an OperatorError, with its message, and where a dependency is missing.
         """
         try:
-            with _told_what_to_install(ctx):
+            with _naming_what_to_install(ctx):
                 return super().invoke(ctx)
         except OperatorError as error:
             raise click.ClickException(str(error)) from error
 
 
 @contextmanager
-def _told_what_to_install(command: str | click.Context) -> Iterator[None]:
+def _naming_what_to_install(command: str | click.Context) -> Iterator[None]:
     """Raises `click.ClickException` in place of what a missing dependency of the command, or of the one that a context
     invoked, raises: packages put errors of their own around it.
     """

@@ -21,7 +21,7 @@ from balancer.discovery.workers import WorkerSpec
 from balancer.extproc.picker import PER_SERVER
 from balancer.files.schema import is_local
 from balancer.fleet_api.counts import FleetCallCounts
-from balancer.fleet_api.fan_out import Answers, FailedError, Failure, FanOut, said_of
+from balancer.fleet_api.fan_out import Answers, FailedError, Failure, FanOut, summed_up
 from balancer.fleet_api.members import Members
 from balancer.fleet_api.memory import Memory, MemoryChange, TooMuchError
 from balancer.fleet_api.ports import ask
@@ -119,7 +119,7 @@ class Control:
         about = {"principal": principal, "call": change.method, "about": change.about, "result": result}
         logger.info("workers changed", extra=about | {"workers": names, "failed": failed})
         if answers.failed:
-            raise FailedError(said_of(answers.failed, len(names), change.method))
+            raise FailedError(summed_up(answers.failed, len(names), change.method))
         if change.loads:
             await self._seen(names, change.model)
         first: Message = answers.any()[0]

@@ -149,10 +149,10 @@ def _look_at(ended: asyncio.Future[Any]) -> None:
         ended.exception()
 
 
-def said_of(failed: Mapping[str, Failure], asked: int, what: str) -> Failure:
+def summed_up(failed: Mapping[str, Failure], workers: int, what: str) -> Failure:
     """One failure for those of several workers: the words of all where they say the same, and each one's where not."""
     first = next(iter(failed.values()))
-    if len(failed) == asked and len({(failure.code, failure.words) for failure in failed.values()}) == 1:
+    if len(failed) == workers and len({(failure.code, failure.words) for failure in failed.values()}) == 1:
         return first
     each = "; ".join(f"{worker}: {failure.words}" for worker, failure in failed.items())
-    return Failure(first.code, f"{what} failed on {len(failed)} of {asked} workers: {each}"[:4096])
+    return Failure(first.code, f"{what} failed on {len(failed)} of {workers} workers: {each}"[:4096])

@@ -53,7 +53,7 @@ class Cascades:
             answer = await self._until_sure(step, sure, execute)
         else:
             chosen = self._first(arrived, self._settings.proxy.cascades[name])
-            step.arrived = self._asking(arrived, chosen)
+            step.arrived = self._for_model(arrived, chosen)
             answer = await execute(step.arrived)
         self._counts["cascades", step.arrived.call.request.model] += 1
         return answer
@@ -72,7 +72,7 @@ class Cascades:
         alone = bool(original.call.request.sequence) or writes_memory(original.data)
         # The first that has a worker: `inf` leaves none out for time.
         first, _ = next_step(models[:1] if alone else models, lambda model: self._expected_s(original, model), math.inf)
-        step.arrived = self._asking(original, first or models[0])
+        step.arrived = self._for_model(original, first or models[0])
         answer = await execute(step.arrived)
         left = models[models.index(step.arrived.call.request.model) + 1 :]
         while not alone and answer.code == OK and left and not self._is_sure(answer, cascade):
@@ -82,7 +82,7 @@ class Cascades:
                 self._counts["confidence", "late" if late else "no_worker"] += 1
                 break
             left = left[left.index(model) + 1 :]
-            following = self._asking(original, model, until_s)
+            following = self._for_model(original, model, until_s)
             better = await self._in_time(following, until_s, execute)
             if better is None or better.code != OK:
                 self._counts["confidence", "late" if better is None else "failed"] += 1
@@ -104,7 +104,7 @@ class Cascades:
         except TimeoutError:
             return None
 
-    def _asking(self, arrived: Arrived, model: str, until_s: float = math.inf) -> Arrived:
+    def _for_model(self, arrived: Arrived, model: str, until_s: float = math.inf) -> Arrived:
         """The request for one of the models; `until_s`: when it is too late for a later one."""
         request = replace(arrived.call.request, model=model)
         deadline_s = arrived.deadline_s

@@ -51,7 +51,7 @@ _NO_MESSAGE = "the request has no message"
 _LONGEST_READ_S = 5.0
 """Of a compressed message, which keeps room for as long as it comes."""
 _SLOW = f"the compressed message did not come within {_LONGEST_READ_S:.0f} s; send it uncompressed"
-_UNTIL_ASKED_S = 0.5
+_UNTIL_CHECKED_S = 0.5
 """Two of Envoy's health checks."""
 _LAST_REQUESTS_S, _LOOK_S = 3.0, 0.02
 """How long requests that are under way may take when the process stops, and how often that is looked at."""
@@ -121,7 +121,7 @@ class Proxy:
         The health service says already that this process stops. Until Envoy has asked it, requests come, and are taken.
         """
         self.leaving = True
-        await asyncio.sleep(_UNTIL_ASKED_S)
+        await asyncio.sleep(_UNTIL_CHECKED_S)
         until_s = self._clocks.now() + _LAST_REQUESTS_S
         while self._under_way and self._clocks.now() < until_s:
             await asyncio.sleep(_LOOK_S)

@@ -23,9 +23,9 @@ class ListenerProbe:
         self._waits = config.envoy.ready_after_listener
         tls = config.envoy.tls
         self._scheme = "http" if tls is None else "https"
-        self._asks_certificates = tls is not None and tls.client_ca_file is not None
-        asks = config.envoy.jwt is not None or config.envoy.api_keys is not None
-        self._good = (200, 401) if asks else (200,)
+        self._needs_certificate = tls is not None and tls.client_ca_file is not None
+        needs_credentials = config.envoy.jwt is not None or config.envoy.api_keys is not None
+        self._good = (200, 401) if needs_credentials else (200,)
         self._host, self._port = split_address(reachable(config.envoy.listen))
 
     def not_ready(self) -> str:
@@ -39,7 +39,7 @@ class ListenerProbe:
     async def _answers(self) -> bool:
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                if self._asks_certificates:
+                if self._needs_certificate:
                     _, writer = await asyncio.open_connection(self._host, self._port)
                     writer.close()
                     return True

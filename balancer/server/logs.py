@@ -66,10 +66,10 @@ def configure(section: LogSection, *, stream: TextIO | None = None, terminal: bo
     handler.set_name(_HANDLER)
     root.addHandler(handler)
     root.setLevel(section.level.upper())
-    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_news)
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_cancellation)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
     """gRPC calls it an error when the other end of a stream leaves, which is how agents, Envoys and clients end."""
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 

@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from balancer.fleet_api.fan_out import Answers, FailedError, Failure, FanOut, said_of
+from balancer.fleet_api.fan_out import Answers, FailedError, Failure, FanOut, summed_up
 
 NOT_FOUND = Failure(grpc.StatusCode.NOT_FOUND, "no such thing")
 GONE = Failure(grpc.StatusCode.UNAVAILABLE, "gone")
@@ -129,8 +129,8 @@ async def test_different_questions_are_bounded() -> None:
 
 
 def test_one_failure_is_said_for_several() -> None:
-    assert said_of({"a": NOT_FOUND, "b": NOT_FOUND}, 2, "Load") is NOT_FOUND
-    told = said_of({"a": NOT_FOUND, "b": GONE}, 3, "Load")
+    assert summed_up({"a": NOT_FOUND, "b": NOT_FOUND}, 2, "Load") is NOT_FOUND
+    told = summed_up({"a": NOT_FOUND, "b": GONE}, 3, "Load")
     assert told.words == "Load failed on 2 of 3 workers: a: no such thing; b: gone"
     assert told.code is grpc.StatusCode.NOT_FOUND
 
