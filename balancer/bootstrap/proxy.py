@@ -38,7 +38,7 @@ _INFER = r"/v2/models/[^/]+(/versions/[^/]+)?/infer"
 _JSON_BYTES = "inference-header-content-length"
 _BODY_BYTES = "content-length"
 _MOST = 2**62
-_EXT_PROC_ROUTE_TYPE = f"{names.HTTP_FILTERS_TYPE}ext_proc.v3.ExtProcPerRoute"
+_PICKS_ROUTE_TYPE = f"{names.HTTP_FILTERS_TYPE}ext_proc.v3.ExtProcPerRoute"
 _PICKED_FOR = f"xds.route_name != '{names.PROXIED}'"
 _LOGGED_BY_ENVOY = f"!(has(upstream.address) && xds.route_name == '{names.PROXIED}')"
 
@@ -101,9 +101,7 @@ def _to_proxy(route: Node, cluster: str, manager: Node, ours: Node, *, found_lat
     present = {each["name"] for each in manager["http_filters"]}
     unused = {name: nodes.off() for name in _OF_PICKS if name in present}
     if found_late:
-        unused = {
-            name: {"@type": _EXT_PROC_ROUTE_TYPE, "disabled": True} for name in unused if name == names.PICKS_FILTER
-        }
+        unused = {name: {"@type": _PICKS_ROUTE_TYPE, "disabled": True} for name in unused if name == names.PICKS_FILTER}
     route["typed_per_filter_config"] = unused
     route["request_headers_to_add"] = [nodes.header(names.COMPRESSED_HEADER, "%REQ(grpc-encoding)%")]
     action = copy.deepcopy(route["route"])
