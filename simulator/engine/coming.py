@@ -20,7 +20,7 @@ from simulator.engine.sequences import find_worker, in_sequence
 from simulator.result import Status
 
 _name_fallbacks, _uniform_of = from_source(picking.name_fallbacks), from_source(picking.uniform_of)
-_admit, _take = from_source(deciding.admit, outlined), from_source(deciding.take, outlined)
+_admit, _take = from_source(deciding.admit), from_source(deciding.take)
 SHED, NO_WORKER = int(Status.SHED), int(Status.NO_WORKER)
 
 
@@ -93,7 +93,7 @@ def lay_out(sim: Sim, e: int, k: int) -> None:
         sim.decision.mask[e, w] = sim.known.eligible[line, w]
 
 
-@outlined
+@inlined
 def meet(sim: Sim, e: int, k: int, now_s: float) -> bool:
     """Whether somebody may be picked for a request by who decides it elsewhere, or else it was refused."""
     lay_out(sim, e, k)
@@ -141,7 +141,7 @@ def _end(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
     send(sim, e, k, w, now_s)
 
 
-@outlined
+@inlined
 def assign(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
     """Worker `w` was picked elsewhere, or -1: it sheds."""
     if w >= 0:
