@@ -3,14 +3,13 @@
 A feature is `log1p(min(ratio, most))` of a ratio of at least 0; a cost term is `min(ratio, most)` itself. Ratios to the
 best worker, and means over the eligible ones, make the same network fit fleets of any size and speed.
 
-A ratio is declared once, as a function of elements: here it is given arrays, in `loops.py` numbers.
+A ratio is declared once, as data: `ratio_of` takes it of arrays, `loops.py` of numbers.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,6 +56,8 @@ class FeatureInputs(NamedTuple):
     rows: Elements
     deadline_s: Elements
     """See `at_least_tiny`."""
+    one: Elements = _ONE
+    zero: Elements = _ZERO
 
 
 # Functions of elements: arrays or numbers.
@@ -86,79 +87,70 @@ def at_least_tiny(duration_s: Elements) -> Elements:
     return np.maximum(duration_s, _TINY_S)
 
 
-def _excess(s: FeatureInputs) -> Elements:
-    """How much worse than the best, what a warm cache saves left out; a feature."""
-    return s.cost_s / s.best_s - _ONE
-
-
-def relative_cost(s: FeatureInputs) -> Elements:
+def relative_cost(cost_s: Elements, saving_s: Elements, best_s: Elements) -> Elements:
     """What the score is based on: `expected_latency`'s cost, relative to the best without caches."""
-    return (s.cost_s - s.saved_s) / s.best_s - _ONE
+    return (cost_s - saving_s) / best_s - _ONE
 
 
-def _externality(s: FeatureInputs) -> Elements:
-    return s.marginal_s * s.pending / s.best_s
+class Ratio(NamedTuple):
+    """`of * times / by - less`, of fields of `FeatureInputs`: data, so that NumPy and compiled loops take the same."""
+
+    of: str
+    times: str = "one"
+    by: str = "one"
+    less: str = "zero"
+
+    def described(self) -> str:
+        """In terms of the view's columns and of the request."""
+        found = _CALLED.get(self.of, self.of)
+        for sign, name, nothing in (("*", self.times, "one"), ("/", self.by, "one"), ("-", self.less, "zero")):
+            if name != nothing:
+                found += f" {sign} {_CALLED.get(name, name)}"
+        return found
 
 
-def _crossing(s: FeatureInputs) -> Elements:
-    return s.marginal_s * s.pending_other_models / s.best_s
-
-
-def _saving(s: FeatureInputs) -> Elements:
-    return s.saved_s / s.best_s
-
-
-def _staleness(s: FeatureInputs) -> Elements:
-    return s.report_age_s / s.best_s
+_CALLED = {
+    **{"marginal_s": "(completion_s - backlog_s)", "cost_s": "cost", "best_s": "best", "saved_s": "saved", "one": "1"},
+    **{"least_service_s": "least service_s", "mean_pending": "mean pending", "workers": "eligible workers"},
+}
 
 
 class Feature(NamedTuple):
     """One input of the network."""
 
     name: str
-    of: str
-    """The ratio, in terms of the view's columns and of the request."""
+    ratio: Ratio
     unit: str
     most: float
     """Where the ratio is cut off."""
-    ratio: Callable[[FeatureInputs], Any]
-    """The same as `of`, of elements."""
 
     def described(self) -> dict[str, Any]:
         """JSON-like; for people, and for the schema."""
-        return {"name": self.name, "of": self.of, "unit": self.unit, "most": self.most}
+        return {"name": self.name, "of": self.ratio.described(), "unit": self.unit, "most": self.most}
 
 
 OF_WORKER = (
-    Feature("excess", "cost / best - 1", "1", 100.0, _excess),
-    Feature("backlog", "backlog_s / service_s", "services", 1000.0, lambda s: s.backlog_s / s.service_s),
-    Feature(
-        "slowness", "service_s / least service_s - 1", "1", 100.0, lambda s: s.service_s / s.least_service_s - _ONE
-    ),
-    Feature(
-        "marginal",
-        "(completion_s - backlog_s) / service_s",
-        "services",
-        100.0,
-        lambda s: s.marginal_s / s.service_s,
-    ),
-    Feature("externality", "(completion_s - backlog_s) * pending / best", "requests", 1000.0, _externality),
-    Feature("crossing", "(completion_s - backlog_s) * pending_other_models / best", "requests", 1000.0, _crossing),
-    Feature("saving", "saved / best", "1", 1000.0, _saving),
-    Feature("cached", "cached", "share", 1.0, lambda s: s.cached),
-    Feature("pending", "pending", "requests", 1000.0, lambda s: s.pending),
-    Feature("others", "pending - in_flight", "requests", 1000.0, lambda s: s.pending - s.in_flight),
-    Feature("reported_pending", "reported_pending", "requests", 1000.0, lambda s: s.reported_pending),
-    Feature("staleness", "report_age_s / best", "1", 100.0, _staleness),
-    Feature("error_rate", "error_rate", "share", 1.0, lambda s: s.error_rate),
-    Feature("latency", "latency_s / cost", "1", 100.0, lambda s: s.latency_s / s.cost_s),
-    Feature("urgency", "cost / deadline_s", "1", 10.0, lambda s: s.cost_s / s.deadline_s),
+    Feature("excess", Ratio("cost_s", by="best_s", less="one"), "1", 100.0),
+    Feature("backlog", Ratio("backlog_s", by="service_s"), "services", 1000.0),
+    Feature("slowness", Ratio("service_s", by="least_service_s", less="one"), "1", 100.0),
+    Feature("marginal", Ratio("marginal_s", by="service_s"), "services", 100.0),
+    Feature("externality", Ratio("marginal_s", "pending", "best_s"), "requests", 1000.0),
+    Feature("crossing", Ratio("marginal_s", "pending_other_models", "best_s"), "requests", 1000.0),
+    Feature("saving", Ratio("saved_s", by="best_s"), "1", 1000.0),
+    Feature("cached", Ratio("cached"), "share", 1.0),
+    Feature("pending", Ratio("pending"), "requests", 1000.0),
+    Feature("others", Ratio("pending", less="in_flight"), "requests", 1000.0),
+    Feature("reported_pending", Ratio("reported_pending"), "requests", 1000.0),
+    Feature("staleness", Ratio("report_age_s", by="best_s"), "1", 100.0),
+    Feature("error_rate", Ratio("error_rate"), "share", 1.0),
+    Feature("latency", Ratio("latency_s", by="cost_s"), "1", 100.0),
+    Feature("urgency", Ratio("cost_s", by="deadline_s"), "1", 10.0),
 )
 OF_FLEET = (
-    Feature("rows", "rows", "rows", 1000.0, lambda s: s.rows),
-    Feature("workers", "eligible workers", "workers", 16.0, lambda s: s.workers),
-    Feature("load", "best / least service_s", "services", 1000.0, lambda s: s.best_s / s.least_service_s),
-    Feature("mean_pending", "mean pending", "requests", 1000.0, lambda s: s.mean_pending),
+    Feature("rows", Ratio("rows"), "rows", 1000.0),
+    Feature("workers", Ratio("workers"), "workers", 16.0),
+    Feature("load", Ratio("best_s", by="least_service_s"), "services", 1000.0),
+    Feature("mean_pending", Ratio("mean_pending"), "requests", 1000.0),
 )
 """The same for every worker."""
 FEATURES = OF_WORKER + OF_FLEET
@@ -166,14 +158,14 @@ FEATURES = OF_WORKER + OF_FLEET
 that is; best = the least cost; least and mean are over the eligible workers."""
 
 TERMS = (
-    Feature("backlog", "backlog_s / best", "1", 1000.0, lambda s: s.backlog_s / s.best_s),
-    Feature("marginal", "(completion_s - backlog_s) / best", "1", 1000.0, lambda s: s.marginal_s / s.best_s),
-    Feature("externality", "(completion_s - backlog_s) * pending / best", "requests", 1000.0, _externality),
-    Feature("crossing", "(completion_s - backlog_s) * pending_other_models / best", "requests", 1000.0, _crossing),
-    Feature("saving", "saved / best", "1", 1000.0, _saving),
-    Feature("service", "service_s / best", "1", 1000.0, lambda s: s.service_s / s.best_s),
-    Feature("latency", "latency_s / best", "1", 1000.0, lambda s: s.latency_s / s.best_s),
-    Feature("staleness", "report_age_s / best", "1", 1000.0, _staleness),
+    Feature("backlog", Ratio("backlog_s", by="best_s"), "1", 1000.0),
+    Feature("marginal", Ratio("marginal_s", by="best_s"), "1", 1000.0),
+    Feature("externality", Ratio("marginal_s", "pending", "best_s"), "requests", 1000.0),
+    Feature("crossing", Ratio("marginal_s", "pending_other_models", "best_s"), "requests", 1000.0),
+    Feature("saving", Ratio("saved_s", by="best_s"), "1", 1000.0),
+    Feature("service", Ratio("service_s", by="best_s"), "1", 1000.0),
+    Feature("latency", Ratio("latency_s", by="best_s"), "1", 1000.0),
+    Feature("staleness", Ratio("report_age_s", by="best_s"), "1", 1000.0),
 )
 """Costs relative to the best, that the network weighs and adds."""
 
@@ -185,8 +177,9 @@ SCHEMA = hashlib.sha256(
 """Travels with the weights: a network fits exactly the inputs that it was trained on."""
 
 _LINES = TERMS + OF_WORKER + OF_FLEET
-_RATIOS = (*dict.fromkeys(one.ratio for one in TERMS + OF_WORKER), relative_cost)
-"""Each once, though it may be an input twice; and what the score is based on."""
+_RATIOS = tuple(dict.fromkeys(one.ratio for one in _LINES))
+"""Each once, though it may be an input twice."""
+_PLACES = [_RATIOS.index(one.ratio) for one in _LINES]
 _MOST = np.array([one.most for one in _LINES])[:, None]
 
 
@@ -211,21 +204,37 @@ def inputs(request: Request, fleet: FleetView) -> Inputs:
 
 def _inputs(request: Request, fleet: FleetView) -> Inputs:
     seen, shape = _see(request, fleet), fleet.eligible.shape
-    ratios = {ratio: ratio(seen) for ratio in _RATIOS}
+    ratios = [ratio_of(seen, ratio) for ratio in _RATIOS]
     # An input a line, so that each is written in one piece; the network wants a worker a line.
     lines = np.empty((len(_LINES), *shape))
     differ = len(TERMS) + len(OF_WORKER)
     written = lines.reshape(len(lines) * shape[0], *shape[1:])[: differ * shape[0]]
-    np.concatenate([ratios[one.ratio] for one in _LINES[:differ]], out=written)
-    for line, one in zip(lines[differ:], OF_FLEET, strict=True):
-        line[...] = one.ratio(seen)
+    np.concatenate([ratios[place] for place in _PLACES[:differ]], out=written)
+    for line, place in zip(lines[differ:], _PLACES[differ:], strict=True):
+        line[...] = ratios[place]
     flat = lines.reshape(len(lines), -1)
     np.fmin(flat, _MOST, out=flat)
     np.fmax(flat, _ZERO, out=flat)
     x = flat[len(TERMS) :]
     np.log1p(x, out=x)
     by_worker = np.ascontiguousarray(flat.T).reshape(*shape, len(lines))
-    return Inputs(by_worker[..., len(TERMS) :], by_worker[..., : len(TERMS)], ratios[relative_cost], seen.best_s)
+    return Inputs(
+        by_worker[..., len(TERMS) :],
+        by_worker[..., : len(TERMS)],
+        relative_cost(seen.cost_s, seen.saved_s, seen.best_s),
+        seen.best_s,
+    )
+
+
+def ratio_of(seen: FeatureInputs, ratio: Ratio) -> Any:
+    """The ratio, not cut off."""
+    of, times, by, less = ratio
+    found = getattr(seen, of)
+    if times != "one":
+        found = found * getattr(seen, times)
+    if by != "one":
+        found = found / getattr(seen, by)
+    return found if less == "zero" else found - getattr(seen, less)
 
 
 def _see(request: Request, fleet: FleetView) -> FeatureInputs:

@@ -21,9 +21,7 @@ from policies.learned.features import (
     relative_cost,
     saving_of,
 )
-from policies.learned.logarithm import log1p
 from policies.learned.network import Network
-from policies.learned.unrolled import in_turn, with_names
 
 READS = (
     *("completion_s", "backlog_s", "pending", "in_flight", "reported_pending"),
@@ -32,12 +30,14 @@ READS = (
 )
 """Columns of the view that the policy reads, in the order in which `fill_learned` takes them."""
 _READS, _WORKER, _FLEET, _TERMS = len(READS), len(OF_WORKER), len(OF_FLEET), len(TERMS)
-# Lines: first the fields of `FeatureInputs` that differ between workers, which begin as the columns.
+# Lines: first the fields of `FeatureInputs`, which begin as the columns.
 _COMPLETION, _MARGINAL, _BACKLOG, _PENDING, _SERVICE, _ERROR_RATE = 0, 0, 1, 2, 5, 7
 _OTHER_MODELS, _CACHED, _SAVED, _COST = 9, 10, 11, 12
 _BEHIND = _COST
 """Until the cost takes its place."""
-_X = _COST + 1
+_BEST, _LEAST_SERVICE, _MEAN_PENDING, _WORKERS, _ROWS, _DEADLINE, _ONE, _ZERO = range(_COST + 1, _COST + 9)
+"""The same for all workers: in each place, or, where ratios of the fleet alone have it, in the first."""
+_X = _ZERO + 1
 """The first line of features."""
 _Z = _X + _WORKER
 """The first line of terms."""
@@ -45,6 +45,9 @@ _SECOND = _Z + _TERMS
 _SCORE = _SECOND + 1
 _H = _SCORE + 1
 """The first line of hidden units."""
+_INPUTS = OF_WORKER + TERMS + OF_FLEET
+_OPERANDS = np.array([[FeatureInputs._fields.index(name) for name in one.ratio] for one in _INPUTS])
+_MOST = np.array([one.most for one in _INPUTS])
 _TOGETHER = 128
 """Workers whose numbers are in the processor's nearest cache together, for the products."""
 
@@ -99,9 +102,8 @@ def fill_learned(
     mean, lead = rest[:hidden], rest[hidden : 2 * hidden]
     coefficients = rest[2 * hidden : 2 * hidden + _TERMS]
     of_fleet = rest[2 * hidden + _TERMS : 2 * hidden + _TERMS + _FLEET]
-    facts = _look(lines, rows, deadline_s)
-    _fill_workers(lines, facts, lines, _X)
-    _fill_fleet(lines, facts, of_fleet, 0)
+    best_s = _look(lines, rows, deadline_s)
+    _fill_ratios(lines, of_fleet)
     for i in range(_X, _X + _WORKER):
         _take_logarithms(lines[i])
     _take_logarithms(of_fleet)
@@ -109,7 +111,7 @@ def fill_learned(
     _look_at_fleet(mean, weights, lead, coefficients)
     score = lines[_SCORE]
     for w in range(m):
-        score[w] = -relative_cost(_of_one(lines, facts, w))
+        score[w] = -relative_cost(lines[_COST, w], lines[_SAVED, w], best_s)
     _second_layer(lines, lead, weights, score)
     _add_products(lines, _Z, _TERMS, coefficients, score)
     _softmax(score, weights.beta[0])
@@ -134,8 +136,8 @@ def _keep_eligible(column: FloatArray, eligible: BoolArray, line: FloatArray) ->
             place += 1
 
 
-def _look(lines: FloatArray, rows: float, deadline_s: float) -> tuple[float, ...]:
-    """The fields of `FeatureInputs` from `best_s` on. What is divided and subtracted of columns is written to lines."""
+def _look(lines: FloatArray, rows: float, deadline_s: float) -> float:
+    """Write the fields of `FeatureInputs` to their lines; returns `best_s`."""
     for w in range(lines.shape[1]):
         lines[_COST, w] = cost_of(
             lines[_COMPLETION, w],
@@ -156,27 +158,12 @@ def _look(lines: FloatArray, rows: float, deadline_s: float) -> tuple[float, ...
             least_service_s = lines[_SERVICE, w]
         pending += lines[_PENDING, w]
     workers = float(lines.shape[1])
-    return at_least_tiny(best_s), least_service_s, pending / workers, workers, float(rows), at_least_tiny(deadline_s)
-
-
-def _of_one(lines: FloatArray, facts: tuple[float, ...], w: int) -> FeatureInputs:
-    """What ratios are made of, for the worker at place `w`."""
-    return FeatureInputs(
-        lines[0, w],
-        lines[1, w],
-        lines[2, w],
-        lines[3, w],
-        lines[4, w],
-        lines[5, w],
-        lines[6, w],
-        lines[7, w],
-        lines[8, w],
-        lines[9, w],
-        lines[10, w],
-        lines[11, w],
-        lines[12, w],
-        *facts,
-    )
+    best_s, due_s = float(at_least_tiny(best_s)), float(at_least_tiny(deadline_s))
+    for w in range(lines.shape[1]):
+        lines[_BEST, w], lines[_LEAST_SERVICE, w], lines[_DEADLINE, w] = best_s, least_service_s, due_s
+        lines[_ONE, w], lines[_ZERO, w] = 1.0, 0.0
+    lines[_MEAN_PENDING, 0], lines[_WORKERS, 0], lines[_ROWS, 0] = pending / workers, workers, float(rows)
+    return best_s
 
 
 def _cut(ratio: float, most: float) -> float:
@@ -184,22 +171,18 @@ def _cut(ratio: float, most: float) -> float:
     return (ratio if ratio > 0.0 else 0.0) if ratio < most else most
 
 
-# Stand for each ratio in its turn, and where it is cut off: see `with_names`.
-_ratio, _most = relative_cost, 0.0
-
-
-def _fill_ratio(lines: FloatArray, facts: tuple[float, ...], out: FloatArray, i: int) -> None:
-    line = out[i]
-    for w in range(len(line)):
-        line[w] = _cut(_ratio(_of_one(lines, facts, w)), _most)
-
-
-def _fill_of_fleet(lines: FloatArray, facts: tuple[float, ...], out: FloatArray, i: int) -> None:
-    out[i] = _cut(_ratio(_of_one(lines, facts, 0)), _most)
-
-
-_fill_workers = in_turn([with_names(_fill_ratio, _ratio=one.ratio, _most=one.most) for one in OF_WORKER + TERMS])
-_fill_fleet = in_turn([with_names(_fill_of_fleet, _ratio=one.ratio, _most=one.most) for one in OF_FLEET])
+def _fill_ratios(lines: FloatArray, of_fleet: FloatArray) -> None:
+    """Features and terms from their operands, before logarithms are taken. A loop over workers for each: what stores
+    several lines at once does not become vector instructions."""
+    for i in range(_WORKER + _TERMS):
+        of, times, by = lines[_OPERANDS[i, 0]], lines[_OPERANDS[i, 1]], lines[_OPERANDS[i, 2]]
+        less, line, most = lines[_OPERANDS[i, 3]], lines[_X + i], _MOST[i]
+        for w in range(len(line)):
+            line[w] = _cut(of[w] * times[w] / by[w] - less[w], most)
+    for i in range(_FLEET):
+        of, times, by, less = _OPERANDS[_WORKER + _TERMS + i]
+        ratio = lines[of, 0] * lines[times, 0] / lines[by, 0] - lines[less, 0]
+        of_fleet[i] = _cut(ratio, _MOST[_WORKER + _TERMS + i])
 
 
 def _take_logarithms(line: FloatArray) -> None:
@@ -311,3 +294,37 @@ def _softmax(score: FloatArray, beta: float) -> None:
         total += score[w]
     for w in range(len(score)):
         score[w] /= max(total, 1.0)
+
+
+_LN2_UPPER, _LN2_LOWER = 6.93147180369123816490e-01, 1.90821492927058770002e-10
+_R1, _R2, _R3, _R4 = (
+    6.666666666666735130e-01,
+    3.999999999940941908e-01,
+    2.857142874366239149e-01,
+    2.222219843214978396e-01,
+)
+_R5, _R6, _R7 = 1.818357216161805012e-01, 1.531383769920937332e-01, 1.479819860511658591e-01
+_UP_TO_8, _UP_TO_4, _UP_TO_2, _UP_TO_1 = 2.0**7.5, 2.0**3.5, 2.0**1.5, 2.0**0.5
+
+
+def log1p(x: float) -> float:
+    """log(1 + x) of 0 to 40,000, within 2 units in the last place, so that a loop over it becomes vector instructions:
+    a call of the C library's keeps a loop from that, and is what such a loop would take longest for.
+
+    1 + x is taken as 2^e (1 + f) with 1 + f within a factor of the square root of 2 of 1, and log(1 + f) as a
+    polynomial. Source: Sun's fdlibm, `e_log.c` and `s_log1p.c`, whose coefficients these are.
+    """
+    u = 1.0 + x
+    lost = (x - (u - 1.0)) / u  # by rounding
+    e = 8.0 if u > _UP_TO_8 else 0.0
+    u = u * 2.0**-8 if u > _UP_TO_8 else u
+    e = e + 4.0 if u > _UP_TO_4 else e
+    u = u * 2.0**-4 if u > _UP_TO_4 else u
+    e = e + 2.0 if u > _UP_TO_2 else e
+    u = u * 2.0**-2 if u > _UP_TO_2 else u
+    e = e + 1.0 if u > _UP_TO_1 else e
+    f = (u * 0.5 if u > _UP_TO_1 else u) - 1.0
+    s = f / (2.0 + f)
+    z, half = s * s, 0.5 * f * f
+    r = z * (_R1 + z * (_R2 + z * (_R3 + z * (_R4 + z * (_R5 + z * (_R6 + z * _R7))))))
+    return e * _LN2_UPPER - ((half - (s * (half + r) + (e * _LN2_LOWER + lost))) - f)

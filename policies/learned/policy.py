@@ -10,10 +10,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from policies.base import FleetView, FloatArray, Policy, Request, from_file, option
+from policies.base import BoolArray, FleetView, FloatArray, Policy, Request, from_file, option
 from policies.learned.artifact import Artifact, read_artifact
-from policies.learned.explained import contributions
-from policies.learned.features import Inputs, inputs
+from policies.learned.features import FEATURES, TERMS, Inputs, inputs
 from policies.learned.network import Network
 
 SHIPPED = "shipped"
@@ -81,7 +80,7 @@ class Learned(Policy):
         return farthest
 
     def contributions(self, request: Request, fleet: FleetView) -> Mapping[str, FloatArray]:
-        """See `Policy` and `explained`."""
+        """See `Policy`."""
         return contributions(self.loaded.network, inputs(request, fleet), fleet.eligible)
 
 
@@ -97,3 +96,48 @@ def shares(network: Network, given: Inputs, fleet: FleetView) -> FloatArray:
     # The best has 1 before the division, so a smaller total means that none is eligible.
     shared /= np.maximum(np.add.reduce(shared, axis=-1, keepdims=True), 1.0)
     return shared
+
+
+EXPECTED = "expected completion"
+"""The heuristic part of the score, and what the network makes of the same number."""
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    EXPECTED: ("excess",),
+    "queue": ("backlog", "pending", "reported_pending"),
+    "others' requests": ("others",),
+    "service time": ("slowness", "service"),
+    "batching": ("marginal",),
+    "delay of others": ("externality", "crossing"),
+    "warm cache": ("saving", "cached"),
+    "recent latency": ("latency",),
+    "age of report": ("staleness",),
+    "errors": ("error_rate",),
+    "deadline": ("urgency",),
+}
+"""Inputs (features and terms of these names) by what people call them. Those that are the same for every worker (rows,
+workers, load, mean_pending) change what the others do, and move no pick by themselves."""
+
+
+def contributions(network: Network, given: Inputs, eligible: BoolArray) -> dict[str, FloatArray]:
+    """What each group adds to each worker's score, `(..., n)`, in seconds of expected completion, more being better.
+
+    It is the score less the score without the group: its inputs at their means over the eligible workers (occlusion;
+    Zeiler and Fergus 2014). What groups do together is counted with each of them, so the numbers need not add up.
+    """
+    term = network.term(given.features, given.terms, eligible)
+    found = {}
+    for name, group in GROUPS.items():
+        features = _without(given.features, [f.name in group for f in FEATURES], eligible)
+        terms = _without(given.terms, [t.name in group for t in TERMS], eligible)
+        added = term - network.term(features, terms, eligible)
+        if name == EXPECTED:
+            added = added - given.relative_cost
+        found[name] = added * given.best_s
+    return found
+
+
+def _without(columns: FloatArray, which: list[bool], eligible: BoolArray) -> FloatArray:
+    """The columns `(..., n, f)`, some of them at their means over the eligible workers."""
+    count = np.maximum(np.count_nonzero(eligible, axis=-1), 1)[..., None, None]
+    means = np.add.reduce(columns, axis=-2, keepdims=True, where=eligible[..., None]) / count
+    return np.where(which, means, columns)

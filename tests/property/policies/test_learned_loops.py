@@ -15,9 +15,8 @@ from support.views import FakeView, make_view
 from policies.base import FloatArray, Request
 from policies.learned import Learned
 from policies.learned.artifact import make_artifact
-from policies.learned.features import FEATURES, TERMS, Feature, FeatureInputs, inputs
-from policies.learned.logarithm import log1p
-from policies.learned.loops import READS, fill_learned, scratch_size, weights_of
+from policies.learned.features import FEATURES, TERMS, Feature, FeatureInputs, inputs, ratio_of
+from policies.learned.loops import READS, fill_learned, log1p, scratch_size, weights_of
 from policies.learned.network import Network, shapes
 from policies.learned.policy import shipped
 from simulator.engine.compiled import compiled, from_source
@@ -123,10 +122,10 @@ WORDS = re.compile("|".join(rf"\b{said}\b" for said in sorted(SAID, key=len, rev
 
 @pytest.mark.parametrize("one", [*FEATURES, *TERMS], ids=lambda one: one.name)
 def test_a_ratio_is_what_is_said_of_it(one: Feature) -> None:
-    seen = FeatureInputs(*map(np.array, np.sqrt(np.arange(2.0, 2 + len(FeatureInputs._fields)))))
+    seen = FeatureInputs(*map(np.array, np.sqrt(np.arange(2.0, len(FeatureInputs._fields)))))
     numbers = {**seen._asdict(), "completion_s": seen.marginal_s + seen.backlog_s}
-    formula = WORDS.sub(lambda found: SAID[found.group()], one.of)
-    assert one.ratio(seen) == pytest.approx(eval(formula, numbers), rel=1e-12)
+    formula = WORDS.sub(lambda found: SAID[found.group()], one.ratio.described())
+    assert ratio_of(seen, one.ratio) == pytest.approx(eval(formula, numbers), rel=1e-12)
 
 
 @given(x=st.one_of(st.floats(0.0, 1000.0), st.floats(-300.0, 3.0).map(lambda power: 10.0**power)))

@@ -15,10 +15,9 @@ from policies.base import FloatArray, Request
 from policies.expected_latency import ExpectedLatency
 from policies.learned import Learned
 from policies.learned.artifact import Artifact, make_artifact, read_artifact, write_artifact
-from policies.learned.explained import EXPECTED, GROUPS
 from policies.learned.features import FEATURES, TERMS, inputs
 from policies.learned.network import Network, shapes, untrained
-from policies.learned.policy import shipped
+from policies.learned.policy import EXPECTED, GROUPS, shipped
 
 ROWS = Request("m", rows=3, deadline_s=0.5)
 
