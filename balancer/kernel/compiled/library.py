@@ -175,8 +175,12 @@ class Compiled(Kernel):
             _LAY_OUT(self._slots, 0, column, rows, key, 1.0, deadline_s, priority, number, now_s, seed, how, one)
         if mask is not None and mask is not self._masked:
             # Masks are replaced and never written to, so the same one has the same in it.
-            self._mask[:] = self._masked = mask
-            self._may = int(np.count_nonzero(mask))
+            self._mask[:] = mask
+            self._know(mask)
+
+    def _know(self, mask: BoolArray) -> None:
+        """That this is what stands in the fleet's mask."""
+        self._masked, self._may = mask, int(np.count_nonzero(mask))
 
     def _lay_out_view(self, request: Request, view: RequestView) -> None:
         """A request that has its number."""
@@ -189,7 +193,8 @@ class Compiled(Kernel):
         self._mask[:] = servable
         self._call.numbers[slots.NOW_S] = now_s
         self._keep_fresh(self._of_fleet_state, self._of_none, self._of_call)
-        mask = self._masked = self._mask.copy()
+        mask = self._mask.copy()
+        self._know(mask)
         return mask
 
     def fresh_until_s(self, x: FleetState, now_s: float) -> float:
@@ -204,7 +209,8 @@ class Compiled(Kernel):
         self._bind(x)
         self._lay_out_view(request, view)
         count = self._admit(self._of_fleet_state, self._of_none, self._of_call)
-        left = self._masked = self._mask.copy()
+        left = self._mask.copy()
+        self._know(left)
         return count, left
 
     def answer(self, x: FleetState, policy: Policy, request: Request, view: RequestView) -> FloatArray | None:

@@ -16,13 +16,14 @@ from balancer.bounds import MAX_FALLBACKS
 from balancer.config.config import Config
 from balancer.kernel.compiled import library
 from balancer.kernel.compiled.library import Compiled, Library, LibraryError
-from balancer.kernel.settings import GuardSettings, Settings
+from balancer.kernel.settings import GuardSettings, Limits, Settings
 from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
-from balancer.scheduler.events import WorkerAdded
+from balancer.scheduler.events import Finished, Withdrawn, WorkerAdded
 from balancer.scheduler.router import Router
 from balancer.server.app import App
 from policies.base import Request, uniform_over
 from policies.least_requests import LeastRequests
+from policies.random_choice import RandomChoice
 from policies.round_robin import RoundRobin
 from policies.traced import traced
 
@@ -99,6 +100,25 @@ def test_a_new_column_changes_nobody_s_eligibility() -> None:
     assert router.route(Request("m"), 0.0).worker == "w0"
     router.observe(report("w0", 2, [model(), model("loading", ready=False)]), 0.1)
     assert router.route(Request("m"), 0.1).worker == "w0"
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_who_was_left_out_by_limits_is_picked_again_after_the_fleet_has_changed(compiled: bool) -> None:
+    limits = Limits(max_pending_per_worker=1.0)
+    router = Router(RandomChoice(), Settings(limits=limits), kernel=Compiled(Library()) if compiled else None)
+    for worker in ("w0", "w1", "w2"):
+        router.observe(WorkerAdded(worker), 0.0)
+    for worker in ("w0", "w1"):
+        router.observe(report(worker), 0.0)
+    for _ in range(2):
+        router.observe(Withdrawn(router.route(Request("m"), 0.0).number), 0.0)
+    sent = [router.route(Request("m"), 0.0)]
+    # As many may be picked as before it came, since another is full.
+    router.observe(report("w2"), 0.0)
+    sent.append(router.route(Request("m"), 0.0))
+    for decision in sent:
+        router.observe(Finished(decision.number, decision.worker, 0.01, True), 0.0)
+    assert router.route(Request("m"), 0.0).propensity == 1 / 3
 
 
 @pytest.mark.parametrize("compiled", [False, True])
