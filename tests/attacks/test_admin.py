@@ -151,7 +151,7 @@ async def test_a_stranger_cannot_blow_up_explain(balancer: Balancer) -> None:
     assert await explain(f"model={'m' * 300}") == 400
     assert await explain(f"model=m&key={'k' * 300}") == 400
     assert await explain(f"model=m&version={'1' * 2_000_000}") in (0, 400)
-    refused = 'balancer_refused_inputs_total{field="rows",message="explain"}'
+    refused = 'balancer_refused_inputs_total{message="explain",field="rows"}'
     await eventually(lambda: _is(balancer, refused, 8), "refused rows are counted")
     assert (await balancer.get("/workers"))[0] == 200
     assert not await balancer.sample('balancer_handler_errors_total{handler="admin"}')
@@ -225,10 +225,10 @@ async def test_a_stranger_cannot_grow_the_metrics(balancer: Balancer) -> None:
         await balancer.get(f"/explain?model=m{number}&rows=0")
         await balancer.send(f"BREW{number} / HTTP/1.1\r\n\r\n".encode())
     await eventually(
-        lambda: _is(balancer, 'balancer_refused_inputs_total{field="rows",message="explain"}', 301), "all were counted"
+        lambda: _is(balancer, 'balancer_refused_inputs_total{message="explain",field="rows"}', 301), "all were counted"
     )
     new = names((await balancer.get("/metrics"))[1]) - before
-    assert new == {'balancer_refused_inputs_total{field="parameter",message="explain"}'}
+    assert new == {'balancer_refused_inputs_total{message="explain",field="parameter"}'}
 
 
 async def test_a_stranger_cannot_slow_picks_down_by_scraping(balancer: Balancer) -> None:
