@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
-from balancer.kernel.settings import EstimatorSettings, Limits, Settings, ZoneSettings
+from balancer.kernel.compiled.library import Library
+from balancer.kernel.settings import (
+    EstimatorSettings,
+    GuardSettings,
+    Limits,
+    RolloutSettings,
+    Settings,
+    ZoneSettings,
+)
+from balancer.native.envoy_module import Module
+from balancer.native.folder import Folder
+from balancer.native.router import SharedRouter
+from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
 from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
 from balancer.scheduler.events import Finished, WorkerAdded
 from balancer.scheduler.router import Router
-from policies.base import Request
+from policies import BUILTIN
+from policies.base import Policy, Request
 from support.busy import MODELS, busy_report
 
 WORKERS, REQUESTS, SEED = 21, 400, 5
@@ -49,6 +65,35 @@ def begin(router: Router, now_s: float) -> None:
 
 def endpoint(worker: str, grpc: bool) -> str:
     return f"10.0.0.{worker[1:]}:{8001 if grpc else 8000}"
+
+
+def a_shared(path: Path, policy: Policy, settings: Settings) -> SharedRouter:
+    """That shares a folder, and has told of where its workers are."""
+    library = Library()
+    shared = SharedRouter(policy, settings, SEED, library, Module(library), Folder(path))
+    names = [f"w{number}" for number in range(WORKERS)]
+    shared.tell({n: endpoint(n, True) for n in names}, {n: endpoint(n, False) for n in names})
+    return shared
+
+
+def leave(path: Path, settings: Settings, rollout: RolloutSettings) -> None:
+    """A folder as a balancer leaves it that has a guard and a rollout."""
+    router = a_shared(path, BUILTIN["wlpr"](), settings)
+    begin(router, time.monotonic())
+    plan = CanaryPlan(GuardSettings(), BUILTIN["least_requests"](), None, 0.0, rollout, BUILTIN["random"]())
+    selector = PolicySelector(router.policy, plan)
+    selector.choose(0, time.monotonic())
+    router.configure(router.policy, settings, selector)
+    router.tell_decisions(1.0)
+    router.serve(True)
+
+
+def said_by(program: Sequence[object], lines: Sequence[str]) -> list[str]:
+    """What `settle` says to these lines."""
+    command = [str(word) for word in program]
+    done = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
 def request_of(number: int) -> tuple[Request, bool]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import random
-import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from support.settling import (
     TAKEN,
     TURNED_AWAY,
     WORKERS,
+    a_shared,
     begin,
     crossed,
     endpoint,
@@ -23,14 +23,14 @@ from support.settling import (
     line_of,
     parts,
     request_of,
+    said_by,
     script,
 )
 
 from balancer.config.config import Config, from_mapping
 from balancer.kernel.compiled.library import PATH, Compiled, Library
-from balancer.kernel.settings import RolloutSettings, Settings
-from balancer.native.envoy_module import Module
-from balancer.native.folder import JOURNAL, Folder
+from balancer.kernel.settings import RolloutSettings
+from balancer.native.folder import JOURNAL
 from balancer.native.journal import Journal
 from balancer.native.layouts import JOURNAL_RING_BYTES as RING_BYTES
 from balancer.native.router import SharedRouter
@@ -45,7 +45,7 @@ from balancer.server.decision_log.recorded import DecisionLog, RecordedDecision
 from balancer.server.decision_log.recording import Recording
 from balancer.server.native.recording import NativeRecording, recording_of
 from policies import BUILTIN
-from policies.base import Policy, Request
+from policies.base import Request
 from simulator.replay import replay
 
 NAMES = [f"w{number}" for number in range(WORKERS)]
@@ -85,19 +85,6 @@ def record(router: Router, folder: Path, share: float = 1.0) -> Recorded:
     return Recorded(router, files, recording, folder)
 
 
-def a_shared(path: Path, policy: Policy, settings: Settings) -> SharedRouter:
-    library = Library()
-    router = SharedRouter(policy, settings, SEED, library, Module(library), Folder(path))
-    router.tell({n: endpoint(n, True) for n in NAMES}, {n: endpoint(n, False) for n in NAMES})
-    return router
-
-
-def run(settle: Path, folder: Path, lines: list[str]) -> list[str]:
-    done = subprocess.run([settle, PATH, folder], input="\n".join(lines), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
-
-
 def bits(decision: RecordedDecision) -> tuple[object, ...]:
     """All of it; numbers as they are in memory."""
     rest = decision.columns, decision.eligible, decision.probabilities
@@ -129,7 +116,7 @@ def test_the_log_is_the_routers_own(settle: Path, tmp_path: Path, name: str, how
     assert shared.asked_because == ""
     shared.serve(True)
     lines = list(script(own, began_ns + 60_000_000))
-    decided = run(settle, tmp_path / "shared", [line for line, _ in lines])
+    decided = said_by((settle, PATH, tmp_path / "shared"), [line for line, _ in lines])
     assert [parts(line) for line in decided] == [parts(line) for _, line in lines if line]
     assert_same(told.log(), wanted.log())
 
@@ -155,7 +142,7 @@ class Both:
             request, grpc = self._next()
             lines.append(line_of(request, grpc, self.at_ns))
             wanted.append(parts(expected(self.own, request, grpc, self.at_ns * 1e-9)[0]))
-        assert [parts(line) for line in run(self.settle, self.folder, lines)] == wanted
+        assert [parts(line) for line in said_by((self.settle, PATH, self.folder), lines)] == wanted
 
     def here(self, count: int) -> None:
         """Decisions that the balancer is asked for, and what becomes of them."""
@@ -336,7 +323,7 @@ def test_a_config_begins_and_ends_it(settle: Path, tmp_path: Path) -> None:
         assert shared.asked_because == ""
         shared.serve(True)
         lines = [line_of(*request_of(k), at_ns + 10_000_000 * number + 100_000 * k) for k in range(20)]
-        decided = run(settle, tmp_path / "shared", lines)
+        decided = said_by((settle, PATH, tmp_path / "shared"), lines)
         assert all(line.split(" ")[0] in {str(TAKEN), str(TURNED_AWAY)} for line in decided)
     assert files is not None
     files.close(30.0)

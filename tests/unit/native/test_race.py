@@ -6,20 +6,14 @@ import dataclasses
 import os
 import platform
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
-from support.settling import SEED, SETTINGS, begin, endpoint
+from support.settling import SETTINGS, leave
 from unit.native.conftest import compiled
 
-from balancer.kernel.compiled.library import PATH, Library
-from balancer.kernel.settings import GuardSettings, RolloutSettings
-from balancer.native.envoy_module import Module
-from balancer.native.folder import Folder
-from balancer.native.router import SharedRouter
-from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
-from policies import BUILTIN
+from balancer.kernel.compiled.library import PATH
+from balancer.kernel.settings import RolloutSettings
 
 THREADS, ROUNDS = 4, 200
 SERIAL_AT = 40
@@ -34,19 +28,8 @@ def race(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """As a balancer leaves it, with two directories that differ in their number alone."""
-    path, library = tmp_path / "shared", Library()
-    settings = dataclasses.replace(SETTINGS["limits"], stale_after_s=1e6)
-    router = SharedRouter(BUILTIN["wlpr"](), settings, SEED, library, Module(library), Folder(path))
-    begin(router, time.monotonic())
-    router.tell(*({name: endpoint(name, grpc) for name in router.fleet.names} for grpc in (True, False)))
-    plan = CanaryPlan(
-        GuardSettings(), BUILTIN["least_requests"](), None, 0.0, RolloutSettings((0.5, 1.0)), BUILTIN["random"]()
-    )
-    selector = PolicySelector(router.policy, plan)
-    selector.choose(0, time.monotonic())
-    router.configure(router.policy, settings, selector)
-    router.tell_decisions(1.0)
-    router.serve(True)
+    path = tmp_path / "shared"
+    leave(path, dataclasses.replace(SETTINGS["limits"], stale_after_s=1e6), RolloutSettings((0.5, 1.0)))
     (directory,) = path.glob("directory-*")
     for serial in (1, 2):
         content = bytearray(directory.read_bytes())

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +14,14 @@ from support.settling import (
     SEED,
     SETTINGS,
     TAKEN,
-    WORKERS,
+    a_shared,
     begin,
     crossed,
     endpoint,
     line_of,
     parts,
     request_of,
+    said_by,
     script,
 )
 from support.strangers import Costs, Softmax
@@ -30,8 +29,6 @@ from unit.native.conftest import compiled
 
 from balancer.kernel.compiled.library import PATH, Compiled, Library, stamp
 from balancer.kernel.settings import Settings
-from balancer.native.envoy_module import Module
-from balancer.native.folder import Folder
 from balancer.native.layouts import UNKNOWN_MODEL, Source
 from balancer.native.router import SharedRouter
 from balancer.scheduler.events import WorkerAdded
@@ -50,22 +47,6 @@ TOOLS = "gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-user"
 """Debian's packages."""
 
 
-def a_shared(path: Path, policy: Policy, settings: Settings) -> SharedRouter:
-    library = Library()
-    shared = SharedRouter(policy, settings, SEED, library, Module(library), Folder(path))
-    names = [f"w{number}" for number in range(WORKERS)]
-    shared.tell({n: endpoint(n, True) for n in names}, {n: endpoint(n, False) for n in names})
-    return shared
-
-
-def run(program: Sequence[object], lines: Sequence[str]) -> list[tuple[object, ...]]:
-    """What it says to these lines."""
-    command = [str(word) for word in program]
-    done = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return [parts(line) for line in done.stdout.splitlines()]
-
-
 def decide(shared: SharedRouter, *program: object) -> tuple[list[str], list[tuple[object, ...]]]:
     """Have the program and a router of this process decide the same; the lines that asked, and what both answered."""
     policy, settings = shared.policy, shared.settings
@@ -76,7 +57,7 @@ def decide(shared: SharedRouter, *program: object) -> tuple[list[str], list[tupl
     shared.serve(True)
     lines = list(script(own, began_ns + 60_000_000))
     wanted = [parts(line) for _, line in lines if line]
-    assert run(program, [line for line, _ in lines]) == wanted
+    assert [parts(line) for line in said_by(program, [line for line, _ in lines])] == wanted
     for record in ("queue", "service", "latency", "tokens", "caches"):
         for array, there in vars(getattr(own.fleet, record)).items():
             np.testing.assert_array_equal(getattr(getattr(shared.fleet, record), array), there, err_msg=array)
@@ -110,13 +91,13 @@ def test_it_decides_counts_and_learns_as_the_router_does(settle: Path, tmp_path:
     ended = sum(line.startswith("end") for line in lines)
     taken = sum(line[0] == str(TAKEN) for line in wanted)
     assert shared.state.in_flight == taken - ended
-    told = np.concatenate([batch.copy() for batch in shared.state.outcomes()])
-    assert len(told) == len(wanted) - taken + ended
-    assert told["matched"].sum() == ended
+    outcomes = np.concatenate([batch.copy() for batch in shared.state.outcomes()])
+    assert len(outcomes) == len(wanted) - taken + ended
+    assert outcomes["matched"].sum() == ended
     # What asks for a model that nobody has is refused.
     nobody = sum(line.startswith("ask") and line.split()[-2] == "nobody" for line in lines)
-    assert (told["column"] == UNKNOWN_MODEL).sum() == nobody
-    assert set(told["column"][told["source"] == Source.BY_POLICY]) <= set(shared.fleet.models.values()) - {0}
+    assert (outcomes["column"] == UNKNOWN_MODEL).sum() == nobody
+    assert set(outcomes["column"][outcomes["source"] == Source.BY_POLICY]) <= set(shared.fleet.models.values()) - {0}
 
 
 def test_sequences_stay_with_their_workers_when_the_balancer_is_silent(settle: Path, tmp_path: Path) -> None:
@@ -128,8 +109,8 @@ def test_sequences_stay_with_their_workers_when_the_balancer_is_silent(settle: P
     shared.serve(True)
     requests = [request_of(k) for k in range(REQUESTS)]
     lines = [line_of(request, grpc, began_ns + 60_000_000) for request, grpc in requests]
-    told = run((settle, PATH, tmp_path / "shared"), [*lines, "mute", *lines])
-    alive, silent = told[:REQUESTS], told[REQUESTS:]
+    said = [parts(line) for line in said_by((settle, PATH, tmp_path / "shared"), [*lines, "mute", *lines])]
+    alive, silent = said[:REQUESTS], said[REQUESTS:]
     stayed, drained = 0, {endpoint("w2", True), endpoint("w2", False)}
     for (request, _), before, after in zip(requests, alive, silent, strict=True):
         assert after[0] == str(LEAST_REQUEST)

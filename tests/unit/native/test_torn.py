@@ -8,17 +8,17 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from fuzz.state import POLICIES, fuzzed
-from support.settling import SEED, SETTINGS, begin, endpoint, script
+from support.settling import SEED, SETTINGS, TAKEN, begin, leave, said_by, script
 
+from balancer.kernel.block import ENTRY, HEADER
 from balancer.kernel.compiled.library import PATH, Compiled, Library
-from balancer.kernel.settings import GuardSettings, RolloutSettings
-from balancer.native.envoy_module import Module
-from balancer.native.folder import Folder
-from balancer.native.router import SharedRouter
-from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
+from balancer.kernel.fleet_state import FIELDS
+from balancer.kernel.settings import RolloutSettings
 from balancer.scheduler.router import Router
 from policies import BUILTIN
 
@@ -29,19 +29,8 @@ HEAD_BYTES = 8192
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as a balancer leaves it that has a guard and a rollout."""
     path = tmp_path_factory.mktemp("torn") / "shared"
-    library = Library()
-    router = SharedRouter(BUILTIN["wlpr"](), SETTINGS["limits"], SEED, library, Module(library), Folder(path))
-    begin(router, time.monotonic())
-    names = router.fleet.names
-    router.tell({n: endpoint(n, True) for n in names}, {n: endpoint(n, False) for n in names})
-    plan = CanaryPlan(GuardSettings(), BUILTIN["least_requests"](), None, 0.0, RolloutSettings(), BUILTIN["random"]())
-    selector = PolicySelector(router.policy, plan)
-    selector.choose(0, time.monotonic())
-    router.configure(router.policy, router.settings, selector)
-    router.tell_decisions(1.0)
-    router.serve(True)
+    leave(path, SETTINGS["limits"], RolloutSettings())
     return path
 
 
@@ -66,6 +55,11 @@ def spoil(path: Path, dice: random.Random) -> None:
     path.write_bytes(content)
 
 
+def answers(settle: Path, folder: Path, asked: str) -> set[str]:
+    lines = [line for line in asked.splitlines() if line.startswith("ask")]
+    return {line.split()[0] for line in said_by((settle, PATH, folder), lines)}
+
+
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 8))])
 @pytest.mark.parametrize("name", ["control", "fleet_state", "directory-*", "options-*", "journal"])
 def test_it_survives(settle: Path, shared: Path, asked: str, tmp_path: Path, name: str, seed: int) -> None:
@@ -83,6 +77,42 @@ def test_it_survives(settle: Path, shared: Path, asked: str, tmp_path: Path, nam
         shutil.rmtree(folder)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "fields"),
+    [
+        (HEADER, {"magic": 1}),
+        (HEADER, {"abi": 2}),
+        (HEADER, {"stamp": b"0123456789abcdef"}),
+        (HEADER, {"kind": 2}),
+        (HEADER, {"bytes": 1 << 62}),
+        (HEADER, {"workers": 1 << 10}),
+        (HEADER, {"models": 1 << 31}),
+        (ENTRY, {"offset": 1 << 62}),
+        (ENTRY, {"offset": 2**64 - 8}),
+        (ENTRY, {"offset": 12}),
+        (ENTRY, {"shape": (-1, 0, 0)}),
+        (ENTRY, {"shape": (1 << 60, 1 << 60, 0)}),
+        (ENTRY, {"strides": (8, 8, 8)}),
+        (ENTRY, {"axes": 3}),
+        (ENTRY, {"type": ord("b")}),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_a_state_that_does_not_fit_is_left_to_the_balancer(
+    settle: Path, shared: Path, asked: str, tmp_path: Path, dtype: np.dtype[Any], fields: dict[str, Any]
+) -> None:
+    folder = tmp_path / "shared"
+    shutil.copytree(shared, folder)
+    assert str(TAKEN) in answers(settle, folder, asked)
+    content = bytearray((folder / "fleet_state").read_bytes())
+    # An array of two axes.
+    start = 0 if dtype is HEADER else HEADER.itemsize + list(FIELDS).index("queue.own_rows") * ENTRY.itemsize
+    for name, value in fields.items():
+        np.frombuffer(content, dtype, 1, start)[name] = value
+    (folder / "fleet_state").write_bytes(content)
+    assert answers(settle, folder, asked) == {str(BALANCER_DECIDES)}
+
+
 @pytest.mark.parametrize("at", [-1, 400])
 def test_options_are_what_the_balancer_wrote_in_every_bit(
     settle: Path, shared: Path, asked: str, tmp_path: Path, at: int
@@ -94,9 +124,7 @@ def test_options_are_what_the_balancer_wrote_in_every_bit(
     content = bytearray(path.read_bytes())
     content[at] ^= 1
     path.write_bytes(content)
-    lines = "\n".join(line for line in asked.splitlines() if line.startswith("ask"))
-    done = subprocess.run([settle, PATH, folder], input=lines, capture_output=True, text=True, check=True)
-    assert {line.split()[0] for line in done.stdout.splitlines()} == {str(BALANCER_DECIDES)}
+    assert answers(settle, folder, asked) == {str(BALANCER_DECIDES)}
 
 
 def test_spoiled_state_ends_nobody(tmp_path: Path) -> None:
