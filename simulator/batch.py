@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from balancer.kernel.compiled.kinds import Native
+from balancer.kernel.compiled.numba_records import Native
 from balancer.kernel.estimators.columns import declared
 from balancer.kernel.state import Options
 from balancer.scheduler.keys import OF_SEQUENCES, STICKY, placing

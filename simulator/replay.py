@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from balancer.kernel import picking
-from balancer.kernel.answers import is_shipped
+from balancer.kernel import limits_and_draw
+from balancer.kernel.policy_answers import is_shipped
 from balancer.server.decision_log.lines import COLUMNS, arithmetic
 from balancer.server.decision_log.recorded import DecisionLog, RecordedDecision, RecordedPolicy, Run
 from policies.base import BoolArray, FloatArray, IntArray, Policy, Request, UintArray, least
@@ -201,8 +201,8 @@ def _decide(asked: Policy | None, batch: Sequence[RecordedDecision], runs: Seque
     fallbacks = []
     for row, (decision, run) in enumerate(zip(batch, runs, strict=True)):
         shares = probabilities[row].tolist()
-        pick = picking.draw(shares, unit(mix(mix(run.seed) ^ int(decision.request.number))))
-        total = picking.total_of(shares)
+        pick = limits_and_draw.draw(shares, unit(mix(mix(run.seed) ^ int(decision.request.number))))
+        total = limits_and_draw.total_of(shares)
         if pick >= 0:
             picks[row], propensity[row] = pick, shares[pick] / total
         if decision.pick >= 0 and total > 0:
@@ -241,7 +241,7 @@ def _fallbacks(decision: RecordedDecision, eligible: BoolArray, pending: FloatAr
     line = np.where(eligible, pending, np.inf)
     line[pick] = np.inf
     found = [-1] * len(decision.fallbacks)
-    picking.name_least(line.tolist(), len(found), found)
+    limits_and_draw.name_least(line.tolist(), len(found), found)
     return tuple(decision.workers.names[row] for row in found if row >= 0)
 
 

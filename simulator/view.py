@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from balancer.kernel import of_worker
-from balancer.kernel.compiled.kinds import Native
+from balancer.kernel import worker_columns
+from balancer.kernel.compiled.numba_records import Native
 from balancer.kernel.settings import EstimatorSettings
 from balancer.kernel.state import RequestFeatures
 from balancer.scheduler.view import View, column
@@ -16,7 +16,7 @@ from simulator.engine.compiled import compiled, from_source, mix
 from simulator.engine.knowledge import row
 from simulator.engine.layout import Sim
 
-_fill_cached = from_source(of_worker.fill_cached)
+_fill_cached = from_source(worker_columns.fill_cached)
 
 
 @compiled

@@ -12,8 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from balancer.config.policy_options import installed_policies, options_model, policy_class
-from balancer.kernel.answers import is_shipped
 from balancer.kernel.compiled.library import Library, LibraryError
+from balancer.kernel.policy_answers import is_shipped
 from policies.base import Policy
 from policies.traced import traced
 

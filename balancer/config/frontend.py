@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 from balancer.files.schema import shown
 from balancer.files.yaml_document import ConfigError, Problem
-from balancer.kernel.answers import is_shipped
 from balancer.kernel.compiled.library import Library, LibraryError
+from balancer.kernel.policy_answers import is_shipped
 from balancer.native.envoy_module import Module, ModuleError
 from policies.traced import traced
 

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, create_model
 from balancer.config.plugins import Catalogue, catalogue
 from balancer.files.regular import UnreadableError, read_regular
 from balancer.files.schema import StrictModel, did_you_mean, nested_error
-from balancer.kernel.answers import is_shipped
+from balancer.kernel.policy_answers import is_shipped
 from policies.base import Policy
 from policies.traced import traced
 

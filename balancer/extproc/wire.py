@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from balancer.bounds import OutOfBoundsError
-from balancer.kernel.plain import new_tuple
+from balancer.kernel.python_kernel import new_tuple
 
 MOST_FIELDS = 4096
 """Of one message; one inference has one for each tensor, parameter and output, and some more."""

@@ -11,7 +11,6 @@ from balancer.kernel.estimators.latency import observe
 from balancer.kernel.estimators.queue import ended, recount_worker, sent
 from balancer.kernel.estimators.service import fade as forget_some
 from balancer.kernel.estimators.tokens import advance, take
-from balancer.kernel.of_worker import is_noted, key_and_model, token_limits
 from balancer.kernel.state import (
     DEFAULT_SERVICE_S,
     ERROR_DECAY_S,
@@ -20,6 +19,7 @@ from balancer.kernel.state import (
     FleetState,
     RequestFeatures,
 )
+from balancer.kernel.worker_columns import is_noted, key_and_model, token_limits
 
 
 def refill(x: FleetState, e: int, r: int, now_s: float) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from balancer.kernel import block as blocks
-from balancer.kernel.answers import Answering, options_of
 from balancer.kernel.block import ArrayPlace, Block, FleetSizes, Memory, ordinary_memory
 from balancer.kernel.estimators.caches import Caches
 from balancer.kernel.estimators.columns import declared
@@ -16,6 +15,7 @@ from balancer.kernel.estimators.latency import Latency
 from balancer.kernel.estimators.queue import Queue
 from balancer.kernel.estimators.service import Service
 from balancer.kernel.estimators.tokens import Tokens
+from balancer.kernel.policy_answers import Answering, options_of
 from balancer.kernel.state import ROOM, AnyArray, DecisionScratch, Options, lengths_of
 
 KINDS: dict[str, type[Any]] = {

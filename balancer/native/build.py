@@ -1,6 +1,6 @@
 """Compile the module that Envoy loads: `python -m balancer.native.build`.
 
-Needs a C compiler (see `balancer.kernel.compiled.compiler`), and `kernel.h`, which is written where the kernel is
+Needs a C compiler (see `balancer.kernel.compiled.c_compiler`), and `kernel.h`, which is written where the kernel is
 compiled.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from balancer.kernel.compiled.compiler import compiler
+from balancer.kernel.compiled.c_compiler import compiler
 from balancer.kernel.compiled.library import PATH as KERNEL
 from balancer.native import header
 from balancer.native.envoy_module import PATH

@@ -13,10 +13,10 @@ from typing import Any, TypeVar, cast
 import numpy.typing as npt
 
 from balancer.extproc.kserve import HeaderNames
-from balancer.kernel.answers import Compiler, answering
 from balancer.kernel.compiled.call import symbol_of
 from balancer.kernel.compiled.library import Compiled, Library
 from balancer.kernel.fleet_state import options_block
+from balancer.kernel.policy_answers import Compiler, answering
 from balancer.kernel.settings import Settings
 from balancer.native.directory import Candidate, Deciding, directory_of, endpoints_of
 from balancer.native.envoy_module import Module

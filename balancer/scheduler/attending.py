@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from balancer.kernel.deciding import COUNTS, FULL, INVALID, LATE, NOBODY, SEQUENCE
-from balancer.kernel.plain import Picked, RequestView, new_tuple
+from balancer.kernel.python_kernel import Picked, RequestView, new_tuple
 from balancer.scheduler import refusals
 from balancer.scheduler.answering import LEAST
 from balancer.scheduler.canary.selector import Role, Selection, Ticket

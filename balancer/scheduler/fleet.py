@@ -13,7 +13,7 @@ from balancer.kernel import reports
 from balancer.kernel.block import Block
 from balancer.kernel.estimators import columns
 from balancer.kernel.fleet_state import FleetBlock
-from balancer.kernel.plain import Kernel, Lines
+from balancer.kernel.python_kernel import Kernel, Lines
 from balancer.kernel.settings import Settings
 from balancer.kernel.state import settings_row
 from balancer.scheduler.events import Finished, Report, WorkerAdded

@@ -13,9 +13,9 @@ from itertools import islice
 import numpy as np
 
 from balancer import bounds
-from balancer.kernel import picking
+from balancer.kernel import limits_and_draw
 from balancer.kernel.deciding import AT_ONCE, COUNTS, FULL, NOBODY, ONE, SEQUENCE
-from balancer.kernel.plain import Asked, Kernel, new_tuple
+from balancer.kernel.python_kernel import Asked, Kernel, new_tuple
 from balancer.kernel.settings import Settings
 from balancer.scheduler import refusals
 from balancer.scheduler.answering import LEAST_PENDING, answer
@@ -189,7 +189,7 @@ class Router:
         return error
 
     def ask(self, policy: Policy, request: Request, column: int, mask: BoolArray, now_s: float) -> Asked:
-        """What a policy says that the kernel has no answer of; see `balancer.kernel.plain.Asker`."""
+        """What a policy says that the kernel has no answer of; see `balancer.kernel.python_kernel.Asker`."""
         view = LiveView(self.fleet, mask, column, float(request.rows), now_s, request.key)
         return Asked(view, *answer(policy, request, view))
 
@@ -251,7 +251,7 @@ class Router:
 
     def pending_limit(self, request: Request) -> float:
         """Requests pending at a worker from which on it is not given this one."""
-        return picking.pending_limit(self.fleet, 0, float(request.priority))
+        return limits_and_draw.pending_limit(self.fleet, 0, float(request.priority))
 
     def _keep_within_limits(self, request: Request, view: LiveView) -> None:
         """Leave those in the view's mask who may be picked. Raises as `route` does.

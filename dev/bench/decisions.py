@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from balancer.kernel.compiled.compiler import compiler
+from balancer.kernel.compiled.c_compiler import compiler
 from balancer.kernel.compiled.library import PATH, Compiled, Library
-from balancer.kernel.plain import Kernel
+from balancer.kernel.python_kernel import Kernel
 from balancer.kernel.settings import Settings
 from balancer.native.build import WITHOUT_HOOKS
 from balancer.native.envoy_module import Module

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "trials.h"
+#include "canary.h"
 
 #include <inttypes.h>
 #include <math.h>

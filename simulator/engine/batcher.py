@@ -12,7 +12,7 @@ import numpy as np
 from simulator.engine import device
 from simulator.engine import layout as at
 from simulator.engine.compiled import inlined, outlined
-from simulator.engine.heap import push
+from simulator.engine.event_heap import push
 from simulator.engine.layout import Sim
 from simulator.engine.reports import log_execution
 from simulator.engine.requests import UNFINISHED, end, fail, uniform

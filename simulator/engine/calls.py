@@ -12,8 +12,8 @@ from numba.core import cgutils
 from numba.core import types as kinds
 from numba.extending import intrinsic
 
-from balancer.kernel.compiled.compiling import OPTIONS
-from balancer.kernel.compiled.kinds import Native
+from balancer.kernel.compiled.numba_functions import OPTIONS
+from balancer.kernel.compiled.numba_records import Native
 
 _WORD, _NUMBER = ir.IntType(64), ir.DoubleType()
 

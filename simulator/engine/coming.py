@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from balancer.kernel import deciding, picking
+from balancer.kernel import deciding, limits_and_draw
 from balancer.kernel.deciding import COUNTS, DRAWS, LIMITS, NAMES
 from balancer.kernel.state import Options, RequestFeatures
 from balancer.scheduler.holding.state import PLACES_BEYOND
@@ -12,14 +12,14 @@ from simulator.engine import knowledge
 from simulator.engine import layout as at
 from simulator.engine.calls import call
 from simulator.engine.compiled import from_source, inlined, mix, outlined
-from simulator.engine.heap import push
+from simulator.engine.event_heap import push
 from simulator.engine.layout import Sim
 from simulator.engine.leaving import foresee
 from simulator.engine.requests import count_system, send
 from simulator.engine.sequences import find_worker, in_sequence
 from simulator.result import Status
 
-_name_fallbacks, _uniform_of = from_source(picking.name_fallbacks), from_source(picking.uniform_of)
+_name_fallbacks, _uniform_of = from_source(limits_and_draw.name_fallbacks), from_source(limits_and_draw.uniform_of)
 _admit, _take = from_source(deciding.admit), from_source(deciding.take)
 SHED, NO_WORKER = int(Status.SHED), int(Status.NO_WORKER)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pathlib
 
-from balancer.kernel.compiled.compiling import compiled, from_source, inlined, keep_in_cache, outlined, uncached
+from balancer.kernel.compiled.numba_functions import compiled, from_source, inlined, keep_in_cache, outlined, uncached
 from balancer.kernel.estimators import queue
 from balancer.scheduler import holding
 from policies import hashing

@@ -6,9 +6,9 @@ import types
 from functools import partial
 from typing import Any, NamedTuple
 
-from balancer.kernel.answers import Answer, Compiler, answering, options_of
-from balancer.kernel.compiled.kinds import Native
+from balancer.kernel.compiled.numba_records import Native
 from balancer.kernel.deciding import deciding
+from balancer.kernel.policy_answers import Answer, Compiler, answering, options_of
 from balancer.kernel.state import Options, RequestFeatures
 from policies import Policy
 from simulator.engine.calls import called_by_address

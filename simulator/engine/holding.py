@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from balancer.kernel import deciding, of_worker
-from balancer.kernel.answers import Compiler
-from balancer.kernel.compiled.kinds import Native
+from balancer.kernel import deciding, worker_columns
+from balancer.kernel.compiled.numba_records import Native
 from balancer.kernel.deciding import DRAWS, LATE
+from balancer.kernel.policy_answers import Compiler
 from balancer.kernel.state import Options, RequestFeatures
 from balancer.scheduler.holding import wait_queue
 from balancer.scheduler.holding.dispatch import dispatching
@@ -21,14 +21,14 @@ from simulator.engine import layout as at
 from simulator.engine.calls import call, called_by_address
 from simulator.engine.coming import NO_WORKER, SHED, assign, lay_out, overflow, refuse, request_of
 from simulator.engine.compiled import from_source, inlined, outlined
-from simulator.engine.heap import push
+from simulator.engine.event_heap import push
 from simulator.engine.layout import Sim
 
 _admit = from_source(deciding.admit, outlined)
 _enter, _leave = from_source(wait_queue.enter, outlined), from_source(wait_queue.leave, outlined)
 _position_of, _is_crowded = from_source(wait_queue.position_of), from_source(wait_queue.is_crowded)
 _crowd_out = from_source(wait_queue.crowd_out, outlined)
-_service_s = from_source(of_worker.service_s)
+_service_s = from_source(worker_columns.service_s)
 
 
 @outlined

@@ -9,7 +9,7 @@ from simulator.engine import knowledge
 from simulator.engine import layout as at
 from simulator.engine.batcher import take_out
 from simulator.engine.compiled import from_source, inlined, outlined
-from simulator.engine.heap import push
+from simulator.engine.event_heap import push
 from simulator.engine.layout import Sim
 from simulator.engine.requests import UNFINISHED, count_coming, count_system
 from simulator.result import Status

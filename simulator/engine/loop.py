@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from balancer.kernel import picking
+from balancer.kernel import limits_and_draw
 from balancer.kernel.state import Options
 from balancer.scheduler.holding import wait_queue
 from simulator.engine import batcher, device, faults, knowledge, reports, sequences
@@ -14,14 +14,14 @@ from simulator.engine import layout as at
 from simulator.engine.calls import call
 from simulator.engine.coming import arrive, assign, count_eligible, meet, meet_sequence, place, uniform_of
 from simulator.engine.compiled import compiled, from_source, inlined, outlined
-from simulator.engine.heap import pop, push
+from simulator.engine.event_heap import pop, push
 from simulator.engine.layout import Sim
 from simulator.engine.leaving import give_up, hear_void
 from simulator.engine.requests import UNAVAILABLE, UNFINISHED, count_coming, end, fail, uniform
 from simulator.engine.sequences import in_sequence
 from simulator.result import Status
 
-_draw, _is_held_model = from_source(picking.draw), from_source(wait_queue.is_held_model)
+_draw, _is_held_model = from_source(limits_and_draw.draw), from_source(wait_queue.is_held_model)
 _HEARD = (at.TICK, at.FAULT, at.FAULT_END, at.OUTCOME, at.GIVE_UP, at.LEFT, at.HELD_LONG, at.REPORT, at.SCALE)
 """Events by which balancers learn something, or somebody has waited for long."""
 _OK, _ERROR = int(Status.OK), int(Status.ERROR)

@@ -24,7 +24,7 @@ from balancer.kernel.reports import (
 )
 from simulator.engine import layout as at
 from simulator.engine.compiled import exponential, from_source, inlined, outlined
-from simulator.engine.heap import push
+from simulator.engine.event_heap import push
 from simulator.engine.knowledge import balancers, forget_eligible, row
 from simulator.engine.layout import Sim
 from simulator.engine.requests import uniform

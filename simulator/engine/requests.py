@@ -6,7 +6,7 @@ import numpy as np
 
 from simulator.engine import layout as at
 from simulator.engine.compiled import exponential, inlined, mix, outlined, unit
-from simulator.engine.heap import push
+from simulator.engine.event_heap import push
 from simulator.engine.layout import Sim
 from simulator.result import Status
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from balancer.kernel.answers import is_shipped
-from balancer.kernel.compiled.kinds import Native
+from balancer.kernel.compiled.numba_records import Native
+from balancer.kernel.policy_answers import is_shipped
 from balancer.kernel.state import Options
 from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
 from policies.choices import SCRATCH

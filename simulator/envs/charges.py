@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from balancer.kernel.compiled.kinds import Native
+from balancer.kernel.compiled.numba_records import Native
 from policies.base import BoolArray, FloatArray, IntArray
 from simulator.batch import Batch
 from simulator.engine.compiled import compiled, inlined

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.error import ResetNeeded
 
-from balancer.kernel.of_worker import pending
+from balancer.kernel.worker_columns import pending
 from policies.base import BoolArray, FloatArray, IntArray
 from simulator.batch import Batch
 from simulator.engine.coming import request_of

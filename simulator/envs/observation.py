@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from balancer.kernel import of_worker
+from balancer.kernel import worker_columns
 from balancer.kernel.state import RequestFeatures
 from policies.base import BoolArray, FloatArray, IntArray
 from policies.choices import LEAST
@@ -109,7 +109,7 @@ def observation_space(workers: int, models: int) -> spaces.Dict:
 
 # What is compiled and shared with other files would not be compiled anew when it changes: all of it stays here.
 _bid, _fill_least = from_source(ConsistentHash.cost), from_source(LEAST.fill)
-_draw = from_source(of_worker.draw)
+_draw = from_source(worker_columns.draw)
 
 
 @inlined
@@ -126,7 +126,7 @@ def _find_home(sim: Sim, e: int, first: int, ask: RequestFeatures, now_s: float)
 
 
 _OF_WORKER = {
-    **{name: from_source(function) for name, function in of_worker.OF_WORKER.items()},
+    **{name: from_source(function) for name, function in worker_columns.OF_WORKER.items()},
     "eligible": inlined(lambda sim, e, w, r, ask, now_s: 1.0 if sim.decision.mask[e, w] else 0.0),
     "home": inlined(lambda sim, e, w, r, ask, now_s: sim.decision.shares[e, w]),
 }

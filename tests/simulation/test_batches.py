@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from simulation.builders import arrivals_of, fleet_of, model_of
 
-from balancer.kernel.compiled.kinds import Native
+from balancer.kernel.compiled.numba_records import Native
 from policies import BUILTIN
 from simulator.batch import Batch
 from simulator.engine import deciders

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from balancer.kernel.plain import Kernel
+from balancer.kernel.python_kernel import Kernel
 from balancer.kernel.settings import Limits, Settings
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import Finished, ModelReport, Report, ReportsLost, Withdrawn, WorkerAdded, WorkerRemoved

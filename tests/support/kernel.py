@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from balancer.bounds import MAX_FALLBACKS
-from balancer.kernel.answers import Compiler, answering, options_of
 from balancer.kernel.deciding import deciding
-from balancer.kernel.picking import uniform_of
-from balancer.kernel.plain import Asker, Kernel, Picked, RequestView, features_of
+from balancer.kernel.limits_and_draw import uniform_of
+from balancer.kernel.policy_answers import Compiler, answering, options_of
+from balancer.kernel.python_kernel import Asker, Kernel, Picked, RequestView, features_of
 from balancer.kernel.state import AMONG, FOUND_COLUMNS, NAMED, PROPENSITY, FleetState, RequestFeatures
 from policies.base import BoolArray, FloatArray, Policy, Request
 

@@ -12,13 +12,13 @@ import numpy as np
 
 from balancer.bounds import MAX_FALLBACKS
 from balancer.kernel import deciding
-from balancer.kernel.answers import Compiler, answering, options_of
 from balancer.kernel.block import Memory, ordinary_memory
 from balancer.kernel.compiled import call as slots
 from balancer.kernel.compiled.call import ASKED, MOST_BATCHES, MOST_LINES, new_call, symbol_of
 from balancer.kernel.compiled.record import FLEET_STATE, Record
 from balancer.kernel.compiled.sources import SOURCES, digest_of
-from balancer.kernel.plain import Asker, Kernel, Lines, Picked, RequestView, new_tuple
+from balancer.kernel.policy_answers import Compiler, answering, options_of
+from balancer.kernel.python_kernel import Asker, Kernel, Lines, Picked, RequestView, new_tuple
 from balancer.kernel.state import DecisionScratch, FleetState, Options, RequestFeatures
 from policies.base import BoolArray, FloatArray, Policy, Request
 

@@ -1,7 +1,7 @@
 """Records of arrays as compiled code sees them: one pointer, whatever is in them.
 
 A record is a block of 64-bit words: an array's address, shape and strides; a whole number; the address of a nested
-record. Whoever maps the block can read it, see `kinds.py` for how compiled code does.
+record. Whoever maps the block can read it, see `numba_records.py` for how compiled code does.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ It works on the estimators themselves, so that every policy sees what was planne
 back at the end.
 
 Put together from how a host knows who may serve a request (`see`) and what a policy answers (`choose`), as
-`balancer.kernel.answers` puts policies together; with a `Compiler`, compiled.
+`balancer.kernel.policy_answers` puts policies together; with a `Compiler`, compiled.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from balancer.kernel.answers import Compiler
 from balancer.kernel.counting import count_in
-from balancer.kernel.of_worker import completion_s
-from balancer.kernel.picking import best_s
+from balancer.kernel.limits_and_draw import best_s
+from balancer.kernel.policy_answers import Compiler
 from balancer.kernel.state import FleetState, RequestFeatures
+from balancer.kernel.worker_columns import completion_s
 from balancer.scheduler.holding.capacity import has_capacity, keep_those_with_capacity
 from balancer.scheduler.holding.state import (
     DEADLINE,

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from balancer.kernel import deciding, picking
-from balancer.kernel.answers import Compiler
+from balancer.kernel import deciding, limits_and_draw
 from balancer.kernel.estimators.service import alone_s
+from balancer.kernel.policy_answers import Compiler
 from balancer.kernel.settings import HoldingSettings
 from balancer.kernel.state import FOUND_COLUMNS, RequestFeatures
 from balancer.scheduler.attending import Decision
@@ -210,7 +210,7 @@ class Waiting:
         if self._rather_waits(policy, request, view):
             return WAITS
         shares = router.answer_of(policy, request, view)[0].tolist()
-        return picking.draw(shares, unit(mix(router.fleet.kernel.seed ^ ask.number)))
+        return limits_and_draw.draw(shares, unit(mix(router.fleet.kernel.seed ^ ask.number)))
 
     # How it is kept.
 

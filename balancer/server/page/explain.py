@@ -14,7 +14,7 @@ import numpy as np
 from balancer import bounds
 from balancer.bounds import OutOfBoundsError
 from balancer.extproc.versions import pinned_version
-from balancer.kernel.plain import RequestView
+from balancer.kernel.python_kernel import RequestView
 from balancer.scheduler.answering import answer
 from balancer.scheduler.attending import Answered
 from balancer.scheduler.canary.split import Split, Splits

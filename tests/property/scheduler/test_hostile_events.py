@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from balancer import bounds
 from balancer.kernel.compiled.library import Compiled, Library, LibraryError
-from balancer.kernel.plain import Kernel
+from balancer.kernel.python_kernel import Kernel
 from balancer.kernel.settings import Limits, Settings
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import Event, Finished, ModelReport, Report, ReportsLost, WorkerAdded, WorkerRemoved

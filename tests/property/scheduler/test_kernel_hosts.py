@@ -19,7 +19,7 @@ from support.kernel import FromSource
 from support.strangers import Costs, Softmax
 
 from balancer.kernel.compiled.library import Compiled, Library
-from balancer.kernel.plain import Kernel
+from balancer.kernel.python_kernel import Kernel
 from balancer.kernel.settings import (
     EstimatorSettings,
     GuardSettings,

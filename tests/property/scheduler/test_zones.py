@@ -12,7 +12,7 @@ from support.fleets import report
 from support.kernel import FromSource
 
 from balancer.kernel.compiled.library import Compiled, Library
-from balancer.kernel.plain import Kernel
+from balancer.kernel.python_kernel import Kernel
 from balancer.kernel.settings import Settings, ZoneSettings
 from balancer.scheduler.events import Sent, WorkerAdded, WorkersAdded
 from balancer.scheduler.router import Router

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from balancer.kernel.compiled import compiler
-from balancer.kernel.compiled.compiler import CompilerError
+from balancer.kernel.compiled import c_compiler
+from balancer.kernel.compiled.c_compiler import CompilerError
 from balancer.kernel.compiled.library import Library
 from balancer.native.build import build
 from balancer.native.envoy_module import PATH, Module
@@ -50,19 +50,19 @@ def elf_of(path: Path) -> tuple[int, int]:
 
 def test_the_compiler_is_the_named_one_or_the_systems_or_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     found: dict[str, object] = {"cc": "/usr/bin/cc", "ziglang": object()}
-    monkeypatch.setattr(compiler.shutil, "which", found.get)
-    monkeypatch.setattr(compiler.importlib.util, "find_spec", found.get)
+    monkeypatch.setattr(c_compiler.shutil, "which", found.get)
+    monkeypatch.setattr(c_compiler.importlib.util, "find_spec", found.get)
     monkeypatch.setenv("CC", "clang -m64")
-    assert compiler.compiler() == ["clang", "-m64"]
+    assert c_compiler.compiler() == ["clang", "-m64"]
     monkeypatch.delenv("CC")
-    assert compiler.compiler() == ["cc"]
+    assert c_compiler.compiler() == ["cc"]
     del found["cc"]
-    assert compiler.compiler() == [sys.executable, "-m", "ziglang", "cc"]
+    assert c_compiler.compiler() == [sys.executable, "-m", "ziglang", "cc"]
     del found["ziglang"]
     with pytest.raises(
         CompilerError, match=r"no C compiler: install one, name it in CC, or pip install 'balancer\[cc\]'"
     ):
-        compiler.compiler()
+        c_compiler.compiler()
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.blocks import fleet_states_in, read
 
-from balancer.kernel.answers import Compiler, answering, options_of
 from balancer.kernel.block import (
     ALIGNED_TO,
     ENTRY,
@@ -20,6 +19,7 @@ from balancer.kernel.block import (
     ordinary_memory,
 )
 from balancer.kernel.fleet_state import FIELDS, FleetBlock, arrays_of, options_block
+from balancer.kernel.policy_answers import Compiler, answering, options_of
 from balancer.kernel.settings import Settings
 from balancer.scheduler.events import WorkerAdded, WorkerRemoved
 from balancer.scheduler.router import Router

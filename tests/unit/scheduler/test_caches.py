@@ -11,9 +11,9 @@ from support.estimators import allocate
 from balancer.kernel.estimators import caches
 from balancer.kernel.estimators.caches import PLACES, WAYS, Caches
 from balancer.kernel.estimators.service import Service
-from balancer.kernel.of_worker import bid_of, is_home
 from balancer.kernel.settings import EstimatorSettings, Settings
 from balancer.kernel.state import RequestFeatures
+from balancer.kernel.worker_columns import bid_of, is_home
 from balancer.scheduler.attending import Decision
 from balancer.scheduler.events import Finished, ModelReport, Report, WorkerAdded
 from balancer.scheduler.router import Router

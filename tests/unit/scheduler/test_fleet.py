@@ -7,7 +7,7 @@ import pytest
 from support.fleets import make_router, model, report
 
 from balancer import bounds
-from balancer.kernel.plain import Kernel
+from balancer.kernel.python_kernel import Kernel
 from balancer.kernel.settings import EstimatorSettings, ModelSettings, Settings
 from balancer.kernel.state import FleetState
 from balancer.scheduler.errors import NoEligibleWorker, UnknownModel

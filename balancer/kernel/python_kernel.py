@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from balancer import bounds
-from balancer.kernel import counting, eligibility, of_worker, picking, reports
+from balancer.kernel import counting, eligibility, limits_and_draw, reports, worker_columns
 from balancer.kernel import deciding as steps
-from balancer.kernel.answers import Compiler, is_shipped
 from balancer.kernel.block import ordinary_memory
 from balancer.kernel.deciding import INVALID, NOBODY, deciding
 from balancer.kernel.estimators.queue import others_left, pending_now
+from balancer.kernel.policy_answers import Compiler, is_shipped
 from balancer.kernel.state import (
     AMONG,
     FOUND_COLUMNS,
@@ -98,7 +98,7 @@ class Kernel:
     """What was asked of a policy for the last decision; None: nothing."""
 
     def __init__(self) -> None:
-        instead = {picking.draw_worker: self._draw_worker, picking.name_fallbacks: self._name_fallbacks}
+        instead = {limits_and_draw.draw_worker: self._draw_worker, limits_and_draw.name_fallbacks: self._name_fallbacks}
         instead |= {steps.admit: self._admit_quickly, **self._steps()}
         self._decide = deciding(self._answer, Compiler(lambda step: instead.get(step, step)))
         self._found: Any = [0.0] * FOUND_COLUMNS
@@ -205,7 +205,7 @@ class Kernel:
             return self._decide(*arguments)
 
     def _answer(self, x: FleetState, options: Any, e: int, first: int, request: RequestFeatures, now_s: float) -> int:
-        """See `answers.Answer`: the policy is asked."""
+        """See `policy_answers.Answer`: the policy is asked."""
         asker, policy, asked_for, mask = options
         left = x.decision.mask[0].copy() if mask is None else mask
         asked = self.asked = asker.ask(policy, asked_for, request.model, left, now_s)
@@ -216,19 +216,19 @@ class Kernel:
         return -1
 
     def _draw_worker(self, x: FleetState, e: int, uniform: float, found: Any) -> int:
-        """As in `picking`."""
+        """As in `limits_and_draw`."""
         assert self.asked is not None
         assert self.asked.probabilities is not None
         listed = self.asked.probabilities.tolist()
-        w = picking.draw(listed, uniform)
+        w = limits_and_draw.draw(listed, uniform)
         if w >= 0:
-            found[PROPENSITY] = listed[w] / picking.total_of(listed)
+            found[PROPENSITY] = listed[w] / limits_and_draw.total_of(listed)
         return w
 
     def _name_fallbacks(
         self, x: FleetState, e: int, first: int, picked: int, request: RequestFeatures, now_s: float, out: Any
     ) -> int:
-        """As in `picking`."""
+        """As in `limits_and_draw`."""
         queue = x.queue
         if self.asked is not None:
             pending = self.asked.view.pending
@@ -238,7 +238,7 @@ class Kernel:
             pending = queue.in_flight
         line = np.where(x.decision.mask[0], pending, np.inf)
         line[picked] = np.inf
-        return picking.name_least(line.tolist(), min(len(out), int(x.decision.settings[0, MAX_FALLBACKS])), out)
+        return limits_and_draw.name_least(line.tolist(), min(len(out), int(x.decision.settings[0, MAX_FALLBACKS])), out)
 
     def take(self, x: FleetState, row: int, column: int, rows: float, key: int | None, now_s: float) -> None:
         """See `deciding`."""
@@ -253,7 +253,7 @@ class Kernel:
         """`cached` of all workers for a request with that key, `(n,)`."""
         request = _with_key(column, rows, key)
         with np.errstate(over="ignore"):  # products of 64 bits, of which the upper ones go
-            of_worker.fill_cached(x, 0, 0, request, now_s, x.decision.cached[0])
+            worker_columns.fill_cached(x, 0, 0, request, now_s, x.decision.cached[0])
         found: FloatArray = x.decision.cached[0].copy()
         return found
 

@@ -9,8 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import numpy as np
 
 from balancer.bounds import MAX_FALLBACKS
-from balancer.kernel import counting, deciding, eligibility, of_worker, picking, reports
-from balancer.kernel.answers import PROGRAM, Compiler, answering, by_program
+from balancer.kernel import counting, deciding, eligibility, limits_and_draw, reports, worker_columns
 from balancer.kernel.compiled.call import (
     BALANCERS,
     BATCHES,
@@ -37,7 +36,8 @@ from balancer.kernel.compiled.call import (
     KernelCall,
     symbol_of,
 )
-from balancer.kernel.compiled.compiling import from_source, inlined
+from balancer.kernel.compiled.numba_functions import from_source, inlined
+from balancer.kernel.policy_answers import PROGRAM, Compiler, answering, by_program
 from balancer.kernel.state import FOUND_COLUMNS, FleetState, Options, RequestFeatures
 from policies import BUILTIN
 from policies.base import Policy
@@ -51,11 +51,11 @@ _count_out = from_source(counting.count_out)
 _learn_of_pick, _fade = from_source(counting.learn_of_pick), from_source(counting.fade)
 _finish = from_source(counting.finish)
 _remember_outcome = from_source(counting.remember_outcome)
-_fill_cached = from_source(of_worker.fill_cached)
-_fill_behind = from_source(of_worker.fill_behind)
+_fill_cached = from_source(worker_columns.fill_cached)
+_fill_behind = from_source(worker_columns.fill_behind)
 _keep_fresh, _fresh_until_s = from_source(eligibility.keep_fresh), from_source(eligibility.fresh_until_s)
 _admit, _take = from_source(deciding.admit), from_source(deciding.take)
-_uniform_of = from_source(picking.uniform_of)
+_uniform_of = from_source(limits_and_draw.uniform_of)
 _hash_draw, _rendezvous_cost = from_source(hash_draw), from_source(rendezvous_cost)
 
 

@@ -1,7 +1,8 @@
 """Functions of core and policies, compiled from their own source: production and simulator run the same code.
 
 numba resolves the names that a function uses when it compiles it, so each function is copied with a namespace in which
-those that it calls are the compiled ones. Records of arrays become native ones of the same arrays, see `kinds.py`.
+those that it calls are the compiled ones. Records of arrays become native ones of the same arrays, see
+`numba_records.py`.
 """
 
 from __future__ import annotations

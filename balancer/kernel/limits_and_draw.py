@@ -9,7 +9,6 @@ import numpy as np
 
 from balancer.kernel.eligibility import leave_out_newcomers
 from balancer.kernel.estimators.queue import others_left, pending_now
-from balancer.kernel.of_worker import completion_s, pending
 from balancer.kernel.state import (
     MAX_FALLBACKS,
     MAX_PENDING,
@@ -22,6 +21,7 @@ from balancer.kernel.state import (
     FleetState,
     RequestFeatures,
 )
+from balancer.kernel.worker_columns import completion_s, pending
 from policies.base import FloatArray
 from policies.hashing import mix_array, unit_array
 

@@ -2,8 +2,8 @@
 
    The balancer says who decides which numbers, until when, and what it wants to be told. What would change that, or is
    for the shadow, is left to the balancer. With the lock held, all of it. */
-#ifndef MODULE_TRIALS_H
-#define MODULE_TRIALS_H
+#ifndef MODULE_CANARY_H
+#define MODULE_CANARY_H
 
 #include "decide.h"
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from balancer.kernel.of_worker import OF_REQUEST, OF_WORKER
 from balancer.kernel.state import MOST_COLUMNS, MOST_FACTS, NO_WEIGHTS, FleetState, Options, RequestFeatures
+from balancer.kernel.worker_columns import OF_REQUEST, OF_WORKER
 from policies import BUILTIN
 from policies.base import Policy
 from policies.choices import Choice

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.fleets import make_router
 from support.kernel import request_of
 
-from balancer.kernel import picking
+from balancer.kernel import limits_and_draw
 from balancer.kernel.deciding import DRAWS, LIMITS, NAMES
 from balancer.kernel.settings import Limits, Settings
 from balancer.scheduler.router import Router
@@ -36,7 +36,7 @@ INF = math.inf
 def test_how_much_may_be_pending_where_a_request_goes(limits: Limits, by_priority: dict[int, float]) -> None:
     router = make_router(1, settings=Settings(limits=limits))
     for priority, most in by_priority.items():
-        assert picking.pending_limit(router.fleet, 0, priority) == most
+        assert limits_and_draw.pending_limit(router.fleet, 0, priority) == most
 
 
 def busy(limits: Limits, in_flight: tuple[int, ...] = (3, 2, 0, 1)) -> Router:
@@ -56,7 +56,7 @@ def left(router: Router, request: Request, eligible: tuple[int, ...]) -> tuple[i
     mask = np.zeros(len(fleet.workers), bool)
     mask[list(eligible)] = True
     fleet.decision.mask[0] = mask
-    count = picking.keep_within_limits(fleet, 0, 0, request_of(request, view), now_s)
+    count = limits_and_draw.keep_within_limits(fleet, 0, 0, request_of(request, view), now_s)
     return count, np.flatnonzero(fleet.decision.mask[0]).tolist()
 
 
@@ -91,15 +91,15 @@ def test_a_request_that_would_be_late_at_the_best_of_the_eligible_has_nobody() -
 def test_every_lot_falls_on_somebody_in_proportion_to_the_shares(total: float) -> None:
     shares = [0.0, 0.25 * total, 0.0, 0.75 * total, 0.0]
     draws = (np.arange(4000) + 0.5) / 4000
-    picked = [picking.draw(shares, float(draw)) for draw in draws]
+    picked = [limits_and_draw.draw(shares, float(draw)) for draw in draws]
     assert (picked.count(1), picked.count(3)) == (1000, 3000)
-    assert picking.draw(shares, 0.0) == 1
-    assert picking.draw(shares, 1.0 - 2.0**-53) == 3
+    assert limits_and_draw.draw(shares, 0.0) == 1
+    assert limits_and_draw.draw(shares, 1.0 - 2.0**-53) == 3
 
 
 def test_where_all_shares_are_zero_it_falls_on_nobody() -> None:
-    assert picking.draw([0.0, 0.0], 0.0) == -1
-    assert picking.draw([], 0.5) == -1
+    assert limits_and_draw.draw([0.0, 0.0], 0.0) == -1
+    assert limits_and_draw.draw([], 0.5) == -1
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_where_all_shares_are_zero_it_falls_on_nobody() -> None:
 )
 def test_the_least_are_named_in_order(line: list[float], count: int, named: list[int]) -> None:
     out = [-1] * count
-    picking.name_least(line, count, out)
+    limits_and_draw.name_least(line, count, out)
     assert out == named
 
 
@@ -126,7 +126,7 @@ def fallbacks(router: Router, picked: int, eligible: tuple[int, ...], room: int)
     mask[list(eligible)] = True
     fleet.decision.mask[0] = mask
     out = np.full(room, 99)
-    picking.name_fallbacks(fleet, 0, 0, picked, features, 0.1, out)
+    limits_and_draw.name_fallbacks(fleet, 0, 0, picked, features, 0.1, out)
     return out.tolist()
 
 
@@ -152,5 +152,5 @@ def test_the_pick_has_its_fallbacks_in_the_same_order_and_a_propensity_that_sums
 )
 def test_the_lot_falls_on_the_same_worker_however_it_is_looked_for(shares: list[float], uniform: float) -> None:
     of, sums = np.array(shares), np.zeros(len(shares))
-    assert picking.draw_by_sums(of, uniform, sums) == picking.draw(shares, uniform)
-    assert not shares or sums[-1] == picking.total_of(shares)
+    assert limits_and_draw.draw_by_sums(of, uniform, sums) == limits_and_draw.draw(shares, uniform)
+    assert not shares or sums[-1] == limits_and_draw.total_of(shares)
