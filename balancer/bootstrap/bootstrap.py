@@ -21,7 +21,7 @@ import yaml
 from balancer.balancer_tls import BalancerTls
 from balancer.bootstrap import nodes
 from balancer.bootstrap.access import Access, guard_listener
-from balancer.bootstrap.around import NOTHING_KEPT, Kept, go_around, refuse_unpicked
+from balancer.bootstrap.without_balancer import NOTHING_KEPT, Kept, go_around, refuse_unpicked
 from balancer.bootstrap.fleet import FleetOptions, ask_the_balancer, nobody_names_himself
 from balancer.bootstrap.logs import access_logger, audit_logger
 from balancer.bootstrap.native import NativeOptions, decide_natively

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from balancer.bootstrap.around import Kept
+from balancer.bootstrap.without_balancer import Kept
 from balancer.bootstrap.bootstrap import BootstrapOptions
 from balancer.bootstrap.fleet import FleetOptions
 from balancer.bootstrap.native import NativeOptions

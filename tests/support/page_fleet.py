@@ -14,7 +14,7 @@ from balancer.scheduler.router import Router
 from balancer.server.admin import Admin
 from balancer.server.events import EventLog
 from balancer.server.metrics import Metrics
-from balancer.server.page.maker import AdminSources, Maker
+from balancer.server.page.page_data import AdminSources, PageData
 from balancer.server.recent import OutcomeKey, Recent
 from policies.base import Policy
 from policies.wlpr import WeightedLeastPending
@@ -81,8 +81,8 @@ class PageFleet:
             drains=self.drained,  # type: ignore[arg-type]  # all that is asked of it is who is in it
         )
 
-    def maker(self) -> Maker:
-        return Maker(self.sources())
+    def page_data(self) -> PageData:
+        return PageData(self.sources())
 
     @asynccontextmanager
     async def served(self, **options: Any) -> AsyncIterator[tuple[Admin, str]]:

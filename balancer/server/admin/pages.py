@@ -23,9 +23,9 @@ from balancer.server.admin.server import AdminServer
 from balancer.server.admin.token import Token
 from balancer.server.internal_errors import InternalErrors
 from balancer.server.metrics.exposition import OPEN_TYPE, PLAIN_TYPE, wants_open_metrics
-from balancer.server.page.browser import PageStreams, page
+from balancer.server.page.html import PageStreams, page
 from balancer.server.page.explain import canary, explain, read_question
-from balancer.server.page.maker import AdminSources, Maker
+from balancer.server.page.page_data import AdminSources, PageData
 from balancer.server.recent import picked, summary
 from balancer.server.security.gatekeeper import names_of
 from balancer.server.workers.drains import Drains, UnlistedWorkerError
@@ -77,7 +77,7 @@ class Admin:
         self._local = local
         self._server: AdminServer | None = None
         self._page = page(_PAGES)
-        self._maker = Maker(sources)
+        self._page_data = PageData(sources)
         self._streams = PageStreams(MOST_STREAMS)
         self._pages: dict[str, Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]] = {
             "/": self._index,
@@ -179,7 +179,7 @@ class Admin:
         return web.Response(text=self._page.text, headers=self._page.headers, content_type="text/html")
 
     async def _document(self, request: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(body=self._maker.latest(_question(request)), content_type="application/json")
+        return web.Response(body=self._page_data.latest(_question(request)), content_type="application/json")
 
     async def _events(self, request: web.BaseRequest) -> web.StreamResponse:
         question = _question(request)
@@ -190,7 +190,7 @@ class Admin:
         server = self._server
         assert server is not None  # it serves this request
         return await self._streams.stream(
-            request, document=lambda: self._maker.latest(question), grant=lambda: server.grant(request)
+            request, document=lambda: self._page_data.latest(question), grant=lambda: server.grant(request)
         )
 
     async def _ready(self, _: web.BaseRequest) -> web.Response:

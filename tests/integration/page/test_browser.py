@@ -32,7 +32,7 @@ CONTRAST = (Path(__file__).parent / "contrast.js").read_text()
 @pytest.fixture(autouse=True)
 def made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each document, though the fleet's clock stands still."""
-    monkeypatch.setattr("balancer.server.page.maker.FRESH_S", 0.0)
+    monkeypatch.setattr("balancer.server.page.page_data.FRESH_S", 0.0)
 
 
 @pytest.fixture

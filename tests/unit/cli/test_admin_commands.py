@@ -42,7 +42,7 @@ async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
     fleet = PageFleet(3, names={0: "\x1b[2Jevil[bold]"})
     fleet.traffic()
     fleet.trouble()
-    monkeypatch.setattr("balancer.server.page.maker.FRESH_S", 0.0)  # the fleet's clock stands still
+    monkeypatch.setattr("balancer.server.page.page_data.FRESH_S", 0.0)  # the fleet's clock stands still
     async with fleet.served() as (_, url):
         yield fleet, url
 

@@ -12,7 +12,7 @@ from balancer.kernel.settings import Settings
 from balancer.scheduler.events import WorkerAdded
 from balancer.scheduler.router import Router
 from balancer.server.page.document import DOCUMENT, MOST_WORKERS, PageDocument
-from balancer.server.page.maker import FRESH_S, TITLES
+from balancer.server.page.page_data import FRESH_S, TITLES
 from balancer.server.recent import OutcomeKey
 from policies.base import Request
 from policies.columns import QUANTITIES
@@ -23,14 +23,14 @@ MOST_BYTES = 1_500_000
 
 
 def read(fleet: PageFleet, asked: Request | None = None) -> PageDocument:
-    return DOCUMENT.validate_json(fleet.maker().latest(asked))
+    return DOCUMENT.validate_json(fleet.page_data().latest(asked))
 
 
 def test_it_is_read_back_as_it_was_written() -> None:
     fleet = PageFleet(64)
     fleet.traffic(count=1000)
     fleet.trouble()
-    text = fleet.maker().latest(None)
+    text = fleet.page_data().latest(None)
     assert json.loads(text, parse_constant=pytest.fail)
     assert DOCUMENT.dump_json(DOCUMENT.validate_json(text)) == text
     assert DOCUMENT.validate_json(text).workers[1].report_age_s is None, "its stream broke: infinite"
@@ -121,7 +121,7 @@ def test_a_fleet_without_models_says_so() -> None:
 
 def test_of_many_workers_those_in_trouble_are_told_and_the_rest_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in ("MOST_WORKERS", "MOST_PARTS"):
-        monkeypatch.setattr(f"balancer.server.page.maker.{limit}", 8)
+        monkeypatch.setattr(f"balancer.server.page.page_data.{limit}", 8)
     fleet = PageFleet(20, models=("m",), names={9: "x" * 256})
     for policy in range(11):
         fleet.traffic(f"policy {policy}", 4)
@@ -135,28 +135,28 @@ def test_of_many_workers_those_in_trouble_are_told_and_the_rest_is_counted(monke
 
 
 def test_the_largest_document_is_of_a_size_that_can_be_sent_each_second() -> None:
-    few, more = (len(PageFleet(workers, models=("m",)).maker().latest(None)) for workers in (10, 20))
+    few, more = (len(PageFleet(workers, models=("m",)).page_data().latest(None)) for workers in (10, 20))
     assert few + MOST_WORKERS * (more - few) / 10 < MOST_BYTES
 
 
 def test_of_many_models_the_rest_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("balancer.server.page.maker.MOST_MODELS", 4)
+    monkeypatch.setattr("balancer.server.page.page_data.MOST_MODELS", 4)
     shown = read(PageFleet(1, models="abcdefg"))
     assert (shown.models, shown.models_left_out) == (["a", "b", "c", "d"], 3)
 
 
 def test_it_is_made_once_for_all_who_ask_the_same_and_few_are_kept() -> None:
     fleet = PageFleet(2)
-    maker = fleet.maker()
-    assert maker.made == 0
-    assert maker.latest(None) is maker.latest(None)
-    assert maker.made == 1
+    page_data = fleet.page_data()
+    assert page_data.made == 0
+    assert page_data.latest(None) is page_data.latest(None)
+    assert page_data.made == 1
     fleet.now_s += FRESH_S
-    maker.latest(None)
-    assert maker.made == 2
+    page_data.latest(None)
+    assert page_data.made == 2
     for number in range(50):
-        maker.latest(Request(f"model {number}"))
-    assert len(maker._kept) <= 16
+        page_data.latest(Request(f"model {number}"))
+    assert len(page_data._kept) <= 16
 
 
 def test_columns_that_a_policy_reads_have_plain_words() -> None:

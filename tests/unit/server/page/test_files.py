@@ -7,10 +7,10 @@ import hashlib
 import re
 from pathlib import Path
 
-from balancer.server.page import browser
-from balancer.server.page.browser import page
+from balancer.server.page import html as page_html
+from balancer.server.page.html import page
 
-SOURCES = Path(browser.__file__).parent
+SOURCES = Path(page_html.__file__).parent
 
 
 def digest(text: str) -> str:

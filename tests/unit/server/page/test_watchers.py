@@ -19,13 +19,13 @@ EVENTS = "/page/events"
 
 @pytest.fixture
 def fleet(monkeypatch: pytest.MonkeyPatch) -> PageFleet:
-    monkeypatch.setattr("balancer.server.page.browser.PERIOD_S", 0.01)
-    monkeypatch.setattr("balancer.server.page.maker.FRESH_S", 0.0)
+    monkeypatch.setattr("balancer.server.page.html.PERIOD_S", 0.01)
+    monkeypatch.setattr("balancer.server.page.page_data.FRESH_S", 0.0)
     return PageFleet(3)
 
 
 def made(admin: Admin) -> int:
-    return admin._maker.made
+    return admin._page_data.made
 
 
 async def event(response: aiohttp.ClientResponse) -> Any:

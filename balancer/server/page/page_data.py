@@ -93,7 +93,7 @@ class AdminSources:
     """Who waits for a worker with a model."""
 
 
-class Maker:
+class PageData:
     """Makes documents, and keeps the newest for whoever asks the same."""
 
     def __init__(self, sources: AdminSources) -> None:
