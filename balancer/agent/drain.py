@@ -1,4 +1,4 @@
-"""When a worker may stop: every balancer knows that it drains, and its Triton has nothing left to do."""
+"""The drain of the agent's own worker before its Triton stops: every balancer knows, and nothing is left to do."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class ModelLimits:
     """What one agent's Triton says, as far as a report may carry it."""
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
+        self._logged_kinds: set[str] = set()
 
     def fit(self, models: tuple[ModelReport, ...]) -> tuple[ModelReport, ...]:
         """The models that a report may carry, each within bounds.
@@ -77,8 +77,8 @@ class ModelLimits:
 
     def _say(self, what: str, value: object, most: int) -> None:
         kind = what.split(" of ", maxsplit=1)[0]
-        if kind not in self._said:
-            self._said.add(kind)
+        if kind not in self._logged_kinds:
+            self._logged_kinds.add(kind)
             logger.warning(
                 "reports leave out what is too much for them: %s: %s, and %d at most", what, bounds.shown(value), most
             )

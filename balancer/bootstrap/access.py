@@ -165,10 +165,10 @@ def _api_keys_filter(keys: Path, secrets: Secrets) -> Node:
 
 
 def _leave_health_open(manager: Node) -> None:
-    unasked = {names.API_KEYS_FILTER: nodes.off()}
+    no_key = {names.API_KEYS_FILTER: nodes.off()}
     for route in nodes.routes_of(manager):
         if route["match"].get("path") in _HEALTH:
-            route["typed_per_filter_config"] = route.get("typed_per_filter_config", {}) | unasked
+            route["typed_per_filter_config"] = route.get("typed_per_filter_config", {}) | no_key
 
 
 def _principal_filter(access: Access) -> Node:

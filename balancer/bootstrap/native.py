@@ -64,7 +64,7 @@ def decide_natively(bootstrap: Node, native: NativeOptions, forwarded: tuple[str
     for route in routes:
         # For filters that are not there.
         route.pop("typed_per_filter_config", None)
-    routes.insert(0, _ASKED_ROUTE)
+    routes.insert(0, _ASKING_ROUTE)
     for cluster in resources["clusters"]:
         if cluster["name"] in (names.GRPC_CLUSTER, names.HTTP_CLUSTER):
             _follow_module(cluster, native)
@@ -117,11 +117,11 @@ def add_internal(bootstrap: Node, listener: Node) -> None:
     bootstrap["bootstrap_extensions"] = [{"name": names.INTERNAL_LISTENERS, "typed_config": internal}]
 
 
-_ASKED: Node = {"name": names.ASKING_HEADER, "present_match": True}
+_HAS_ASKING_HEADER: Node = {"name": names.ASKING_HEADER, "present_match": True}
 # By a header, which costs a request a twentieth of what one by metadata does.
-_ASKED_ROUTE: Node = {
+_ASKING_ROUTE: Node = {
     "name": names.ASKING,
-    "match": {"prefix": "/", "headers": [_ASKED]},
+    "match": {"prefix": "/", "headers": [_HAS_ASKING_HEADER]},
     # Limits of time and retries are the internal listener's.
     "route": {
         "cluster": names.ASKING,

@@ -8,8 +8,8 @@ import copy
 
 from balancer import bounds
 from balancer.bootstrap import nodes
-from balancer.bootstrap.without_balancer import in_lua
 from balancer.bootstrap.nodes import Node
+from balancer.bootstrap.without_balancer import in_lua
 from balancer.extproc import names
 from balancer.extproc.kserve import METHODS, SERVICE, Kind
 

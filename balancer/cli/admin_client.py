@@ -135,8 +135,8 @@ def printable(words: str) -> str:
 
 def _why(status: int, text: bytes) -> str:
     answer = _object(text) or {}
-    said = str(answer["error"]) if "error" in answer else text[:_MOST_WORDS].decode("utf-8", "replace")
-    return f"answers {status}: {printable(said)[:_MOST_WORDS] or 'nothing more; is that a balancer?'}"
+    error = str(answer["error"]) if "error" in answer else text[:_MOST_WORDS].decode("utf-8", "replace")
+    return f"answers {status}: {printable(error)[:_MOST_WORDS] or 'nothing more; is that a balancer?'}"
 
 
 def _object(text: bytes) -> Answer | None:

@@ -1,4 +1,4 @@
-"""`balancer drain` and `balancer undrain`: by hand, at the balancers."""
+"""The commands `balancer drain` and `balancer undrain`, by which an operator drains a worker at the balancers."""
 
 from __future__ import annotations
 

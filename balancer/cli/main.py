@@ -107,7 +107,7 @@ def _naming_what_to_install(command: str | click.Context) -> Iterator[None]:
         name = command if isinstance(command, str) else command.invoked_subcommand or ""
         missing = _missing_module(error)
         extra = _EXTRAS_OF_MODULES.get(missing) or _EXTRAS.get(name)
-        # Without an extra, a command that has begun has a mistake of ours.
+        # Without an extra, a command that has begun has a bug.
         if not missing or (extra is None and not isinstance(command, str)):
             raise
         remedy = "install the balancer anew" if extra is None else f"pip install 'balancer[{extra}]'"

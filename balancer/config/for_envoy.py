@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from balancer.bootstrap.without_balancer import Kept
 from balancer.bootstrap.bootstrap import BootstrapOptions
 from balancer.bootstrap.fleet import FleetOptions
 from balancer.bootstrap.native import NativeOptions
+from balancer.bootstrap.without_balancer import Kept
 from balancer.config.listen import rest_beside
 from balancer.extproc.endpoints import LastKnown
 from balancer.extproc.kserve import HeaderNames

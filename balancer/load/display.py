@@ -32,7 +32,7 @@ class LiveLine:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
-        self._told_s = time.monotonic()
+        self._shown_s = time.monotonic()
 
     def __enter__(self) -> Self:
         """Begin to draw."""
@@ -56,8 +56,8 @@ class LiveLine:
         )
         if self._live:
             self._live.update(line)
-        elif time.monotonic() - self._told_s >= _PLAIN_LINE_EVERY_S:
-            self._told_s = time.monotonic()
+        elif time.monotonic() - self._shown_s >= _PLAIN_LINE_EVERY_S:
+            self._shown_s = time.monotonic()
             self._console.print(line)
 
 

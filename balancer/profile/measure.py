@@ -72,7 +72,7 @@ class Profiler:
             server = self._client.get_server_metadata(client_timeout=_CALL_TIMEOUT_S)
         except InferenceServerException as error:
             remedy = "give host and gRPC port of a Triton that is running (8001 unless it was told otherwise)"
-            raise ProfileError(f"{self._address} does not answer: {_said(error)}; {remedy}") from error
+            raise ProfileError(f"{self._address} does not answer: {error.message()}; {remedy}") from error
         plans = [self._plan(model) for model in models]
         return Profile(
             device=device,
@@ -87,7 +87,7 @@ class Profiler:
             metadata = self._client.get_model_metadata(model, client_timeout=_CALL_TIMEOUT_S)
             config = self._client.get_model_config(model, client_timeout=_CALL_TIMEOUT_S).config
         except InferenceServerException as error:
-            raise ProfileError(f"model {model}: {_said(error)}; ready here: {', '.join(self._ready())}") from error
+            raise ProfileError(f"model {model}: {error.message()}; ready here: {', '.join(self._ready())}") from error
         if reason := _not_measurable(config):
             raise ProfileError(f"model {model} {reason}")
         declared = [InputShape(one.name, one.datatype, tuple(one.shape)) for one in metadata.inputs]
@@ -140,7 +140,7 @@ class Profiler:
             self._client.infer(plan.model, inputs, plan.version, client_timeout=_INFER_TIMEOUT_S)
         except InferenceServerException as error:
             remedy = "name sizes that it takes with --batch"
-            raise ProfileError(f"model {plan.model} with {rows} rows: {_said(error)}; {remedy}") from error
+            raise ProfileError(f"model {plan.model} with {rows} rows: {error.message()}; {remedy}") from error
         counted_by_s = time.monotonic() + _COUNTED_WITHIN_S
         while True:
             grown = _growth(before, self._statistics(plan))
@@ -157,7 +157,7 @@ class Profiler:
             answer = self._client.get_inference_statistics(plan.model, plan.version, client_timeout=_CALL_TIMEOUT_S)
         except InferenceServerException as error:
             remedy = "run a server that was built with statistics, and has them on"
-            raise ProfileError(f"model {plan.model}: no statistics: {_said(error)}; {remedy}") from error
+            raise ProfileError(f"model {plan.model}: no statistics: {error.message()}; {remedy}") from error
         (statistics,) = answer.model_stats
         return {
             batch.batch_size: (
@@ -185,10 +185,6 @@ class _Plan:
 def _nanoseconds(seconds: float) -> float:
     """Rounded to what Triton counts in."""
     return round(float(seconds), 9)
-
-
-def _said(error: InferenceServerException) -> str:
-    return str(error.message())
 
 
 def _not_measurable(config: Any) -> str:

@@ -21,7 +21,7 @@ class InternalErrors:
         self._not_logged = 0
 
     def caught(self, handler: str, error: Exception) -> None:
-        """Count it, and tell it with its traceback where none was told within the last second."""
+        """Count it, and log it with its traceback where none was logged within the last second."""
         self._counter.labels(handler).inc()
         if not self._throttle.due():
             self._not_logged += 1

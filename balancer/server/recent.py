@@ -55,7 +55,7 @@ class Recent:
     def add(self, at_s: Sequence[float], latency_s: Sequence[float], ok: bool, picked: bool, of: OutcomeKey) -> None:
         """Take in the outcomes of inferences; without a latency (NaN) one counts towards rate and errors alone.
 
-        `ok` is False where the worker or the gateway failed, not where a client's mistake was refused.
+        `ok` is False where the worker or the gateway failed, not where an invalid request was refused.
         """
         self._outcomes.extend(zip(at_s, latency_s, repeat(ok), repeat(picked), repeat(of)))
         # Else the memory of a process that nobody looks at would grow until there is no more room.

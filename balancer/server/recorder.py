@@ -116,7 +116,7 @@ class Recorder:
         self.metrics.held.labels(self.metrics.model_label(request.model), how).observe(seconds)
 
     def failed_internally(self, error: Exception) -> None:
-        """Count a mistake of ours, which cost one request its answer, or one outcome."""
+        """Count an internal error that cost one request its answer, or one outcome."""
         self.internal_errors.caught("pick", error)
 
     def compare(

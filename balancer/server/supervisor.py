@@ -22,7 +22,7 @@ _FIRST_PAUSE_S = 1.0
 """Between the death of a process and its replacement; doubled each time that one dies soon."""
 _LONGEST_PAUSE_S = 30.0
 _STEADY_S = 10.0
-"""A process that served for so long had no trouble with its start."""
+"""A process that served for so long started well."""
 _MOST_STARTS = 8
 """In a row that did not get to serve, over some two minutes; then the process is given up."""
 _STOP_S = 5.0

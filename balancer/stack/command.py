@@ -69,13 +69,13 @@ def up(config_path: Path | None, **options: Any) -> None:
 
     Logs, the list of workers and the config file that is written go to out/up.
     """
-    asked = UpOptions(config=config_path, **options)
-    if 0 <= asked.port - asked.admin_port < (asked.processes or 1):
+    chosen = UpOptions(config=config_path, **options)
+    if 0 <= chosen.port - chosen.admin_port < (chosen.processes or 1):
         message = (
-            f"--port {asked.port} and --admin-port {asked.admin_port} are one port; name two (of several processes, "
+            f"--port {chosen.port} and --admin-port {chosen.admin_port} are one port; name two (of several processes, "
             "each has an admin port)"
         )
         raise click.UsageError(message)
-    if asked.load_models and asked.model_control_mode == "none":
+    if chosen.load_models and chosen.model_control_mode == "none":
         raise click.UsageError("--load-model needs --model-control-mode explicit; without, all models are loaded")
-    run(asked)
+    run(chosen)

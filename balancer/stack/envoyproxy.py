@@ -16,7 +16,7 @@ from balancer.extproc import names
 from balancer.files.schema import reachable
 from balancer.stack.process import LocalProcess, ProcessExitedError
 
-_ASKED = (names.BALANCER_CLUSTER, names.PROXY_GRPC_CLUSTER, names.PROXY_REST_CLUSTER)
+_OF_THE_BALANCER = (names.BALANCER_CLUSTER, names.PROXY_GRPC_CLUSTER, names.PROXY_REST_CLUSTER)
 """Clusters of the balancer, where they are."""
 
 
@@ -102,7 +102,7 @@ class EnvoyProcess(LocalProcess):
         Raises:
             EnvoyExitedError: if Envoy ends before that, or does not in time.
         """
-        clusters = "|".join(_ASKED)
+        clusters = "|".join(_OF_THE_BALANCER)
         members = f"{self.admin_url}/stats?filter=^cluster.({clusters}).membership_(healthy|total)$"
         await self.answers(members, timeout_s, _all_healthy)
 

@@ -49,7 +49,7 @@ async def _line(session: aiohttp.ClientSession, admin_urls: Sequence[str]) -> st
 
 
 def words_of(recents: Sequence[Mapping[str, Any]]) -> str:
-    """What `/recent` of each process says, in a line, and one more for each trouble."""
+    """What `/recent` of each process says, in a line, and one more for a refused config and for each failing split."""
     p50_ms, p99_ms = math.nan, math.nan
     for recent in recents:
         # Of several processes the slowest is shown: each sees a share of the same fleet.
@@ -58,14 +58,14 @@ def words_of(recents: Sequence[Mapping[str, Any]]) -> str:
     rate_per_s, errors = (sum(recent[name] for recent in recents) for name in ("rate_per_s", "errors"))
     policy, refused = recents[-1]["policy"], recents[-1]["config_refused"]
     latencies = f"p50 {p50_ms:.1f} ms   p99 {p99_ms:.1f} ms   " if math.isfinite(p50_ms) else ""
-    troubles = [f"config refused, the last good one stays: {'; '.join(refused)}"] if refused else []
+    notes = [f"config refused, the last good one stays: {'; '.join(refused)}"] if refused else []
     line = f"{rate_per_s:8.1f} requests/s   {latencies}errors {errors}   policy {policy}"
-    return "\n".join([line, *troubles, *_failed_by_split([split for recent in recents for split in recent["splits"]])])
+    return "\n".join([line, *notes, *_failed_by_split([split for recent in recents for split in recent["splits"]])])
 
 
 def _failed_by_split(splits: Sequence[Mapping[str, Any]]) -> list[str]:
     """A line for each split model of which requests failed, of all processes together. A version that no worker has is
-    the client's mistake to all other figures."""
+    to all other figures the client's error."""
     requests: Counter[tuple[str, str]] = Counter()
     errors: Counter[tuple[str, str]] = Counter()
     returned = {}

@@ -257,9 +257,9 @@ class Stack:
         # Envoy first, so that clients see a closed port rather than errors; then the rest at once.
         if hasattr(self, "envoy"):
             await self.envoy.stop()
-        others = [part for name, part in self.parts().items() if name != "envoy"]
+        rest = [part for name, part in self.parts().items() if name != "envoy"]
         await asyncio.gather(
-            *(part.kill() if isinstance(part, TritonServer) and not gently else part.stop() for part in others)
+            *(part.kill() if isinstance(part, TritonServer) and not gently else part.stop() for part in rest)
         )
 
 

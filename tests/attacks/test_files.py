@@ -91,7 +91,7 @@ def test_a_neighbour_cannot_hold_up_a_command(tmp_path: Path, command: tuple[str
     assert ended.stderr.strip() == f"Error: {tmp_path / 'balancer.yaml'}: {message}"
 
 
-async def test_a_file_system_that_hangs_is_told_once_and_takes_one_thread(
+async def test_a_file_system_that_hangs_is_logged_once_and_takes_one_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "workers.yaml"

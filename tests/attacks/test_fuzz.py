@@ -18,13 +18,13 @@ SEED = 7
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("proxied", [False, True])
 async def test_a_stranger_cannot_crash_blind_or_pass_the_balancer_with_any_bytes(tmp_path: Path, proxied: bool) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     kinds = FORWARDED if proxied else KINDS
     async with target(tmp_path, proxied=proxied) as attacked:
-        attack = Attack(attacked, SEED, said.append)
+        attack = Attack(attacked, SEED, lines.append)
         # Growth is left to `make fuzz`: so few inputs do not fill the caches that a heap has to hold.
         await attack.run(INPUTS, kinds)
-    assert not attack.findings, "\n".join(said)
+    assert not attack.findings, "\n".join(lines)
     # It is the balancer that is tried, and not the way to it.
     good = {"forwarded gRPC": "OK", "forwarded REST": "200"} if proxied else {"ext_proc": "OK", "access log": "OK"}
     for kind, answer in good.items():

@@ -14,8 +14,8 @@ from balancer.extproc.names import GATEWAY_REQUEST_ID_HEADER
 pytestmark = pytest.mark.integration
 
 
-def ids(asked: ext_proc.ProcessingRequest) -> list[str]:
-    headers = asked.request_headers.headers.headers
+def ids(request: ext_proc.ProcessingRequest) -> list[str]:
+    headers = request.request_headers.headers.headers
     return [header.raw_value.decode() for header in headers if header.key == GATEWAY_REQUEST_ID_HEADER]
 
 
@@ -36,10 +36,10 @@ async def test_a_stranger_cannot_choose_the_id_that_the_balancer_goes_by(tmp_pat
             async with rig.http.post(url, data=b"{}", headers={"X-Gateway-Request-Id": "mine"}) as response:
                 assert response.status == 200
         (balancer,) = rig.balancers
-        told = [ids(asked) for asked in balancer.seen]
-        assert [len(each) for each in told] == [1] * 7
-        unique = {each[0] for each in told}
+        sent = [ids(request) for request in balancer.seen]
+        assert [len(each) for each in sent] == [1] * 7
+        unique = {each[0] for each in sent}
         assert len(unique) == 7
         # UUIDs; and how each request ended is told under the same.
         assert {len(one) for one in unique} == {36}
-        assert {(await asyncio.wait_for(balancer.outcomes.get(), 10)).gateway_id for _ in told} == unique
+        assert {(await asyncio.wait_for(balancer.outcomes.get(), 10)).gateway_id for _ in sent} == unique

@@ -78,8 +78,8 @@ async def rig(request: pytest.FixtureRequest, tmp_path: Path, triton: TritonServ
     def fail(_: ext_proc.ProcessingRequest) -> ext_proc.ProcessingResponse:
         raise RuntimeError("fake failure of the balancer")
 
-    def pick(asked: ext_proc.ProcessingRequest) -> ext_proc.ProcessingResponse:
-        headers = {header.key: header.raw_value for header in asked.request_headers.headers.headers}
+    def pick(request: ext_proc.ProcessingRequest) -> ext_proc.ProcessingResponse:
+        headers = {header.key: header.raw_value for header in request.request_headers.headers.headers}
         grpc_call = headers.get("content-type", b"").startswith(b"application/grpc")
         # In metadata only, as the balancer answers this gateway: headers that it added would count as the client's.
         return go_on(triton.grpc_endpoint if grpc_call else triton.http_endpoint)

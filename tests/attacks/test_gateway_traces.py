@@ -55,8 +55,8 @@ async def test_a_stranger_cannot_fail_requests_or_bloat_spans_with_the_headers_o
             await eventually(lambda: bool(receiver.of(last, "gateway")), "the last request's span has come")
     finally:
         await receiver.stop()
-    said = [value for span in receiver.spans for value in span.attributes.values()]
-    assert said
-    assert max(map(len, said)) <= MOST_ATTRIBUTE_CHARACTERS + len("http://") + 64
+    values = [value for span in receiver.spans for value in span.attributes.values()]
+    assert values
+    assert max(map(len, values)) <= MOST_ATTRIBUTE_CHARACTERS + len("http://") + 64
     # Whatever a client made up, ids are ids.
     assert all(len(span.trace) == 32 and int(span.trace, 16) for span in receiver.spans)

@@ -118,8 +118,8 @@ async def test_native_who_does_not_read_much_keeps_no_place(native: NativeRig) -
         worker.infer = None
     assert await all_served(native)
     await stranger.stop()
-    await eventually(lambda: len(native.told()) == 52)
-    assert native.told()["matched"].all()
+    await eventually(lambda: len(native.all_outcomes()) == 52)
+    assert native.all_outcomes()["matched"].all()
 
 
 @pytest.mark.parametrize("path", [INFER, STREAM, REST])
@@ -136,8 +136,8 @@ async def test_native_an_upload_that_stops_keeps_no_place(native: NativeRig, pat
     for worker in native.workers:
         worker.infer = watch(native, worker, counted)
     await stranger.go_on(body[-10:])
-    await eventually(lambda: len(native.told()) == 62)
+    await eventually(lambda: len(native.all_outcomes()) == 62)
     await native.all_ended()
-    assert native.told()["ok"].all()
+    assert native.all_outcomes()["ok"].all()
     assert path != INFER or max(counted) > 1
     await stranger.stop()

@@ -79,18 +79,18 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
 def entry(
     number: str = "", status: int = 200, grpc_status: str = "", seconds: int = 0
 ) -> accesslog_pb2.HTTPAccessLogEntry:
-    told = accesslog_pb2.HTTPAccessLogEntry()
-    told.request.path = "/v2/models/m/infer"
-    told.response.response_code.value = status
+    entry = accesslog_pb2.HTTPAccessLogEntry()
+    entry.request.path = "/v2/models/m/infer"
+    entry.response.response_code.value = status
     if grpc_status:
-        told.response.response_trailers["grpc-status"] = grpc_status
-    common = told.common_properties
+        entry.response.response_trailers["grpc-status"] = grpc_status
+    common = entry.common_properties
     common.duration.seconds = seconds
     address = common.upstream_remote_address.socket_address
     address.address, address.port_value = WORKER["address"], WORKER["http_port"]
     if number:
         common.metadata.filter_metadata["balancer"].update({"process": "0", "number": number})
-    return told
+    return entry
 
 
 async def test_an_outcome_of_the_process_before_does_not_end_a_request_of_this_one(gateway: Gateway) -> None:

@@ -73,8 +73,8 @@ class Served:
         report = report_pb2.WorkerReport(worker=worker, incarnation=1, all_models=True, ready=True)
         return await outcome(channel.unary_stream(REPORT)(report.SerializeToString(), timeout=10))
 
-    def heard(self) -> dict[str, int]:
-        """Reports that the router has heard, by what became of them."""
+    def reports(self) -> dict[str, int]:
+        """Reports that the router received, by what became of them."""
         return dict(self.app.router.fleet.reports)
 
 
@@ -114,8 +114,8 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
         stack.push_async_callback(asyncio.wait, [running])
         stack.callback(stop.set)
         await asyncio.wait_for(serving.wait(), 30)
-        others = {"envoy's own": f"127.0.0.1:{envoy + 1}", "fleet": f"127.0.0.1:{fleet}"}
-        yield Served(app, authority, listen | others, stack)
+        further = {"envoy's own": f"127.0.0.1:{envoy + 1}", "fleet": f"127.0.0.1:{fleet}"}
+        yield Served(app, authority, listen | further, stack)
 
 
 STRANGERS = ("plain text", "no certificate", "another authority", *ROLES)
@@ -146,7 +146,7 @@ async def test_a_stranger_cannot_call_anything(served: Served, kind: str, tmp_pa
         # Whoever has the role of one listener finds nothing of the others there.
         for method in set(CALLS) - set((REPORT,) if listener == "reports" else ENVOY_CALLS):
             assert await served.call(listener, method, credentials) is grpc.StatusCode.UNIMPLEMENTED, method
-    assert served.heard().get("accepted", 0) == 0
+    assert served.reports().get("accepted", 0) == 0
     assert not served.app._ads.connected
 
 
@@ -158,8 +158,8 @@ async def test_a_stranger_cannot_ask_about_the_fleet_nor_change_it(served: Serve
     for method in ("ServerLive", "RepositoryModelLoad"):
         answer = await served.call("fleet", f"/inference.GRPCInferenceService/{method}", credentials)
         # A change is refused to all, as no callers are named.
-        heard = grpc.StatusCode.OK if method == "ServerLive" else grpc.StatusCode.UNIMPLEMENTED
-        assert (answer is heard) if may else (answer in REFUSED)
+        expected = grpc.StatusCode.OK if method == "ServerLive" else grpc.StatusCode.UNIMPLEMENTED
+        assert (answer is expected) if may else (answer in REFUSED)
     for method in CALLS:
         refused = REFUSED | {grpc.StatusCode.UNIMPLEMENTED}
         if not (may and method.startswith("/grpc.health")):

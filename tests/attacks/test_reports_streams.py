@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import grpc
-from support.reports import Heard, agent, collecting, report_of
+from support.reports import ReceivedEvents, agent, collecting, report_of
 from support.waiting import eventually
 
 from balancer import bounds
@@ -29,7 +29,7 @@ async def connected(address: str) -> AsyncIterator[Method]:
 
 
 async def test_a_stranger_cannot_hold_thousands_of_streams_on_one_connection() -> None:
-    async with collecting(Heard()) as (collector, address), connected(address) as method:
+    async with collecting(ReceivedEvents()) as (collector, address), connected(address) as method:
         calls = [method() for _ in range(10 * bounds.MAX_STREAMS_PER_CONNECTION)]
         await eventually(lambda: collector.counts.streams == bounds.MAX_STREAMS_PER_CONNECTION, "streams are open")
         # An agent on a connection of its own is served meanwhile, by when all those calls were tried.
@@ -45,7 +45,7 @@ async def test_a_stranger_cannot_hold_thousands_of_streams_on_one_connection() -
 async def test_a_stranger_cannot_hold_more_streams_than_there_may_be() -> None:
     refused: list[str] = []
     async with (
-        collecting(Heard(), max_streams=8, refused=refused.append) as (collector, address),
+        collecting(ReceivedEvents(), max_streams=8, refused=refused.append) as (collector, address),
         connected(address) as method,
     ):
         calls = [method() for _ in range(20)]
@@ -59,7 +59,7 @@ async def test_a_stranger_cannot_hold_more_streams_than_there_may_be() -> None:
 
 
 async def test_a_stranger_that_holds_streams_in_silence_loses_them() -> None:
-    async with collecting(Heard(), silence_s=1.0) as (collector, address), connected(address) as method:
+    async with collecting(ReceivedEvents(), silence_s=1.0) as (collector, address), connected(address) as method:
         calls = [method() for _ in range(20)]
         assert {await call.code() for call in calls} == {grpc.StatusCode.DEADLINE_EXCEEDED}
         assert collector.counts.streams == 0
@@ -67,14 +67,14 @@ async def test_a_stranger_that_holds_streams_in_silence_loses_them() -> None:
 
 async def test_a_forger_of_a_worker_cannot_keep_its_agent_away() -> None:
     """A real agent's stream is ended by a newer one, and is back by itself: it is the worker again."""
-    heard = Heard()
-    async with collecting(heard) as (collector, address), connected(address) as method, agent(address):
-        await heard.report(lambda report: report.stream == 1)
+    received = ReceivedEvents()
+    async with collecting(received) as (collector, address), connected(address) as method, agent(address):
+        await received.report(lambda report: report.stream == 1)
         forger = method()
         forged = report_of("w", 1_000_000_000, incarnation=bounds.MAX_COUNT)
         await forger.write(ReportEncoder().encode(forged))
-        await heard.report(lambda report: report.stream == 2)
-        again = await heard.report(lambda report: report.stream == 3)
+        await received.report(lambda report: report.stream == 2)
+        again = await received.report(lambda report: report.stream == 3)
         assert again.incarnation == 1
         with contextlib.suppress(grpc.aio.AioRpcError):
             while await forger.read() is not grpc.aio.EOF:
@@ -82,15 +82,15 @@ async def test_a_forger_of_a_worker_cannot_keep_its_agent_away() -> None:
         assert await forger.code() is grpc.StatusCode.ABORTED
         assert collector.counts.taken_over == 2
     # Nobody was without a stream in between, but at the end.
-    lost = [index for index, event in enumerate(heard.events) if isinstance(event, ReportsLost)]
-    reports = [index for index, event in enumerate(heard.events) if isinstance(event, Report)]
+    lost = [index for index, event in enumerate(received.events) if isinstance(event, ReportsLost)]
+    reports = [index for index, event in enumerate(received.events) if isinstance(event, Report)]
     assert all(index > reports[-1] for index in lost)
 
 
 async def test_a_report_that_nobody_can_read_says_what_it_is_not() -> None:
     refused: list[str] = []
     async with (
-        collecting(Heard(), refused=refused.append) as (_, address),
+        collecting(ReceivedEvents(), refused=refused.append) as (_, address),
         grpc.aio.insecure_channel(address) as channel,
     ):
         method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(METHOD)

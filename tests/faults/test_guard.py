@@ -104,8 +104,8 @@ async def test_a_policy_that_misbehaves_is_replaced_costs_no_request_and_comes_b
             await moody.returns()
         await moody.decides("moody_file")
     assert not load.failures()
-    told = [r for r in records(moody.stack.directory / "balancer.log") if r["message"].startswith("guard: ")]
-    assert [(r["level"], r["reason"]) for r in told] == [
+    logged = [r for r in records(moody.stack.directory / "balancer.log") if r["message"].startswith("guard: ")]
+    assert [(r["level"], r["reason"]) for r in logged] == [
         (level, reason) for reason in causes.values() for level in ("WARNING", "INFO")
     ]
 

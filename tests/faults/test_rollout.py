@@ -66,7 +66,7 @@ async def test_a_rollout_to_the_slowest_worker_returns_by_itself(stack: Stack, s
     await stack.start_balancer()
     await stack.all_ready()
     assert (await stack.get("/guard"))["rollout"]["state"] == "returned"
-    told = [r for r in stack.log.so_far() if r["message"].startswith("rollout: ")]
-    assert told[-1]["level"] == "WARNING"
-    assert told[-1]["message"].startswith("rollout: returned to the old policy, for good: ")
-    assert not any("finished" in record["message"] for record in told)
+    logged = [r for r in stack.log.so_far() if r["message"].startswith("rollout: ")]
+    assert logged[-1]["level"] == "WARNING"
+    assert logged[-1]["message"].startswith("rollout: returned to the old policy, for good: ")
+    assert not any("finished" in record["message"] for record in logged)

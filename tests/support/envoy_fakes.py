@@ -61,14 +61,14 @@ def go_on(
 
 
 @dataclass
-class _Heard:
-    """Listens to the access log."""
+class _OutcomeQueue:
+    """Queues the outcomes of the access log."""
 
-    told: asyncio.Queue[Outcome]
+    queue: asyncio.Queue[Outcome]
 
     def outcomes(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
-            self.told.put_nowait(outcome)
+            self.queue.put_nowait(outcome)
 
     def answered(self, answers: list[UpstreamAnswer]) -> None:
         """The fakes count nothing."""
@@ -116,7 +116,7 @@ class FakeBalancer:
         )
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(health.SERVICE_NAME, {"Check": check}),))
         self.ads.add_to(server)
-        AccessLog(self.listener or _Heard(self.outcomes), RUN).add_to(server)
+        AccessLog(self.listener or _OutcomeQueue(self.outcomes), RUN).add_to(server)
         if self.socket is not None:
             server.add_insecure_port(self.endpoint)
         elif self.credentials is None:

@@ -18,7 +18,7 @@ class FakeRateLimitService:
     """Lets the first requests of each value pass, as many as `limits` says, and all of others."""
 
     limits: dict[str, int] = field(default_factory=dict)
-    asked: Counter[Counted] = field(default_factory=Counter)
+    counts: Counter[Counted] = field(default_factory=Counter)
     credentials: grpc.ServerCredentials | None = None
     """None: plain text."""
     port: int = 0
@@ -52,7 +52,7 @@ class FakeRateLimitService:
     async def _decide(self, request: rls_pb2.RateLimitRequest, context: Any) -> rls_pb2.RateLimitResponse:
         ((entry,),) = [descriptor.entries for descriptor in request.descriptors]
         counted = (request.domain, entry.key, entry.value)
-        self.asked[counted] += 1
-        over = self.asked[counted] > self.limits.get(entry.value, self.asked[counted])
+        self.counts[counted] += 1
+        over = self.counts[counted] > self.limits.get(entry.value, self.counts[counted])
         codes = rls_pb2.RateLimitResponse
         return rls_pb2.RateLimitResponse(overall_code=codes.OVER_LIMIT if over else codes.OK)

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 
-def one_of(first: str, *others: str) -> list[Any]:
+def one_of(first: str, *rest: str) -> list[Any]:
     """Values of a parameter: the first in every run, the others in `make check-long` only."""
-    return [first, *(pytest.param(other, marks=pytest.mark.long) for other in others)]
+    return [first, *(pytest.param(other, marks=pytest.mark.long) for other in rest)]
 
 
-def frontend(first: str, *others: str) -> pytest.MarkDecorator:
+def frontend(first: str, *rest: str) -> pytest.MarkDecorator:
     """Of a test: with the first front end in every run, with the others in `make check-long` only."""
-    return pytest.mark.parametrize("frontend", one_of(first, *others))
+    return pytest.mark.parametrize("frontend", one_of(first, *rest))

@@ -61,8 +61,8 @@ class Moody(Policy):
         return self.mood.outside
 
 
-class Heard:
-    """A listener that keeps what it is told."""
+class RecordedChanges:
+    """Keeps the changes of guard and rollout that it is called with."""
 
     def __init__(self) -> None:
         self.guards: list[tuple[str, PolicyChange]] = []
@@ -96,7 +96,7 @@ class Guarded:
 
     router: Router
     policy: Moody
-    heard: Heard
+    changes: RecordedChanges
     stopwatch: Stopwatch
     now_s: float = 0.0
 
@@ -123,11 +123,11 @@ def guarded(
     settings: GuardSettings = NO_WINDOWS, plan: CanaryPlan | None = None, policy: Policy | None = None
 ) -> Guarded:
     moody = Moody()
-    heard, stopwatch = Heard(), Stopwatch()
+    changes, stopwatch = RecordedChanges(), Stopwatch()
     plan = plan or CanaryPlan(guard=settings, baseline=LeastRequests())
     router = make_router(4, policy or moody)
-    router.selector = PolicySelector(router.policy, plan, stopwatch=stopwatch, listener=heard)
-    return Guarded(router, moody, heard, stopwatch)
+    router.selector = PolicySelector(router.policy, plan, stopwatch=stopwatch, listener=changes)
+    return Guarded(router, moody, changes, stopwatch)
 
 
-__all__ = ["NO_WINDOWS", "Guarded", "Heard", "Mood", "Moody", "RoundRobin", "Stopwatch", "guarded"]
+__all__ = ["NO_WINDOWS", "Guarded", "Mood", "Moody", "RecordedChanges", "RoundRobin", "Stopwatch", "guarded"]

@@ -134,7 +134,7 @@ class NativeRig(Rig):
         finally:
             self.router.state.unlock()
 
-    def told(self) -> npt.NDArray[Any]:
+    def all_outcomes(self) -> npt.NDArray[Any]:
         """All outcomes so far."""
         self.outcomes += [batch.copy() for batch in self.router.state.outcomes()]
         return np.concatenate(self.outcomes) if self.outcomes else np.zeros(0, OUTCOME)

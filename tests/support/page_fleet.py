@@ -60,7 +60,7 @@ class PageFleet:
             of = OutcomeKey(self.models[number % 4 == 0 and len(self.models) > 1], name, policy)
             self.recent.add([self.now_s - 1 + number / count], [0.01 + number / 10_000], number != 7, True, of)
 
-    def trouble(self) -> None:
+    def break_some(self) -> None:
         """Some workers have it, and others were refused."""
         self.router.observe(ReportsLost(self.names[1]), self.now_s)
         self.report(self.names[2], 2, ready=False)

@@ -151,5 +151,5 @@ def _run(what: str, command: Sequence[str], folder: Path) -> None:
     try:
         subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=_FETCH_S)
     except (OSError, subprocess.SubprocessError) as error:
-        told = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-        raise OperatorError(f"{what}: {told[-1] if told else error}") from error
+        lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+        raise OperatorError(f"{what}: {lines[-1] if lines else error}") from error

@@ -36,8 +36,8 @@ async def agent(address: str, tls: BalancerTls | None = None) -> AsyncIterator[R
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class Heard:
-    """What a collector told, and a way to wait for it."""
+class ReceivedEvents:
+    """Events that a collector passed on, and a way to wait for one."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -48,7 +48,7 @@ class Heard:
         self._changed.set()
 
     async def until(self, accept: Callable[[Event], bool], *, after: int = 0) -> Event:
-        """The first event that is accepted, of those told before and from now on, but for the first `after`."""
+        """The first event that is accepted, of those received before and from now on, except the first `after`."""
         looked_at = after
         try:
             async with asyncio.timeout(PATIENCE_S):

@@ -63,15 +63,15 @@ class Reader:
 
     def ask(self, headers: Headers, chunks: Sequence[bytes] | None) -> Understood | Refused:
         """What it makes of a request; without chunks, the headers are all of it."""
-        asked = struct.pack("=I", len(headers))
-        asked += b"".join(
+        question = struct.pack("=I", len(headers))
+        question += b"".join(
             _counted(name.encode()) + _counted(value.encode("latin-1")) for name, value in headers.items()
         )
-        asked += struct.pack("=II", chunks is not None, len(chunks or ())) + b"".join(map(_counted, chunks or ()))
+        question += struct.pack("=II", chunks is not None, len(chunks or ())) + b"".join(map(_counted, chunks or ()))
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
-        stdin.write(asked)
+        stdin.write(question)
         stdin.flush()
         line = stdout.readline().decode()
         assert line, "the program is gone: a sanitizer says why above"

@@ -84,8 +84,8 @@ class ObjectWatch(ABC, Generic[Item]):
         self._wake = threading.Event()
         self._version = ""
         """Up to which all is known; empty: list anew."""
-        self._said: str | None = None
-        """The cause that the log was told of last; None: all is well."""
+        self._logged_cause: str | None = None
+        """The cause that was logged last; None: the API answers."""
         self._failures = 0
         """In a row, without a watch that told something."""
         self._listed_s = 0.0
@@ -152,7 +152,7 @@ class ObjectWatch(ABC, Generic[Item]):
             except ApiError as error:
                 why = self._after(error, why)
             except Exception:
-                # A mistake of the balancer's must not end discovery: what is in force stays, and a new list may do.
+                # An internal error must not end discovery: what is in force stays, and a new list may do.
                 logger.exception("%s: a mistake of the balancer's; the %s are listed anew", FIELD, self.what)
                 self._counts.failures["mistake"] += 1
                 self._version, why = "", "failed"
@@ -184,8 +184,8 @@ class ObjectWatch(ABC, Generic[Item]):
             self._version = ""
             return "expired"
         self._counts.connected = False
-        if error.cause != self._said:
-            self._said = error.cause
+        if error.cause != self._logged_cause:
+            self._logged_cause = error.cause
             level = logging.INFO if error.cause in self.expected else logging.WARNING
             words = "%s: no word from the API, %s; trying again: %s"
             logger.log(level, words, FIELD, self._stays(), error)
@@ -241,8 +241,8 @@ class ObjectWatch(ABC, Generic[Item]):
 
     def _well(self) -> None:
         self._counts.connected = True
-        if self._said is not None:
-            self._said = None
+        if self._logged_cause is not None:
+            self._logged_cause = None
             logger.info("%s: the API answers again", FIELD)
 
     def _invalid(self, field: str, about: str, text: str) -> None:

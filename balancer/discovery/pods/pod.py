@@ -100,7 +100,7 @@ class _Annotations:
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
-        self._said = {**labels, **annotations}
+        self._settings = {**labels, **annotations}
         self.invalid_values: list[InvalidValue] = []
         for key in sorted(annotations):
             if key.startswith(PREFIX) and key.removeprefix(PREFIX) not in READERS:
@@ -109,7 +109,7 @@ class _Annotations:
 
     def get(self, name: str, otherwise: Any, remedy: str = "the pod is taken without it") -> Any:
         """The value of an annotation; `otherwise` where it is missing or does not fit."""
-        text = self._said.get(PREFIX + name)
+        text = self._settings.get(PREFIX + name)
         if text is None:
             return otherwise
         read, rule = READERS[name]
@@ -121,7 +121,7 @@ class _Annotations:
 
     def label(self, name: str) -> str:
         """The value of a label that Kubernetes itself sets; empty where it is missing or does not fit."""
-        return _zone(str(self._said.get(name, ""))) or ""
+        return _zone(str(self._settings.get(name, ""))) or ""
 
     def refuse(self, field: str, value: Any, rule: str) -> None:
         """Complain of what makes a pod useless."""

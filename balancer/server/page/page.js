@@ -117,8 +117,8 @@ const number = (title, field, written, says) => ({ title, says, value: (x) => x[
 const text = (title, field, kind) => ({ title, text: true, value: (x) => x[field], cell: (x) => ({ text: x[field], kind }) });
 
 const STATES = { ready: "good", listed: "good", draining: "warn", "drained by hand": "warn", "not ready": "bad", silent: "bad", "no report": "warn" };
-const TROUBLE = ["silent", "not ready", "no report", "drained by hand", "draining"];
-const trouble = (worker) => (TROUBLE.includes(worker.state) ? TROUBLE.indexOf(worker.state) : TROUBLE.length);
+const NOT_WELL = ["silent", "not ready", "no report", "drained by hand", "draining"];
+const urgency = (worker) => (NOT_WELL.includes(worker.state) ? NOT_WELL.indexOf(worker.state) : NOT_WELL.length);
 const device = (x) => ({ text: [x.device, x.utilisation === null ? "" : share(x.utilisation)].filter(Boolean).join(", ") });
 const errors = (x) => ({ text: count(x.errors), kind: x.errors ? "bad" : "" });
 const WORKERS = [
@@ -354,7 +354,7 @@ function show(shown) {
   now(shown);
   const states = Object.entries(shown.states).map(([state, workers]) => `${workers} ${state}`).join(", ") || "none listed";
   byId("states").textContent = `${states}. ${shown.why.model ? `Of model ${shown.why.model}, where a number depends on the model.` : ""}` + (shown.workers_left_out ? ` ${shown.workers_left_out} more workers are not shown.` : "");
-  draw(tables.workers, WORKERS, [...shown.workers].sort((a, b) => trouble(a) - trouble(b) || collator.compare(a.name, b.name)));
+  draw(tables.workers, WORKERS, [...shown.workers].sort((a, b) => urgency(a) - urgency(b) || collator.compare(a.name, b.name)));
   why(shown);
   const recent = shown.recent;
   byId("traffic-words").textContent = quiet(recent) || `Of the last ${time(recent.window_s)}. Policy none: Envoy chose the worker by itself, or there was none.` + (recent.parts_left_out ? ` ${recent.parts_left_out} rows are not shown.` : "");

@@ -18,7 +18,7 @@ from support.bootstrap import changed
 from support.certificates import Authority
 from support.envoy_fakes import Rig
 from support.real_triton import running
-from support.reports import Heard, collecting
+from support.reports import ReceivedEvents, collecting
 from support.waiting import PATIENCE_S, eventually
 
 from balancer.agent.agent import AgentOptions, run_agent
@@ -95,13 +95,13 @@ async def agent_beside(
 
 
 @pytest.fixture
-async def heard(triton: TritonServer) -> AsyncIterator[Heard]:
+async def received(triton: TritonServer) -> AsyncIterator[ReceivedEvents]:
     """What a balancer hears of the Triton, from when it is ready."""
-    heard = Heard()
-    async with collecting(heard) as (_, address), agent_beside(triton, address):
-        await heard.report(lambda report: report.ready)
-        heard.events.clear()
-        yield heard
+    received = ReceivedEvents()
+    async with collecting(received) as (_, address), agent_beside(triton, address):
+        await received.report(lambda report: report.ready)
+        received.events.clear()
+        yield received
 
 
 @pytest.fixture
@@ -126,12 +126,12 @@ async def test_each_of_two_balancers_hears_what_the_other_has_in_flight_of_the_s
 ) -> None:
     """Two routers, the agent and a real Triton: what one has sent, the other counts as executing there."""
     routers = [Router(RoundRobin(), Settings()) for _ in range(2)]
-    heard = [Heard(), Heard()]
+    received = [ReceivedEvents(), ReceivedEvents()]
 
     def telling(b: int) -> Callable[[Event], None]:
         def tell(event: Event) -> None:
             routers[b].observe(event, asyncio.get_running_loop().time())
-            heard[b](event)
+            received[b](event)
 
         return tell
 
@@ -142,20 +142,20 @@ async def test_each_of_two_balancers_hears_what_the_other_has_in_flight_of_the_s
             collecting_there = collecting(telling(b), in_flight=router.fleet.in_flight_at)
             addresses.append((await stack.enter_async_context(collecting_there))[1])
         await stack.enter_async_context(agent_beside(triton, *addresses))
-        await heard[1].report(lambda report: report.ready and report.others == ())
+        await received[1].report(lambda report: report.ready and report.others == ())
         decisions = [routers[0].route(Request("seconds"), asyncio.get_running_loop().time()) for _ in range(4)]
         requests = asyncio.gather(*(client.infer("seconds", seconds(2.0)) for _ in decisions))
-        await heard[1].report(lambda report: report.others == (("seconds", 4),))
+        await received[1].report(lambda report: report.others == (("seconds", 4),))
         # None of its own, none waits or all do: by what it was told, 4 are there, long before any ends.
         assert routers[1].fleet.queue.others[0] == 4
         await requests
         for decision in decisions:
             routers[0].observe(Finished(decision.number, "w", 2.0, True), asyncio.get_running_loop().time())
-        await heard[1].report(lambda report: report.others == (), after=len(heard[1].events))
+        await received[1].report(lambda report: report.others == (), after=len(received[1].events))
 
 
-async def test_reports_say_what_triton_does(heard: Heard, client: Any) -> None:
-    idle = await heard.report(lambda report: report.ready)
+async def test_reports_say_what_triton_does(received: ReceivedEvents, client: Any) -> None:
+    idle = await received.report(lambda report: report.ready)
     assert (idle.worker, idle.device, idle.memory_bytes, idle.balancers) == ("w", "T4", 16 << 30, 1)
     assert {(model.model, model.version, model.ready) for model in idle.models} == {
         ("seconds", "1", True),
@@ -165,22 +165,22 @@ async def test_reports_say_what_triton_does(heard: Heard, client: Any) -> None:
     assert (model_of(idle, "plain").max_batch_rows, model_of(idle, "plain").instances) == (1, 1)
 
     requests = asyncio.gather(*(client.infer("seconds", seconds(0.3)) for _ in range(64)))
-    busy = await heard.report(lambda report: model_of(report).pending > 0 and model_of(report).executing > 0)
+    busy = await received.report(lambda report: model_of(report).pending > 0 and model_of(report).executing > 0)
     assert model_of(busy).executing <= 8
     await requests
 
-    done = await heard.report(lambda report: bool(model_of(report).batches) and model_of(report).succeeded == 64)
-    done = await heard.report(
+    done = await received.report(lambda report: bool(model_of(report).batches) and model_of(report).succeeded == 64)
+    done = await received.report(
         lambda report: sum(rows * executions for rows, executions, _ in model_of(report).batches) == 64
     )
     assert (model_of(done).pending, model_of(done).failed) == (0, 0)
     for _, executions, compute_s in model_of(done).batches:
         assert compute_s >= 0.3 * executions
     assert model_of(done, "plain").batches == ()
-    await heard.report(lambda report: model_of(report).executing == 0, after=len(heard.events))
+    await received.report(lambda report: model_of(report).executing == 0, after=len(received.events))
     with pytest.raises(triton_grpc.InferenceServerException):
         await client.infer("seconds", seconds(-1.0))
-    await heard.report(lambda report: model_of(report).failed == 1)
+    await received.report(lambda report: model_of(report).failed == 1)
 
 
 async def test_a_triton_is_read_and_reached_by_tls_and_by_nobody_without_a_certificate(tmp_path: Path) -> None:
@@ -191,18 +191,18 @@ async def test_a_triton_is_read_and_reached_by_tls_and_by_nobody_without_a_certi
     options = ("--grpc-use-ssl-mutual=true", *(f"--{name}={path}" for name, path in files.items()))
     shown = {"cert_file": str(client.cert), "key_file": str(client.key)}
     tls = TritonTlsSection(ca_file=str(authority.file), server_name="triton.example", rest=False, **shown)
-    triton, heard = triton_at(free_ports(3), tmp_path / "triton.log", *options), Heard()
+    triton, received = triton_at(free_ports(3), tmp_path / "triton.log", *options), ReceivedEvents()
     rig = Rig(tmp_path, workers=[])
     rig.options = changed(rig.options, triton_tls=tls)
     try:
         await triton.start()
         await triton.wait_ready()
         async with (
-            collecting(heard) as (_, address),
+            collecting(received) as (_, address),
             agent_beside(triton, address, triton_tls=tls.trust()),
             rig.running(),
         ):
-            report = await heard.report(lambda report: report.ready)
+            report = await received.report(lambda report: report.ready)
             assert model_of(report).ready
             worker = Endpoint("w", triton.address, triton.grpc_port, triton.http_port, "healthy")
             rig.balancers[0].ads.update([worker])
@@ -226,74 +226,74 @@ async def test_the_first_request_after_quiet_is_reported_by_an_agent_that_is_wok
     triton: TritonServer, client: Any
 ) -> None:
     """An hour may pass between two reports, so only the wake can bring one."""
-    pause_s, heard = 3600.0, Heard()
+    pause_s, received = 3600.0, ReceivedEvents()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(streams, "_LONGEST_PAUSE_S", pause_s)
         # Of silence, a third is the most that is allowed.
         async with (
-            collecting(heard, silence_s=3 * pause_s, pause_s=lambda: pause_s) as (collector, address),
+            collecting(received, silence_s=3 * pause_s, pause_s=lambda: pause_s) as (collector, address),
             agent_beside(triton, address),
         ):
-            await heard.report(lambda report: report.ready)
-            told = -1
+            await received.report(lambda report: report.ready)
+            received_before = -1
 
             async def is_quiet() -> bool:
-                nonlocal told
-                before, told = told, len(heard.events)
+                nonlocal received_before
+                before, received_before = received_before, len(received.events)
                 await asyncio.sleep(0.5)
-                return told == before
+                return received_before == before
 
             while not await is_quiet():
                 pass
             # A Triton that is used by others is looked at no earlier; the balancer says that it sends a request.
-            pause_s, before = 0.0, len(heard.events)
+            pause_s, before = 0.0, len(received.events)
             await collector.wake()
             await client.infer("plain", seconds_unbatched(0.0))
-            await heard.report(lambda report: any(m.succeeded for m in report.models), after=before)
+            await received.report(lambda report: any(m.succeeded for m in report.models), after=before)
 
 
 async def test_a_killed_triton_is_not_ready_and_a_restarted_one_is_another_incarnation(
-    heard: Heard, client: Any, triton: TritonServer, tmp_path: Path
+    received: ReceivedEvents, client: Any, triton: TritonServer, tmp_path: Path
 ) -> None:
     await client.infer("seconds", seconds(0.0))
-    before = await heard.report(lambda report: bool(model_of(report).batches))
+    before = await received.report(lambda report: bool(model_of(report).batches))
     await triton.kill()
-    down = await heard.report(lambda report: not report.ready)
+    down = await received.report(lambda report: not report.ready)
     assert (down.incarnation, down.models) == (before.incarnation, ())
     assert down.number > before.number
 
     async with restarted(triton, tmp_path):
-        again = await heard.report(lambda report: report.ready, after=len(heard.events))
+        again = await received.report(lambda report: report.ready, after=len(received.events))
     assert again.incarnation > before.incarnation
     assert (model_of(again).succeeded, model_of(again).batches) == (0, ())
 
 
 @pytest.mark.parametrize("queued", [1, 24], ids=["executing only", "with a queue"])
 async def test_a_terminating_triton_drains_before_it_refuses_and_one_that_returns_drains_no_more(
-    heard: Heard, client: Any, triton: TritonServer, tmp_path: Path, queued: int
+    received: ReceivedEvents, client: Any, triton: TritonServer, tmp_path: Path, queued: int
 ) -> None:
     """It serves on until the balancer knows and nothing is left; then it goes, and waits for no time-out."""
     requests = [asyncio.ensure_future(client.infer("seconds", seconds(0.3))) for _ in range(queued)]
     # The agent has then looked at the HTTP port, too.
-    before = await heard.report(lambda report: report.ready)
-    await heard.report(lambda report: report.number > before.number + 10)
+    before = await received.report(lambda report: report.ready)
+    await received.report(lambda report: report.number > before.number + 10)
     triton.process.terminate()
-    draining = await heard.report(lambda report: report.draining)
+    draining = await received.report(lambda report: report.draining)
     assert draining.ready
     # Sent while it stops, as a request that was on its way.
     await client.infer("plain", seconds_unbatched(0.0))
     await asyncio.gather(*requests)
-    await heard.report(lambda report: not report.ready)
+    await received.report(lambda report: not report.ready)
     await triton.wait()
     async with restarted(triton, tmp_path):
-        again = await heard.report(lambda report: report.ready and not report.draining, after=len(heard.events))
+        again = await received.report(lambda report: report.ready and not report.draining, after=len(received.events))
     assert again.incarnation > draining.incarnation
 
 
 async def test_a_drained_worker_is_known_to_every_balancer_and_has_nothing_left(
     triton: TritonServer, client: Any
 ) -> None:
-    first, second = Heard(), Heard()
+    first, second = ReceivedEvents(), ReceivedEvents()
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "agent.sock"
         async with (
@@ -308,8 +308,8 @@ async def test_a_drained_worker_is_known_to_every_balancer_and_has_nothing_left(
             assert "not drained after 0 s" in await drain(path, 0.0)
             assert await drain(path, PATIENCE_S) == ""
             assert all(request.done() for request in requests)
-            for heard in (first, second):
-                assert any(isinstance(event, Report) and event.draining for event in heard.events)
+            for received in (first, second):
+                assert any(isinstance(event, Report) and event.draining for event in received.events)
             # It still serves who comes past the balancers, and goes on draining.
             await client.infer("plain", seconds_unbatched(0.0))
             await first.report(lambda report: report.draining and report.ready, after=len(first.events))
@@ -321,28 +321,28 @@ def seconds_unbatched(value: float) -> list[Any]:
     return [tensor]
 
 
-async def test_a_hanging_triton_is_not_ready_until_it_goes_on(heard: Heard, triton: TritonServer) -> None:
-    before = await heard.report(lambda report: report.ready)
+async def test_a_hanging_triton_is_not_ready_until_it_goes_on(received: ReceivedEvents, triton: TritonServer) -> None:
+    before = await received.report(lambda report: report.ready)
     triton.process.send_signal(signal.SIGSTOP)
-    hanging = await heard.report(lambda report: not report.ready)
+    hanging = await received.report(lambda report: not report.ready)
     triton.process.send_signal(signal.SIGCONT)
-    after = await heard.report(lambda report: report.ready, after=heard.events.index(hanging))
+    after = await received.report(lambda report: report.ready, after=received.events.index(hanging))
     assert after.incarnation == before.incarnation
 
 
-async def test_a_model_that_is_unloaded_and_loaded_leaves_the_others_ready(heard: Heard, client: Any) -> None:
+async def test_a_model_that_is_unloaded_leaves_the_others_ready(received: ReceivedEvents, client: Any) -> None:
     await client.infer("seconds", seconds(0.0))
-    first = await heard.report(lambda report: bool(model_of(report).batches))
+    first = await received.report(lambda report: bool(model_of(report).batches))
     await client.unload_model("seconds")
-    unloaded = await heard.report(lambda report: not model_of(report).ready)
+    unloaded = await received.report(lambda report: not model_of(report).ready)
     assert unloaded.ready
     assert model_of(unloaded, "plain").ready
 
     await client.load_model("seconds")
-    await heard.report(lambda report: model_of(report).ready, after=len(heard.events))
+    await received.report(lambda report: model_of(report).ready, after=len(received.events))
     # Loading anew cleared Triton's statistics; the reported ones go on.
     await client.infer("seconds", seconds(0.0))
-    again = await heard.report(lambda report: [batch[:2] for batch in model_of(report).batches] == [(1, 2)])
+    again = await received.report(lambda report: [batch[:2] for batch in model_of(report).batches] == [(1, 2)])
     assert again.incarnation == first.incarnation
 
 

@@ -19,7 +19,7 @@ OK, UNAUTHENTICATED = grpc.StatusCode.OK, grpc.StatusCode.UNAUTHENTICATED
 FIRST, SECOND, THIRD = (f"{letter * 16}-secret" for letter in "abc")
 
 
-def asked(folder: Path) -> ApiKeysSection:
+def api_keys(folder: Path) -> ApiKeysSection:
     file = folder / "api-keys.yaml"
     file.write_text(f"acme: {FIRST}\nother: [{SECOND}]\n")
     return ApiKeysSection(file=str(file))
@@ -34,7 +34,7 @@ def seen(rig: Rig) -> list[dict[str, str]]:
 
 @by_front
 async def test_only_who_has_a_key_is_served_and_it_goes_no_further(tmp_path: Path, front: str) -> None:
-    async with guarded(front, tmp_path, api_keys=asked(tmp_path)).running() as rig:
+    async with guarded(front, tmp_path, api_keys=api_keys(tmp_path)).running() as rig:
         for wrong in (
             {},
             {"x_api_key": "wrong"},
@@ -57,7 +57,7 @@ async def test_only_who_has_a_key_is_served_and_it_goes_no_further(tmp_path: Pat
 
 
 async def test_keys_that_are_rotated_hold_without_a_restart(tmp_path: Path) -> None:
-    async with guarded("pick", tmp_path, api_keys=asked(tmp_path)).running() as rig:
+    async with guarded("pick", tmp_path, api_keys=api_keys(tmp_path)).running() as rig:
         assert (await grpc_status(rig, x_api_key=THIRD))[0] == UNAUTHENTICATED
         (tmp_path / "api-keys.yaml").write_text(f"acme: [{FIRST}, {THIRD}]\n")
         rig.envoy.renew_secrets()
@@ -76,7 +76,7 @@ async def test_keys_that_are_rotated_hold_without_a_restart(tmp_path: Path) -> N
 
 
 async def test_keys_stand_in_no_bootstrap_no_page_and_no_log(tmp_path: Path) -> None:
-    rig = guarded("pick", tmp_path, api_keys=asked(tmp_path), access_log=str(tmp_path / "access.log"))
+    rig = guarded("pick", tmp_path, api_keys=api_keys(tmp_path), access_log=str(tmp_path / "access.log"))
     async with rig.running():
         assert (await grpc_status(rig, x_api_key=FIRST))[0] == OK
         assert (await grpc_status(rig, x_api_key=f"{FIRST}x"))[0] == UNAUTHENTICATED

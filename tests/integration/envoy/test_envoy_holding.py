@@ -73,11 +73,11 @@ class HoldingRig:
 
     async def ask_in_turn(self, count: int) -> list[asyncio.Task[Any]]:
         """So many requests, which come to the balancer in this order and wait there."""
-        asked = []
+        waiting = []
         for i in range(count):
-            asked.append(self.ask())
+            waiting.append(self.ask())
             await eventually(lambda i=i: self.held() == i + 1)
-        return asked
+        return waiting
 
     def counted(self, how: str) -> float:
         return sum(n for of, n in self.rig.samples("balancer_held_seconds_count").items() if how in of)
@@ -116,9 +116,9 @@ async def test_a_request_waits_for_room_for_longer_than_envoy_waits_for_a_pick(t
         await asyncio.sleep(1.1 * SHORT_S)  # what is awaited is that nothing happens
         assert found.held() == 1
         assert found.gate.coming.empty()
-        told = found.rig.picker.holding.explain("m", time.monotonic())["held"]
-        assert (told["count"], told["unfinished_batches"]) == (1, {"w0": 1.0})
-        assert told["first"][0]["waited_s"] > SHORT_S
+        held = found.rig.picker.holding.explain("m", time.monotonic())["held"]
+        assert (held["count"], held["unfinished_batches"]) == (1, {"w0": 1.0})
+        assert held["first"][0]["waited_s"] > SHORT_S
         through.set()
         assert await first == "w0"
         await found.gate.serve(1)
@@ -130,7 +130,7 @@ async def test_a_request_waits_for_room_for_longer_than_envoy_waits_for_a_pick(t
 async def test_beyond_the_bound_requests_are_refused(tmp_path: Path) -> None:
     async with holding(tmp_path, order="arrival", max_requests=2) as found:
         first, through = await occupied(found)
-        asked = await found.ask_in_turn(2)
+        waiting = await found.ask_in_turn(2)
         code, words = await found.ask()
         assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "2 requests" in words
@@ -140,7 +140,7 @@ async def test_beyond_the_bound_requests_are_refused(tmp_path: Path) -> None:
             assert response.status == 429
         through.set()
         await found.gate.serve(2)
-        assert await asyncio.gather(first, *asked) == 3 * ["w0"]
+        assert await asyncio.gather(first, *waiting) == 3 * ["w0"]
         assert found.counted("refused") == 2
 
 

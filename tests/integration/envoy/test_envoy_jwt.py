@@ -41,7 +41,7 @@ def published_at(url: str) -> JwtSection:
     return JwtSection(issuer=ISSUER, audiences=(AUDIENCE,), jwks_url=url)
 
 
-def asked(folder: Path, issuer: Issuer, **further: object) -> JwtSection:
+def from_file(folder: Path, issuer: Issuer, **further: object) -> JwtSection:
     folder.mkdir(exist_ok=True)
     file = issuer.write(folder / "jwks.json")
     return JwtSection(issuer=ISSUER, audiences=(AUDIENCE,), jwks_file=str(file), **further)  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ def bearer(token: str) -> str:
 async def test_only_who_has_a_token_is_served_and_it_goes_no_further(
     tmp_path: Path, issuer: Issuer, front: str
 ) -> None:
-    rig = guarded(front, tmp_path, jwt=asked(tmp_path / "keys", issuer))
+    rig = guarded(front, tmp_path, jwt=from_file(tmp_path / "keys", issuer))
     async with rig.running():
         assert await grpc_status(rig) == (UNAUTHENTICATED, "Jwt is missing")
         status, body = await rest_status(rig)
@@ -74,15 +74,15 @@ async def test_only_who_has_a_token_is_served_and_it_goes_no_further(
 async def test_a_token_that_is_not_for_here_and_now_or_that_its_issuer_did_not_sign_is_refused(
     tmp_path: Path, issuer: Issuer
 ) -> None:
-    async with guarded("pick", tmp_path, jwt=asked(tmp_path / "keys", issuer)).running() as rig:
+    async with guarded("pick", tmp_path, jwt=from_file(tmp_path / "keys", issuer)).running() as rig:
         for claims, words, status in STRANGE:
             token = bearer(issuer.token(**claims))
-            code, said = await grpc_status(rig, authorization=token)
+            code, message = await grpc_status(rig, authorization=token)
             assert code == (UNAUTHENTICATED if status == 401 else grpc.StatusCode.PERMISSION_DENIED)
-            assert words in said
+            assert words in message
             assert await rest_status(rig, {"authorization": token}) == (
                 status,
-                json.dumps({"error": said}, separators=(",", ":")) + "\n",
+                json.dumps({"error": message}, separators=(",", ":")) + "\n",
             )
         forged = Issuer(kid=issuer.kid).token()
         head, payload, _ = issuer.token().split(".")
@@ -94,7 +94,7 @@ async def test_a_token_that_is_not_for_here_and_now_or_that_its_issuer_did_not_s
 
 
 async def test_health_is_open_where_that_is_wanted_and_nothing_else_is(tmp_path: Path, issuer: Issuer) -> None:
-    jwt = asked(tmp_path / "keys", issuer)
+    jwt = from_file(tmp_path / "keys", issuer)
     async with guarded("pick", tmp_path, jwt=jwt, open_health=True).running() as rig:
         assert (await rest_status(rig, path="/v2/health/ready"))[0] == 200
         assert (await rest_status(rig, path="/v2/health/ready/"))[0] == 401
@@ -103,7 +103,7 @@ async def test_health_is_open_where_that_is_wanted_and_nothing_else_is(tmp_path:
 
 
 async def test_an_issuer_s_new_keys_are_taken_in_while_requests_flow(tmp_path: Path, issuer: Issuer) -> None:
-    jwt = asked(tmp_path / "keys", issuer)
+    jwt = from_file(tmp_path / "keys", issuer)
     async with guarded("pick", tmp_path, jwt=jwt).running() as rig:
         renewed = Issuer(kid="2")
         token = bearer(renewed.token())
@@ -122,10 +122,10 @@ async def test_an_issuer_s_new_keys_are_taken_in_while_requests_flow(tmp_path: P
 @asynccontextmanager
 async def published(issuer: Issuer, tls: ssl.SSLContext) -> AsyncIterator[tuple[int, list[str]]]:
     """The port of a server that has the issuer's keys, and the hosts that it was asked for."""
-    asked_for: list[str] = []
+    hosts: list[str] = []
 
     async def publish(request: web.Request) -> web.Response:
-        asked_for.append(request.host)
+        hosts.append(request.host)
         return web.Response(text=issuer.jwks())
 
     app = web.Application()
@@ -134,7 +134,7 @@ async def published(issuer: Issuer, tls: ssl.SSLContext) -> AsyncIterator[tuple[
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
-        yield runner.addresses[0][1], asked_for
+        yield runner.addresses[0][1], hosts
     finally:
         await runner.cleanup()
 
@@ -150,14 +150,14 @@ async def test_keys_are_fetched_over_https_from_a_server_that_the_authority_sign
     tmp_path: Path, issuer: Issuer, front: str
 ) -> None:
     authority = Authority(tmp_path / "authority")
-    async with published(issuer, shown(authority.issue("issuer", dns="localhost"))) as (port, asked_for):
+    async with published(issuer, shown(authority.issue("issuer", dns="localhost"))) as (port, hosts):
         url = f"https://localhost:{port}/jwks.json"
         jwt = published_at(url)
         async with guarded(front, tmp_path, jwt=jwt, jwks_ca=authority.file).running() as rig:
             assert (await grpc_status(rig, authorization=bearer(issuer.token()))) == (OK, "")
             assert (await rest_status(rig, {"authorization": bearer(issuer.token())}))[0] == 200
             assert (await grpc_status(rig, authorization=bearer(Issuer().token())))[0] == UNAUTHENTICATED
-        assert set(asked_for) == {f"localhost:{port}"}
+        assert set(hosts) == {f"localhost:{port}"}
 
 
 @by_front
@@ -168,14 +168,14 @@ async def test_keys_of_a_server_that_is_not_the_issuer_s_are_not_taken(
     """Whoever stands in its place could sign tokens of anybody."""
     authority, another = Authority(tmp_path / "authority"), Authority(tmp_path / "another")
     by, name = (another, "localhost") if impostor == "of another authority" else (authority, "localhost.example")
-    async with published(issuer, shown(by.issue("issuer", dns=name))) as (port, asked_for):
+    async with published(issuer, shown(by.issue("issuer", dns=name))) as (port, hosts):
         url = f"https://localhost:{port}/jwks.json"
         jwt = published_at(url)
         async with guarded(front, tmp_path, jwt=jwt, jwks_ca=authority.file).running() as rig:
             code, words = await grpc_status(rig, authorization=bearer(issuer.token()))
             assert (code, words) == (UNAUTHENTICATED, "Jwks remote fetch is failed")
             assert (await rest_status(rig, {"authorization": bearer(issuer.token())}))[0] == 401
-        assert asked_for == []
+        assert hosts == []
 
 
 @by_front
@@ -183,7 +183,7 @@ async def test_a_claim_that_no_worker_would_take_in_a_header_is_refused_before_a
     tmp_path: Path, issuer: Issuer, front: str
 ) -> None:
     """Subjects are often what users call themselves. At a worker it would look like the worker's fault."""
-    jwt = asked(tmp_path / "keys", issuer, tenant_claim="org")
+    jwt = from_file(tmp_path / "keys", issuer, tenant_claim="org")
     async with guarded(front, tmp_path, jwt=jwt).running() as rig:
 
         async def ends(**claims: str) -> tuple[grpc.StatusCode, int]:

@@ -30,7 +30,7 @@ THREE = LocalRateLimitSection(per="principal", requests=3, every_s=3600)
 OVERLAYS = Path(__file__).parents[3] / "docs" / "operate" / "overlay"
 
 
-def asked(folder: Path, **limits: Any) -> dict[str, Any]:
+def limited(folder: Path, **limits: Any) -> dict[str, Any]:
     file = folder / "api-keys.yaml"
     file.write_text("".join(f"{client}: {key}\n" for client, key in KEYS.items()))
     return {"api_keys": ApiKeysSection(file=str(file)), **limits}
@@ -38,7 +38,7 @@ def asked(folder: Path, **limits: Any) -> dict[str, Any]:
 
 @by_front
 async def test_each_principal_has_a_limit_of_its_own(tmp_path: Path, front: str) -> None:
-    async with guarded(front, tmp_path, **asked(tmp_path, local_rate_limit=THREE)).running() as rig:
+    async with guarded(front, tmp_path, **limited(tmp_path, local_rate_limit=THREE)).running() as rig:
         # By headers of its own choice, nobody is taken for somebody else.
         ends = [
             await grpc_status(rig, x_api_key=KEYS["acme"], x_gateway_principal=f"p{i}", x_tenant=f"t{i}")
@@ -105,7 +105,7 @@ def kept_by(front: str, folder: Path, service: FakeRateLimitService, refuse: boo
     typed = {"domain": "triton", "timeout": "10s", "failure_mode_deny": refuse}
     further = overlay(folder, {"envoy.filters.http.ratelimit": typed}, **(clusters or {}))
     limit = RateLimitSection(per="principal", service=service.endpoint)
-    return guarded(front, folder, **asked(folder, rate_limit=limit), overlay=str(further))
+    return guarded(front, folder, **limited(folder, rate_limit=limit), overlay=str(further))
 
 
 @by_front
@@ -116,10 +116,10 @@ async def test_a_service_says_who_has_had_enough(tmp_path: Path, front: str, ser
         assert ends == 2 * [(OK, "")] + 2 * [(LIMITED, WORDS)]
         assert (await rest_status(rig, {"x-api-key": KEYS["acme"]}))[0] == 429
         assert (await rest_status(rig, {"x-api-key": KEYS["other"]}))[0] == 200
-        assert service.asked == Counter({("triton", "principal", "acme"): 5, ("triton", "principal", "other"): 1})
+        assert service.counts == Counter({("triton", "principal", "acme"): 5, ("triton", "principal", "other"): 1})
         # Who has no key is turned away before anybody is asked.
         assert (await rest_status(rig))[0] == 401
-        assert service.asked.total() == 6
+        assert service.counts.total() == 6
 
 
 @pytest.mark.parametrize("refuse", [False, True])
@@ -148,7 +148,7 @@ async def test_a_service_by_another_name_is_not_asked(tmp_path: Path, name: str,
     try:
         async with kept_by("pick", tmp_path, service, True, {cluster.pop("name"): cluster}).running() as rig:
             assert (await grpc_status(rig, x_api_key=KEYS["acme"]))[0] == code
-            assert service.asked.total() == (code == OK)
+            assert service.counts.total() == (code == OK)
     finally:
         await service.stop()
 

@@ -200,9 +200,9 @@ async def test_what_is_not_kserve_has_no_route(rig: Rig) -> None:
 async def test_a_header_name_with_an_underscore_is_refused_in_words_where_there_is_an_answer(rig: Rig) -> None:
     async with rig.http.get(f"http://{rig.envoy.endpoint}/v2/health/live", headers={"x_foo": "1"}) as response:
         assert (response.status, response.content_type) == (400, "application/json")
-        said = (await response.json())["error"]
-    assert "a header name has an underscore (http1.unexpected_underscore)" in said
-    assert "write a hyphen" in said
+        error = (await response.json())["error"]
+    assert "a header name has an underscore (http1.unexpected_underscore)" in error
+    assert "write a hyphen" in error
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await rig.stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=PATIENCE_S, metadata=[("x_foo", "1")])
     assert caught.value.code() is grpc.StatusCode.INTERNAL

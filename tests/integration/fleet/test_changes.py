@@ -101,13 +101,13 @@ async def test_nothing_was_changed_by_those_who_may_not(stack: Stack) -> None:
     assert await stack.metric("balancer_fleet_changes_total", result="refused") >= len(CHANGES)
 
 
-async def test_who_may_changes_all_and_that_is_told(stack: Stack) -> None:
+async def test_who_may_changes_all_and_that_is_shown(stack: Stack) -> None:
     await call(stack, *CHANGES[0])
     assert all([await ready(stack, number) for number in range(3)])
-    (told,) = [record for record in stack.log.so_far() if record.get("message") == "workers changed"]
-    assert told["principal"] == "ops"
-    assert (told["call"], told["about"], told["result"]) == ("RepositoryModelLoad", f"model {MODEL}", "done")
-    assert told["workers"] == ["worker-0", "worker-1", "worker-2"]
+    (logged,) = [record for record in stack.log.so_far() if record.get("message") == "workers changed"]
+    assert logged["principal"] == "ops"
+    assert (logged["call"], logged["about"], logged["result"]) == ("RepositoryModelLoad", f"model {MODEL}", "done")
+    assert logged["workers"] == ["worker-0", "worker-1", "worker-2"]
     async with triton_grpc.InferenceServerClient(stack.url) as client:
         text = triton_grpc.InferInput("TEXT", [1, 1], "BYTES")
         text.set_data_from_numpy(np.array([["shout"]], np.object_))

@@ -171,8 +171,8 @@ async def test_generate_and_its_stream(stack: Stack) -> None:
         for count in (3, 0):
             answers = []
             for address in (stack.url, f"127.0.0.1:{stack.specs[0].http_port}"):
-                asked = f"http://{address}/v2/models/decoupled_count/generate"
-                async with session.post(asked, json={"COUNT": count}) as response:
+                path = f"http://{address}/v2/models/decoupled_count/generate"
+                async with session.post(path, json={"COUNT": count}) as response:
                     text = (await response.text()).replace("worker-1", "worker-0").replace("worker-2", "worker-0")
                     answers.append((response.status, text))
             assert answers[0] == answers[1]
@@ -182,7 +182,7 @@ async def test_errors_are_those_of_a_triton(stack: Stack) -> None:
     """A wrong shape, datatype and name of a tensor, in the words of whoever serves."""
     direct = f"127.0.0.1:{stack.specs[0].grpc_port}"
 
-    def said(url: str) -> list[str]:
+    def answers(url: str) -> list[str]:
         words = []
         with triton_grpc.InferenceServerClient(url) as client:
             for name, shape, kind in (("A", [1, 3], "INT32"), ("A", [1, 4], "INT64"), ("C", [1, 4], "INT32")):
@@ -193,7 +193,7 @@ async def test_errors_are_those_of_a_triton(stack: Stack) -> None:
                 words.append(str(error.value))
         return words
 
-    assert await asyncio.to_thread(said, stack.url) == await asyncio.to_thread(said, direct)
+    assert await asyncio.to_thread(answers, stack.url) == await asyncio.to_thread(answers, direct)
 
 
 async def test_a_call_that_tritons_restrict_stays_restricted(stack: Stack) -> None:
@@ -212,8 +212,8 @@ async def test_a_call_that_tritons_restrict_stays_restricted(stack: Stack) -> No
     async def by_rest(url: str, key: str, change: bool) -> tuple[int, str]:
         async with aiohttp.ClientSession(headers={"own-key": key} if key else {}) as session:
             path = f"http://{url}/v2/trace/setting"
-            asked = session.post(path, data=b'{"trace_rate":"7"}') if change else session.get(path)
-            async with asked as response:
+            call = session.post(path, data=b'{"trace_rate":"7"}') if change else session.get(path)
+            async with call as response:
                 return response.status, str((await response.json(content_type=None)).get("error", ""))
 
     first = stack.specs[0]

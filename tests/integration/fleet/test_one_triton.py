@@ -136,16 +136,16 @@ async def test_health_says_what_one_triton_says(stack: Stack, service: str) -> N
 
 async def health(address: str, service: str) -> list[str]:
     """What it says to Check and to Watch, first."""
-    said, request = [], health_pb2.HealthCheckRequest(service=service)
+    statuses, request = [], health_pb2.HealthCheckRequest(service=service)
     async with grpc.aio.insecure_channel(address) as channel:
         health_of = health_pb2_grpc.HealthStub(channel)
         for call in (health_of.Check(request, timeout=PATIENCE_S), aiter(health_of.Watch(request, timeout=PATIENCE_S))):
             try:
                 answer = await (anext(call) if isinstance(call, AsyncIterator) else call)
-                said.append(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+                statuses.append(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
             except grpc.aio.AioRpcError as error:
-                said.append(error.code().name)
-    return said
+                statuses.append(error.code().name)
+    return statuses
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
@@ -229,8 +229,8 @@ async def test_models_are_loaded_and_unloaded_everywhere_by_tritons_own_clients(
         whole = {**await rest.get_model_config(MODEL), "parameters": own["parameters"]}
         await rest.load_model(MODEL, config=json.dumps(whole))
         for spec in stack.specs:
-            _, told = await by_rest(f"127.0.0.1:{spec.http_port}", "GET", f"/v2/models/{MODEL}/config", "")
-            assert told["parameters"]["told"] == {"string_value": "so"}
+            _, loaded = await by_rest(f"127.0.0.1:{spec.http_port}", "GET", f"/v2/models/{MODEL}/config", "")
+            assert loaded["parameters"]["told"] == {"string_value": "so"}
         await rest.load_model(MODEL)
 
 

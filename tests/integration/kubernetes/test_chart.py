@@ -150,8 +150,8 @@ async def test_it_installs_upgrades_and_goes(kubernetes: KubernetesApi) -> None:
     before = await counted(namespace)
     run = Helm(namespace)
     chart, values = str(CHART), ("--values", str(EXAMPLES["try"]))
-    said = run("install", RELEASE, chart, *values)
-    assert f"fleet-balancer.{namespace.name}.svc:8080" in said
+    notes = run("install", RELEASE, chart, *values)
+    assert f"fleet-balancer.{namespace.name}.svc:8080" in notes
     budget = await get(namespace, "policy/v1beta1", "PodDisruptionBudget", "fleet-balancer")
     assert budget["spec"]["maxUnavailable"] == 1
     first = await get(namespace, "apps/v1", "Deployment", "fleet-balancer")
@@ -186,7 +186,7 @@ async def test_a_refused_value_changes_nothing(kubernetes: KubernetesApi) -> Non
     assert after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
 
 
-async def test_who_has_ids_executed_once_by_several_pods_is_told(kubernetes: KubernetesApi) -> None:
+async def test_who_has_ids_executed_once_by_several_pods_is_shown(kubernetes: KubernetesApi) -> None:
     run = Helm(await kubernetes.namespace("chart-notes"))
     once = ("--set-json", 'config.models={"m":{"proxy":{"once_s":60}}}', "--values", str(EXAMPLES["proxy"]))
 
@@ -210,17 +210,17 @@ async def test_what_operators_bring_is_used_once_it_is_there(kubernetes: Kuberne
         "--set",
         "certificates.csiDriver=false",
     )
-    said = run("install", RELEASE, str(CHART), *values)
-    assert "The cluster has no cert-manager" in said
-    assert "The cluster has no KEDA" in said
+    notes = run("install", RELEASE, str(CHART), *values)
+    assert "The cluster has no cert-manager" in notes
+    assert "The cluster has no KEDA" in notes
     definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
     made = [definition(version, kind) for version, kinds in CRDS.items() for kind in kinds]
     try:
         for each in made:
             await kubernetes.do("POST", definitions, each)
         await kubernetes.serves(CRDS)
-        said = run("upgrade", RELEASE, str(CHART), *values)
-        assert "The cluster has no" not in said
+        notes = run("upgrade", RELEASE, str(CHART), *values)
+        assert "The cluster has no" not in notes
         for version, kinds in CRDS.items():
             for kind in kinds:
                 items = (await kubernetes.do("GET", await kubernetes.collection(version, kind, namespace.name)))[

@@ -42,9 +42,9 @@ async def test_what_is_asked_of_helm_works_in_this_order(
 ) -> None:
     monkeypatch.chdir(ROOT)
     environment = {"KUBECONFIG": str(kubernetes.directory / "kubeconfig")}
-    asked = [words for words in commands() if words[0] == "helm"]
-    assert [words[1] for words in asked] == ["install", "upgrade", "template", "lint", "template", "uninstall"]
-    for words in asked:
+    calls = [words for words in commands() if words[0] == "helm"]
+    assert [words[1] for words in calls] == ["install", "upgrade", "template", "lint", "template", "uninstall"]
+    for words in calls:
         done = helm(*without_target(words)[1:], environment=environment)
         assert done.returncode == 0, (words, done.stderr)
         if words[1] == "upgrade":
@@ -60,7 +60,7 @@ def test_a_config_can_be_checked_before_it_is_installed(tmp_path: Path) -> None:
     (tmp_path / template[-1]).write_text(done.stdout)
     (line,) = (line.removeprefix("$ ") for line in lines_of_commands() if line.startswith("$ python3"))
     beside = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    said = subprocess.run(
+    done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", line],
         cwd=tmp_path,
         env={**os.environ, "PATH": beside},
@@ -68,8 +68,8 @@ def test_a_config_can_be_checked_before_it_is_installed(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert said.returncode == 0, said.stderr
-    assert yaml.safe_load(said.stdout)["policy"]["name"] == "wlpr"
+    assert done.returncode == 0, done.stderr
+    assert yaml.safe_load(done.stdout)["policy"]["name"] == "wlpr"
 
 
 def test_the_others_are_tried_elsewhere_or_not_at_all(tmp_path: Path) -> None:
@@ -77,8 +77,8 @@ def test_the_others_are_tried_elsewhere_or_not_at_all(tmp_path: Path) -> None:
     assert [words[0] for words in rest] == ["python3", "make"]
     make = rest[-1]
     # What the target runs, without set-up before it, and into a folder of the test's.
-    said = subprocess.run([*make, "--dry-run", "--silent"], cwd=ROOT, capture_output=True, text=True, check=False)
-    (line,) = (each for each in said.stdout.splitlines() if " template " in each)
+    done = subprocess.run([*make, "--dry-run", "--silent"], cwd=ROOT, capture_output=True, text=True, check=False)
+    (line,) = (each for each in done.stdout.splitlines() if " template " in each)
     words = shlex.split(line.partition(" > ")[0])
     done = helm(*(str(ROOT / word) if word.startswith("deploy/") else word for word in words[1:]))
     kinds = {each["kind"] for each in yaml.safe_load_all(done.stdout) if each}

@@ -221,8 +221,8 @@ async def the_config_is_swapped(fleet: Fleet) -> None:
     fleet.gateway.swap("config", {"balancer.yaml": yaml.safe_dump(new).encode()})
 
     async def swapped() -> bool:
-        said = await fleet.admin("/config")
-        return bool(said["applied"] == 1 and said["waiting_for_restart"] == [])
+        page = await fleet.admin("/config")
+        return bool(page["applied"] == 1 and page["waiting_for_restart"] == [])
 
     await eventually(swapped, "the balancer has the new config")
     assert (await fleet.infer()).status == 200

@@ -159,10 +159,10 @@ async def test_the_api_server_dies_and_returns_with_a_history_that_is_gone(
         await fleet.until({"a": False, "c": True})
         assert fleet.counts.connected
     away = "discovery.kubernetes: no word from the API, the workers known last stay; trying again: "
-    told = [message for message in caplog.messages if message.startswith(away)]
+    logged = [message for message in caplog.messages if message.startswith(away)]
     # A server that has just started may refuse everybody, until it has read all roles.
-    assert sum("403" not in message for message in told) == 1
-    assert sum("403" in message for message in told) <= 1
+    assert sum("403" not in message for message in logged) == 1
+    assert sum("403" in message for message in logged) <= 1
 
 
 async def test_more_pods_than_are_kept(namespace: Namespace, access: ClusterAccess) -> None:
@@ -200,8 +200,8 @@ async def test_the_role_allows_pods_to_be_read_and_nothing_else(
     found = {(method, path): await status(method, path) for method, path in refused}
     assert found == dict.fromkeys(refused, 403)
     review = {"spec": {"namespace": namespace.name}}
-    asked = await kubernetes.ask("POST", "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", review, token=token)
-    rules = asked[1]["status"]["resourceRules"]
+    answer = await kubernetes.ask("POST", "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", review, token=token)
+    rules = answer[1]["status"]["resourceRules"]
     own = [rule for rule in rules if "authorization.k8s.io" not in rule["apiGroups"]]
     assert own == [{"verbs": ["get", "list", "watch"], "apiGroups": [""], "resources": ["pods"]}]
 

@@ -131,7 +131,7 @@ async def test_a_pool_says_which_pods_and_by_which_ports_while_it_changes(
         assert counts.changes == 3
 
 
-async def test_what_is_missing_or_no_use_is_said_and_awaited(
+async def test_what_is_missing_or_no_use_is_logged_and_awaited(
     bare: KubernetesApi, namespace: Namespace, access: ClusterAccess, caplog: pytest.LogCaptureFixture
 ) -> None:
     await namespace.ready("a", last=1)
@@ -150,13 +150,13 @@ async def test_what_is_missing_or_no_use_is_said_and_awaited(
         await eventually(lambda: counts.invalid_values["inference_pool"] == 3, "the pool is missed again")
         await namespace.ready("b", last=2)
         await fleet.lists(a=("10.0.0.1:8001", "10.0.0.1:8000"), b=("10.0.0.2:8001", "10.0.0.2:8000"))
-    said = [message for message in caplog.messages if message.startswith(_AWAY)]
+    missing = [message for message in caplog.messages if message.startswith(_AWAY)]
     assert (
         f"{_AWAY}404: the cluster does not know inferencepools.inference.networking.k8s.io in version v1; install the "
-        "Gateway API Inference Extension's kinds, or name pods by label_selector in place of inference_pool" in said
+        "Gateway API Inference Extension's kinds, or name pods by label_selector in place of inference_pool" in missing
     )
-    told = [message.split(": ", 2)[2] for message in caplog.messages if ": InferencePool triton: " in message]
-    assert [text.partition(";")[0] for text in told] == [
+    invalid = [message.split(": ", 2)[2] for message in caplog.messages if ": InferencePool triton: " in message]
+    assert [text.partition(";")[0] for text in invalid] == [
         "it is not there",
         "targetPorts: 8001, 8002: a pod is one worker",
         "it was deleted",

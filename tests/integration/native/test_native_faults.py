@@ -92,8 +92,8 @@ async def test_what_ends_while_the_balancer_is_stopped_is_counted_out(mortal: Na
     await eventually(mortal.picks)
     await mortal.all_ended()
     # None is told of twice, nor forgotten.
-    told = mortal.told()
-    assert (told["source"] == Source.BY_POLICY).sum() == mortal.router.state.counts()["picked"]
+    outcomes = mortal.all_outcomes()
+    assert (outcomes["source"] == Source.BY_POLICY).sum() == mortal.router.state.counts()["picked"]
 
 
 def garbage(path: Path) -> None:

@@ -66,10 +66,10 @@ async def test_ids_stay_in_their_field_of_envoys_log(rig: NativeRig) -> None:
                 sent += 1
     assert await rig.picks()
     lines = await rig.logged(log, sent + 1)
-    told = [line["triton_request_id"] for line in lines if line["status"] == 200]
-    assert "x" * 256 in told
-    assert IDS["a format of Envoy's"].decode() in told
-    assert IDS["two bytes each"].decode() in told
+    ids = [line["triton_request_id"] for line in lines if line["status"] == 200]
+    assert "x" * 256 in ids
+    assert IDS["a format of Envoy's"].decode() in ids
+    assert IDS["two bytes each"].decode() in ids
 
 
 async def raw(rig: NativeRig, chance: random.Random) -> None:
@@ -130,4 +130,4 @@ async def test_envoy_lives(
     assert await rig.picks()
     await rig.all_ended()
     # Nobody was told of twice, nor forgotten.
-    assert (rig.told()["source"] == 1).sum() == rig.router.state.counts()["picked"]
+    assert (rig.all_outcomes()["source"] == 1).sum() == rig.router.state.counts()["picked"]

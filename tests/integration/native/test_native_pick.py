@@ -18,7 +18,7 @@ from policies import BUILTIN
 pytestmark = pytest.mark.integration
 
 
-async def test_requests_take_their_turns_nobody_is_asked_and_ends_are_counted_and_told(rig: NativeRig) -> None:
+async def test_requests_take_their_turns_nobody_is_asked_and_outcomes_are_counted(rig: NativeRig) -> None:
     url = f"http://{rig.envoy.endpoint}/v2/models/m/infer"
     served = [await rig.infer() for _ in range(30)]
     for _ in range(6):
@@ -28,12 +28,12 @@ async def test_requests_take_their_turns_nobody_is_asked_and_ends_are_counted_an
     await rig.all_ended()
     assert rig.balancer.seen == []
     assert rig.router.state.counts()["picked"] == 36
-    told = rig.told()
-    assert [rig.name_of(endpoint) for endpoint in told["endpoint"][:30]] == served[:30]
-    assert told["number"].tolist() == list(range(36))
-    assert told["grpc_status"].tolist() == 30 * [0] + 6 * [-1]
-    assert (told["ok"] == 1).all()
-    assert (told["latency_s"] > 0).all()
+    outcomes = rig.all_outcomes()
+    assert [rig.name_of(endpoint) for endpoint in outcomes["endpoint"][:30]] == served[:30]
+    assert outcomes["number"].tolist() == list(range(36))
+    assert outcomes["grpc_status"].tolist() == 30 * [0] + 6 * [-1]
+    assert (outcomes["ok"] == 1).all()
+    assert (outcomes["latency_s"] > 0).all()
     assert (rig.router.fleet.latency.latency_s > 0).all()
 
 
@@ -42,8 +42,8 @@ async def test_a_stranger_s_policy_decides_inside_and_nobody_is_asked(rig: Nativ
     rig.router.configure(policy, rig.settings)
     assert [await rig.infer() for _ in range(30)] == 10 * ["w0", "w1", "w2"]
     assert rig.balancer.seen == []
-    await eventually(lambda: len(rig.told()) == 30)
-    assert rig.router.policy_of(rig.told()["directory"][0], rig.told()["decider"][0]) == policy.name
+    await eventually(lambda: len(rig.all_outcomes()) == 30)
+    assert rig.router.policy_of(rig.all_outcomes()["directory"][0], rig.all_outcomes()["decider"][0]) == policy.name
 
 
 async def test_what_runs_is_counted_in_with_its_rows(rig: NativeRig) -> None:
@@ -89,11 +89,11 @@ async def test_another_policy_is_in_force_from_the_next_request_on(rig: NativeRi
     stop.set()
     await asyncio.gather(*clients)
     await rig.all_ended()
-    told = rig.told()
+    outcomes = rig.all_outcomes()
     # Where the machine is busy, somebody may have had the lock for too long.
-    told = np.sort(told[told["source"] == Source.BY_POLICY], order="number")
+    outcomes = np.sort(outcomes[outcomes["source"] == Source.BY_POLICY], order="number")
     for (first, name), (beyond, after) in pairwise([*begun, (rig.router.next_number, "")]):
-        within = told[(told["number"] >= first) & (told["number"] < beyond)]
+        within = outcomes[(outcomes["number"] >= first) & (outcomes["number"] < beyond)]
         decided = [rig.router.policy_of(int(each["directory"]), int(each["decider"])) for each in within]
         # Some may have been decided about between the swap and this process's look at the next number.
         assert set(decided) <= {name, after}

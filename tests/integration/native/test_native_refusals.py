@@ -51,7 +51,7 @@ def filled(rig: NativeRig, count: int, *workers: str) -> Iterator[None]:
         rig.router.observe(Withdrawn(each.number), time.monotonic())
 
 
-def asked(rig: NativeRig, headers: Mapping[str, str], fields: Mapping[str, Any]) -> ext_proc.ImmediateResponse:
+def refusal(rig: NativeRig, headers: Mapping[str, str], fields: Mapping[str, Any]) -> ext_proc.ImmediateResponse:
     """What the balancer would answer."""
     picker = Picker(rig.router, time.monotonic)
     try:
@@ -88,14 +88,14 @@ async def test_grpc_hears_what_the_balancer_would_say(rig: NativeRig, case: str)
         request.parameters["priority"].uint64_param = priority
         fields |= {"parameters.key": ["priority"], "parameters.value.uint64_param": [str(priority)]}
     with filled(rig, count, "w0", "w1", "w2"):
-        expected = asked(rig, GRPC, fields)
+        expected = refusal(rig, GRPC, fields)
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await rig.stub.ModelInfer(request, timeout=PATIENCE_S)
     assert raised.value.code().value[0] == expected.grpc_status.status
     assert raised.value.details() == expected.body.decode()
     again_ms = dict(raised.value.trailing_metadata() or ()).get("grpc-retry-pushback-ms")
-    told = {each.header.key: each.header.raw_value for each in expected.headers.set_headers}
-    assert (again_ms is not None) is (case in SHED) is ("grpc-retry-pushback-ms" in told)
+    headers = {each.header.key: each.header.raw_value for each in expected.headers.set_headers}
+    assert (again_ms is not None) is (case in SHED) is ("grpc-retry-pushback-ms" in headers)
     assert again_ms is None or 50 <= int(again_ms) <= 150
     assert rig.balancer.seen == []
 
@@ -105,7 +105,7 @@ async def test_rest_hears_what_the_balancer_would_say(rig: NativeRig, case: str)
     model, version, _, count = CASES[case]
     path = f"/v2/models/{model}{f'/versions/{version}' if version else ''}/infer"
     with filled(rig, count, "w0", "w1", "w2"):
-        expected = asked(rig, {":path": path, ":method": "POST"}, {})
+        expected = refusal(rig, {":path": path, ":method": "POST"}, {})
         async with rig.http.post(f"http://{rig.envoy.endpoint}{path}", json={"inputs": []}) as response:
             assert response.status == expected.status.code
             assert await response.read() == expected.body
@@ -126,13 +126,13 @@ async def test_rest_hears_what_the_balancer_would_say(rig: NativeRig, case: str)
 )
 async def test_headers_out_of_bounds_are_refused(rig: NativeRig, sent: list[tuple[str, str]]) -> None:
     """Of one that is repeated, the last counts. What is refused is told, and counts nothing in."""
-    expected = asked(rig, {**GRPC, **dict(sent)}, {"model_name": [SOME], "inputs.shape": ["16"]})
+    expected = refusal(rig, {**GRPC, **dict(sent)}, {"model_name": [SOME], "inputs.shape": ["16"]})
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await rig.stub.ModelInfer(a_request(SOME), timeout=PATIENCE_S, metadata=sent)
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert raised.value.details() == expected.body.decode()
-    told = rig.told()[-1]
-    assert (told["source"], told["grpc_status"]) == (3, 3)
+    outcome = rig.all_outcomes()[-1]
+    assert (outcome["source"], outcome["grpc_status"]) == (3, 3)
     await rig.all_ended()
 
 

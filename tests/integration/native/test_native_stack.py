@@ -67,10 +67,10 @@ async def test_a_rollout_goes_to_its_last_step_and_is_watched_without_a_failure(
         stack.write_config({"name": "least_requests"}, guard=guard, rollout=rollout, shadow=shadow)
 
         async def watched() -> bool:
-            told = await stack.get("/guard")
-            page = told["rollout"]
+            guard = await stack.get("/guard")
+            page = guard["rollout"]
             assert page is None or page["state"] != "returned", page
-            if page is None or page["watch"] is None or not told["shadow"]["decisions"]:
+            if page is None or page["watch"] is None or not guard["shadow"]["decisions"]:
                 return False
             more = [await decided(stack, name) - before for name, before in decisions.items()]
             return min(more) > 20 and bool(page["watch"]["pairs"] >= 2)
@@ -82,8 +82,8 @@ async def test_a_rollout_goes_to_its_last_step_and_is_watched_without_a_failure(
     # At half, lots gave both as many; those of the shadow and of the windows' edges were asked for.
     old, new = (page["rollout"][arm]["requests"] for arm in ("old", "new"))
     assert abs(old - new) < 5 * (old + new) ** 0.5
-    asked = [record for record in stack.log.so_far() if "does not decide itself" in str(record)]
-    assert not asked
+    warnings = [record for record in stack.log.so_far() if "does not decide itself" in str(record)]
+    assert not warnings
     stack.write_config({"name": "round_robin"})
 
 
@@ -179,10 +179,10 @@ async def test_the_decision_log_may_begin_and_end_under_requests(stack: Stack, t
 async def test_what_cannot_be_decided_there_is_asked_for(stack: Stack) -> None:
     stack.write_config({"name": "round_robin"}, shadow={"name": "wlpr", "share": 1.0})
 
-    async def said() -> bool:
+    async def is_logged() -> bool:
         return any("does not decide itself" in str(record) for record in stack.log.so_far())
 
-    await eventually(said, "the log says that Envoy asks")
+    await eventually(is_logged, "the log says that Envoy asks")
     before = await decided(stack)
     async with triton_grpc.InferenceServerClient(stack.url) as client:
         assert len({await infer(client) for _ in range(6)}) == 3

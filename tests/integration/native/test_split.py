@@ -69,10 +69,10 @@ async def test_a_share_of_the_requests_gets_the_new_version(rig: BothFronts) -> 
     assert set(found) == {"1", "2"}
     assert 130 < found["2"] < 270
 
-    def told() -> bool:
+    def counted() -> bool:
         return rig.samples("balancer_split_requests_total") == {(MODEL, v): n for v, n in found.items()}
 
-    await eventually(told, "all outcomes count for the version that was sent")
+    await eventually(counted, "all outcomes count for the version that was sent")
     assert rig.samples("balancer_split_errors_total") == {}
     assert rig.samples("balancer_split_returned") == {}
 

@@ -44,7 +44,7 @@ async def page() -> AsyncIterator[Tab]:
 def troubled(workers: int = 64) -> PageFleet:
     fleet = PageFleet(workers, names={5: HOSTILE, 6: IMAGE}, models=("m", HOSTILE))
     fleet.traffic()
-    fleet.trouble()
+    fleet.break_some()
     fleet.events.add("worker", "error", f"listed: {HOSTILE}")
     fleet.state.accept(from_mapping({"seed": 1, "models": {IMAGE: {"versions": ["1"]}}}), 1100.0)
     fleet.state.refuse(ConfigError([Problem("balancer.yaml", 3, "policy.name", f"{HOSTILE} is not allowed")]), 1200.0)
@@ -61,7 +61,7 @@ async def test_it_shows_the_fleet_and_follows_it(page: Tab) -> None:
         rows = await page.ask(ROWS.format("workers"))
         assert [row[:2] for row in rows] == [[f"worker-{number}", "ready"] for number in range(3)]
         assert [row[:2] for row in await page.ask(ROWS.format("traffic"))] == [["m", "wlpr"], ["n", "wlpr"]]
-        fleet.trouble()
+        fleet.break_some()
         await page.until(f"{ROWS.format('workers')}[0][1] === 'silent'")
         assert "its report stream broke" in (await page.ask(ROWS.format("workers")))[0][-1]
         assert "no report for more than 1 s: worker-1" in await page.ask("document.getElementById('events').innerText")
@@ -130,7 +130,7 @@ async def test_on_a_phone_no_column_is_cut_and_each_number_stands_under_its_titl
         await page.until(f"{HINTS}[0] === ''")
 
 
-async def test_columns_that_do_not_fit_are_told_until_they_are_seen(page: Tab) -> None:
+async def test_columns_that_do_not_fit_are_shown_until_they_are_seen(page: Tab) -> None:
     async with troubled(3).served() as (_, url):
         await page.open(f"{url}/", 700, 844)
         await page.until(LIVE)
@@ -142,7 +142,7 @@ async def test_columns_that_do_not_fit_are_told_until_they_are_seen(page: Tab) -
         assert page.problems == []
 
 
-async def test_that_there_is_no_traffic_is_said(page: Tab) -> None:
+async def test_that_there_is_no_traffic_is_shown(page: Tab) -> None:
     fleet = PageFleet(2, policy=ExpectedLatency())
     async with fleet.served() as (_, url):
         await page.open(f"{url}/")
@@ -152,12 +152,12 @@ async def test_that_there_is_no_traffic_is_said(page: Tab) -> None:
         fleet.traffic()
         await page.until("document.getElementById('now-words').textContent === ''")
         titles = "[...document.querySelectorAll('thead th, dt')].map(cell => cell.textContent)"
-        told = await page.ask(titles)
-        assert {"queue of other models", "wait", "errors"} <= set(told)
-        assert not [title for title in told if "_" in title or title.endswith(" can")]
+        shown = await page.ask(titles)
+        assert {"queue of other models", "wait", "errors"} <= set(shown)
+        assert not [title for title in shown if "_" in title or title.endswith(" can")]
 
 
-async def test_guard_shadow_and_rollout_are_told_with_the_reason(page: Tab) -> None:
+async def test_guard_shadow_and_rollout_are_shown_with_the_reason(page: Tab) -> None:
     fleet = PageFleet(3)
     sections = {
         "policy": {"name": "wlpr"},
@@ -178,10 +178,10 @@ async def test_guard_shadow_and_rollout_are_told_with_the_reason(page: Tab) -> N
         await page.open(f"{url}/")
         words = "document.getElementById('canary').innerText"
         await page.until(f"{words}.includes('Shadow: round_robin')")
-        told = await page.ask(words)
-        assert "Rollout from wlpr to power_of_two" in told
-        assert "running, step" in told
-        assert "Guard of wlpr" in told
+        shown = await page.ask(words)
+        assert "Rollout from wlpr to power_of_two" in shown
+        assert "running, step" in shown
+        assert "Guard of wlpr" in shown
         titles = "[...document.querySelectorAll('#why-table thead th')].map(cell => cell.textContent)"
         assert (await page.ask(titles))[:3] == ["worker", "probability", "by the shadow"]
         part = "wlpr, power_of_two for 1% of the requests (rollout), round_robin only looks on (shadow)"
@@ -197,7 +197,7 @@ async def test_guard_shadow_and_rollout_are_told_with_the_reason(page: Tab) -> N
         assert page.problems == []
 
 
-async def test_it_can_be_used_by_keyboard_and_heard(page: Tab) -> None:
+async def test_it_can_be_used_by_keyboard_and_screen_reader(page: Tab) -> None:
     async with troubled(8).served() as (_, url):
         await page.open(f"{url}/")
         await page.until(LIVE)
@@ -236,7 +236,9 @@ async def test_another_model_is_asked_about_and_kept_in_the_address(page: Tab) -
         assert await page.ask("location.search") == "?model=n"
 
 
-async def test_one_too_many_is_told_why_and_let_in_later(page: Tab, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_too_many_is_refused_with_the_reason_and_let_in_later(
+    page: Tab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("balancer.server.admin.pages.MOST_STREAMS", 1)
     async with PageFleet(1).served() as (_, url), tab() as other:
         await other.open(f"{url}/")
@@ -247,7 +249,7 @@ async def test_one_too_many_is_told_why_and_let_in_later(page: Tab, monkeypatch:
         await page.until(LIVE)
 
 
-async def test_a_balancer_that_is_away_is_told_and_found_again(page: Tab) -> None:
+async def test_a_balancer_that_is_away_is_shown_and_found_again(page: Tab) -> None:
     fleet = PageFleet(1)
     async with fleet.served() as (admin, url):
         await page.open(f"{url}/")

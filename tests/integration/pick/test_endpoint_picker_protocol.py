@@ -175,7 +175,7 @@ async def test_questions_about_an_unknown_model_are_answered_by_some_server() ->
     assert response.dynamic_metadata["envoy.lb"][KEY]
 
 
-async def test_a_mistake_of_ours_is_an_error_and_not_a_request_without_a_pick() -> None:
+async def test_an_internal_error_is_an_error_and_not_a_request_without_a_pick() -> None:
     class Broken(RoundRobin):
         @property
         def needs_key(self) -> bool:  # type: ignore[override]  # asked for each request, outside of what is caught

@@ -156,7 +156,7 @@ async def test_five_megabytes_pass_both_ways_and_their_path_gets_a_version(split
 
 
 @pytest.mark.parametrize("gateway", [EVERY[0], Gateway(DUPLEX, DUPLEX), MESSAGES], ids=str)
-async def test_a_failure_of_grpc_is_told_as_one(
+async def test_a_failure_of_grpc_is_shown_as_one(
     stack: Stack, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(request: service_pb2.ModelInferRequest, context: Any) -> service_pb2.ModelInferResponse:

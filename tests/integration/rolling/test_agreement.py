@@ -69,7 +69,7 @@ async def answers(admin: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith("balancer_report_questions_total"))
 
 
-async def others(gateways: Gateways) -> float:
+async def peers(gateways: Gateways) -> float:
     """Requests pending at the workers that the second balancer did not send, as far as it knows."""
     page = await gateways.second.get("/workers")
     return sum(worker["pending"] - worker["in_flight"] for worker in page["workers"])
@@ -86,7 +86,7 @@ async def test_both_answer_and_each_counts_what_the_other_sent(gateways: Gateway
             await eventually(more, f"{admin} is asked again and again")
 
         async def seen() -> bool:
-            return await others(gateways) >= 4
+            return await peers(gateways) >= 4
 
         await eventually(seen, "the second balancer knows of requests that the first has in flight")
     assert not load.failures()
@@ -96,7 +96,7 @@ async def test_they_still_do_once_one_of_the_balancers_was_killed_and_is_back(ga
     first, second = gateways.stack.url, gateways.second.url
     begun = await of_sequences(first, 0)
     keyed = await of_keys(second)
-    async with steady_load(first, clients=2) as load, steady_load(second, clients=2) as others:
+    async with steady_load(first, clients=2) as load, steady_load(second, clients=2) as at_second:
         await gateways.second.balancer.kill()
         assert [worker for worker, _ in await of_sequences(first, 1)] == [worker for worker, _ in begun]
         await gateways.second.start_balancer()
@@ -105,4 +105,4 @@ async def test_they_still_do_once_one_of_the_balancers_was_killed_and_is_back(ga
         assert await of_keys(second) == keyed
         assert await of_sequences(second, 2) == [(worker, 3) for worker, _ in begun]
     assert not load.failures()
-    assert not others.failures()
+    assert not at_second.failures()

@@ -65,8 +65,8 @@ async def drained(balancer: BalancerAlone) -> tuple[bool, bool]:
 
 async def shown(shell: Shell, balancer: BalancerAlone) -> str:
     """The worker's state as `balancer top` has it."""
-    _, said = await shell.run("top", "--once", "--balancer", balancer.admin)
-    (cells,) = (re.split(" {2,}", line.strip()) for line in said.splitlines() if line.split()[:1] == [W0])
+    _, output = await shell.run("top", "--once", "--balancer", balancer.admin)
+    (cells,) = (re.split(" {2,}", line.strip()) for line in output.splitlines() if line.split()[:1] == [W0])
     return cells[1]
 
 
@@ -88,29 +88,29 @@ async def test_a_name_stands_for_its_addresses(balancer: BalancerAlone, shell: S
     assert (await shell.run("drain", W0, "--balancer", f"localhost:{port}"))[0] == 0
     assert await drained(balancer) == (True, True)
     assert (await shell.run("undrain", W0, "--balancer", f"localhost:{port}"))[0] == 0
-    status, said = await shell.run("drain", W0, "--balancer", f"no-such-name.invalid:{port}")
+    status, output = await shell.run("drain", W0, "--balancer", f"no-such-name.invalid:{port}")
     assert status == 1
-    assert f"Error: no-such-name.invalid:{port}: " in said
+    assert f"Error: no-such-name.invalid:{port}: " in output
 
 
 async def test_what_is_refused_is_refused_in_words(balancer: BalancerAlone, shell: Shell) -> None:
-    status, said = await shell.run("drain", "w9", "--balancer", balancer.admin)
-    assert (status, said) == (
+    status, output = await shell.run("drain", "w9", "--balancer", balancer.admin)
+    assert (status, output) == (
         1,
         f"Error: {balancer.admin}: answers 404: worker: discovery lists no 'w9'; it lists {W0}\n",
     )
-    status, said = await shell.run("drain", W0, "--balancer", "nowhere")
+    status, output = await shell.run("drain", W0, "--balancer", "nowhere")
     assert status == 2
-    assert "Error: 'nowhere': write host:port" in said
-    status, said = await shell.run("drain", W0, "--balancer", balancer.envoy)
+    assert "Error: 'nowhere': write host:port" in output
+    status, output = await shell.run("drain", W0, "--balancer", balancer.envoy)
     assert status == 1
 
 
-async def test_one_that_cannot_be_reached_is_told_and_the_others_know(balancer: BalancerAlone, shell: Shell) -> None:
+async def test_one_that_cannot_be_reached_is_shown_and_the_others_know(balancer: BalancerAlone, shell: Shell) -> None:
     absent = f"127.0.0.1:{free_ports(1)[0]}"
-    status, said = await shell.run("drain", W0, "--balancer", absent, "--balancer", balancer.admin, "--wait")
+    status, output = await shell.run("drain", W0, "--balancer", absent, "--balancer", balancer.admin, "--wait")
     assert status == 1
-    assert f"Error: {absent}: " in said
+    assert f"Error: {absent}: " in output
     assert await drained(balancer) == (True, True)
 
 
@@ -120,9 +120,9 @@ async def test_with_a_token_nobody_drains_without(tmp_path: Path, shell: Shell) 
     balancer = BalancerAlone(tmp_path, admin={"token_file": str(file)})
     try:
         await balancer.start()
-        status, said = await shell.run("drain", W0, "--balancer", balancer.admin)
+        status, output = await shell.run("drain", W0, "--balancer", balancer.admin)
         assert status == 1
-        assert "Authorization: Bearer TOKEN" in said
+        assert "Authorization: Bearer TOKEN" in output
         assert (await shell.run("drain", W0, "--balancer", balancer.admin, "--token-file", str(file)))[0] == 0
     finally:
         await balancer.stop()
@@ -138,20 +138,20 @@ async def test_with_certificates_an_admins_drains_and_no_other(tmp_path: Path, s
     try:
         await balancer.spawn()
         await eventually(lambda: _listens(*listens), "it listens")
-        asked = ("--balancer", balancer.admin, "--tls-ca", str(authority.file), "--tls-name", NAME)
+        arguments = ("--balancer", balancer.admin, "--tls-ca", str(authority.file), "--tls-name", NAME)
         for name, uri, status in (
             ("agent", "spiffe://balancer/agent/w0", 1),
             ("admin", "spiffe://balancer/admin", 0),
         ):
             shown = authority.issue(name, uri=uri)
             pair = ("--tls-cert", str(shown.cert), "--tls-key", str(shown.key))
-            found, said = await shell.run("drain", W0, *asked, *pair)
-            assert found == status, said
+            found, output = await shell.run("drain", W0, *arguments, *pair)
+            assert found == status, output
             # The same options, for the commands that only read.
-            found, said = await shell.run("top", "--once", *asked, *pair)
-            assert found == status, said
-            found, said = await shell.run("check", str(file), "--against", *asked[1:], *pair)
-            assert found == (RESTARTS if status == 0 else 1), said
+            found, output = await shell.run("top", "--once", *arguments, *pair)
+            assert found == status, output
+            found, output = await shell.run("check", str(file), "--against", *arguments[1:], *pair)
+            assert found == (RESTARTS if status == 0 else 1), output
         assert '"by": "spiffe://balancer/admin"' in balancer.log_path.read_text()
     finally:
         await balancer.stop()

@@ -23,7 +23,7 @@ async def test_a_rolling_restart_of_the_balancers_fails_no_request(gateways: Gat
     stack, second = gateways.stack, gateways.second
     async with (
         steady_load(stack.url, clients=CLIENTS) as first,
-        steady_load(second.url, clients=CLIENTS) as others,
+        steady_load(second.url, clients=CLIENTS) as at_second,
     ):
         await stack.balancer.stop()
         await stack.start_balancer()
@@ -31,25 +31,25 @@ async def test_a_rolling_restart_of_the_balancers_fails_no_request(gateways: Gat
         await second.balancer.stop()
         await second.start_balancer()
         await gateways.all_ready()
-        for load in (first, others):
+        for load in (first, at_second):
             await load.more(50, "requests are served")
     assert not first.failures()
-    assert not others.failures()
+    assert not at_second.failures()
 
 
 async def test_a_killed_balancer_costs_the_others_clients_nothing_either(gateways: Gateways) -> None:
     stack, second = gateways.stack, gateways.second
     async with (
         steady_load(stack.url, clients=CLIENTS) as first,
-        steady_load(second.url, clients=CLIENTS) as others,
+        steady_load(second.url, clients=CLIENTS) as at_second,
     ):
         await second.balancer.kill()
-        for load in (first, others):
+        for load in (first, at_second):
             await load.more(50, "requests are served")
         await second.start_balancer()
         await gateways.all_ready()
     assert not first.failures()
-    assert not others.failures()
+    assert not at_second.failures()
 
 
 async def drained(envoy: EnvoyProcess) -> None:

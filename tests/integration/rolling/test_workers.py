@@ -20,8 +20,8 @@ CLIENTS = 2
 
 async def drain(gateways: Gateways, worker: str, log_path: Path, *options: str) -> int:
     """`balancer drain` for all balancers; its exit status."""
-    asked = (argument for admin in gateways.admins for argument in ("--balancer", admin))
-    command = Child(["drain", worker, *asked, *options], log_path=log_path)
+    arguments = (argument for admin in gateways.admins for argument in ("--balancer", admin))
+    command = Child(["drain", worker, *arguments, *options], log_path=log_path)
     await command.start()
     return await command.wait()
 

@@ -64,8 +64,8 @@ async def load(stack: Stack, *values: float) -> Counter[str]:
 
 
 def left_out(stack: Stack) -> list[str]:
-    said = (line for line in stack.log.so_far() if "fails at every request to a model" in str(line))
-    return [line["worker"] for line in said]
+    lines = (line for line in stack.log.so_far() if "fails at every request to a model" in str(line))
+    return [line["worker"] for line in lines]
 
 
 async def test_bad_inputs_leave_nobody_out(stack: Stack) -> None:

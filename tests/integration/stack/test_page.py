@@ -27,12 +27,12 @@ async def command(*arguments: str) -> tuple[int, str]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    said, _ = await process.communicate()
+    output, _ = await process.communicate()
     assert process.returncode is not None
-    return process.returncode, said.decode()
+    return process.returncode, output.decode()
 
 
-async def test_traffic_is_told_by_model_policy_and_worker(stack: Stack) -> None:
+async def test_traffic_is_shown_by_model_policy_and_worker(stack: Stack) -> None:
     async with steady_load(stack.url, clients=4) as load:
 
         async def seen() -> Any:
@@ -42,7 +42,7 @@ async def test_traffic_is_told_by_model_policy_and_worker(stack: Stack) -> None:
             return page if picked and all(served) and len(served) == 3 and page["states"] == {"ready": 3} else None
 
         page = await eventually(seen, "all three workers answer")
-        status, said = await command("top", "--once", "--balancer", stack.admin())
+        status, output = await command("top", "--once", "--balancer", stack.admin())
     assert not load.failures()
     (part,) = (part for part in page["recent"]["parts"] if part["policy"] == "round_robin")
     assert part["rate_per_s"] > 0
@@ -52,17 +52,17 @@ async def test_traffic_is_told_by_model_policy_and_worker(stack: Stack) -> None:
     assert page["reads"] == []
     assert sum(each["probability"] for each in page["why"]["workers"]) == pytest.approx(1.0)
     assert status == 0
-    assert all(f"worker-{number}" in said for number in range(3))
-    assert "round_robin" in said
+    assert all(f"worker-{number}" in output for number in range(3))
+    assert "round_robin" in output
 
 
-async def test_a_policy_that_is_swapped_and_a_file_that_is_refused_are_told(stack: Stack, tmp_path: Path) -> None:
+async def test_a_policy_that_is_swapped_and_a_file_that_is_refused_are_shown(stack: Stack, tmp_path: Path) -> None:
     new = tmp_path / "balancer.yaml"
     new.write_text(stack.config_path.read_text().replace("round_robin", "wlpr"))
-    status, said = await command("check", str(new), "--against", stack.admin())
-    assert status == 3, said
+    status, output = await command("check", str(new), "--against", stack.admin())
+    assert status == 3, output
     words = 'policy.name: "round_robin" becomes "wlpr", at once'
-    assert words in said
+    assert words in output
     try:
         stack.write_text(new.read_text())
 

@@ -67,11 +67,11 @@ def given(of: Any, model: str, number: int) -> list[Any]:
 async def counted(stack: Stack, what: str, **least: float) -> None:
     """Wait until at least so many are counted, by result."""
 
-    async def told() -> bool:
+    async def counted() -> bool:
         found = [await stack.metric(f"balancer_proxy_{what}_total", result=how) for how in least]
         return all(count >= at_least for count, at_least in zip(found, least.values(), strict=True))
 
-    await eventually(told, f"{what}: {least}")
+    await eventually(counted, f"{what}: {least}")
 
 
 async def refused(of: Any, client: Any, model: str, inputs: list[Any], headers: dict[str, str], name: str) -> None:

@@ -104,7 +104,7 @@ def given(name: str, datatype: str, shape: list[int], data: list[Any] | None) ->
     return {"name": name, "datatype": datatype, "shape": shape} | ({} if data is None else {"data": data})
 
 
-def asked(*inputs: dict[str, Any], **members: Any) -> dict[str, Any]:
+def body(*inputs: dict[str, Any], **members: Any) -> dict[str, Any]:
     """A request as JSON."""
     return {"inputs": list(inputs), **members}
 
@@ -118,20 +118,20 @@ _TEXT = given("TEXT", "BYTES", [1, 1], ["ä"])
 _ZEROS = given("IMAGE", "FP32", [1, 64], [0.0] * 64)
 _CLASSES = [{"name": "PROBABILITIES", "parameters": {"classification": 2}}]
 REQUESTS: dict[str, tuple[str, Any]] = {
-    "JSON": ("identity", asked(given("INPUT", "FP32", [3], [0.1, 1e-7, 2]))),
-    "nested": ("several_outputs", asked(*both([2, 4], [[1, 2, 3, 4], [5, 6, 7, 8]]))),
-    "an id, parameters": ("string_upper", asked(_TEXT, id="7", parameters={"mine": 3, "other": "x", "third": True})),
-    "outputs": ("several_outputs", asked(*both([1, 4], [1, 2, 3, 4]), outputs=[{"name": "SUM"}])),
-    "classes": ("digits", asked(_ZEROS, outputs=_CLASSES)),
-    "another shape": ("several_outputs", asked(*both([1, 3], [1, 2, 3]))),
-    "another type": ("several_outputs", asked(*both([1, 4], [1, 2, 3, 4], "INT64"))),
-    "an unknown output": ("string_upper", asked(_TEXT, outputs=[{"name": "NONE"}])),
-    "too few inputs": ("several_outputs", asked(*both([1, 4], [1, 2, 3, 4])[:1])),
-    "no inputs": ("several_outputs", asked()),
-    "a version": ("string_upper/versions/1", asked(_TEXT)),
-    "no field": ("string_upper", asked(given("TEXT", "BYTES", [1, 1], None))),
-    "FP16": ("identity", asked(given("INPUT", "FP16", [1], [1]))),
-    "no type": ("identity", asked(given("INPUT", "FP33", [1], [1]))),
+    "JSON": ("identity", body(given("INPUT", "FP32", [3], [0.1, 1e-7, 2]))),
+    "nested": ("several_outputs", body(*both([2, 4], [[1, 2, 3, 4], [5, 6, 7, 8]]))),
+    "an id, parameters": ("string_upper", body(_TEXT, id="7", parameters={"mine": 3, "other": "x", "third": True})),
+    "outputs": ("several_outputs", body(*both([1, 4], [1, 2, 3, 4]), outputs=[{"name": "SUM"}])),
+    "classes": ("digits", body(_ZEROS, outputs=_CLASSES)),
+    "another shape": ("several_outputs", body(*both([1, 3], [1, 2, 3]))),
+    "another type": ("several_outputs", body(*both([1, 4], [1, 2, 3, 4], "INT64"))),
+    "an unknown output": ("string_upper", body(_TEXT, outputs=[{"name": "NONE"}])),
+    "too few inputs": ("several_outputs", body(*both([1, 4], [1, 2, 3, 4])[:1])),
+    "no inputs": ("several_outputs", body()),
+    "a version": ("string_upper/versions/1", body(_TEXT)),
+    "no field": ("string_upper", body(given("TEXT", "BYTES", [1, 1], None))),
+    "FP16": ("identity", body(given("INPUT", "FP16", [1], [1]))),
+    "no type": ("identity", body(given("INPUT", "FP33", [1], [1]))),
 }
 
 
@@ -153,7 +153,7 @@ async def test_what_cannot_be_read_is_refused_in_words(stack: Stack) -> None:
     status, content, _ = await post(stack.url, "string_upper/infer", b"{")
     assert status == 400
     assert "failed to parse the request JSON buffer" in content["error"]
-    too_large = asked(given("INPUT", "INT8", [1], [300]))
+    too_large = body(given("INPUT", "INT8", [1], [300]))
     status, content, _ = await post(stack.url, "identity/infer", too_large)
     assert status == 400
     assert "does not fit INT8" in content["error"]
@@ -244,7 +244,7 @@ async def test_a_message_whose_bytes_do_not_fit_is_refused_in_tritons_words_and_
     assert not any(isinstance(each, BaseException) for each in (results[0], results[2]))
 
 
-async def test_a_tenant_beyond_its_limit_is_told_when_to_come_again(stack: Stack) -> None:
+async def test_a_tenant_beyond_its_limit_learns_when_to_come_again(stack: Stack) -> None:
     body = REQUESTS["a version"][1]
     first = await post(stack.url, "string_upper/infer", body, **{"x-tenant": "greedy"})
     status, content, headers = await post(stack.url, "string_upper/infer", body, **{"x-tenant": "greedy"})
@@ -255,7 +255,7 @@ async def test_a_tenant_beyond_its_limit_is_told_when_to_come_again(stack: Stack
     assert (await post(stack.url, "string_upper/infer", body, **{"x-tenant": "modest"}))[0] == 200
 
 
-async def test_the_model_that_served_a_name_is_told(stack: Stack) -> None:
+async def test_the_model_that_served_a_name_is_shown(stack: Stack) -> None:
     body = REQUESTS["outputs"][1]
     status, content, headers = await post(stack.url, "either/infer", body)
     assert (status, content["model_name"], headers["x-served-model"]) == (200, "several_outputs", "several_outputs")
@@ -277,7 +277,7 @@ async def test_what_one_model_is_not_sure_of_another_answers(stack: Stack) -> No
 
 
 async def test_a_decoupled_model_is_refused_as_by_a_triton(stack: Stack) -> None:
-    status, content, _ = await post(stack.url, "decoupled_count/infer", asked(given("COUNT", "INT32", [1], [1])))
+    status, content, _ = await post(stack.url, "decoupled_count/infer", body(given("COUNT", "INT32", [1], [1])))
     assert status in (400, 501)
     assert "decoupled" in content["error"]
 

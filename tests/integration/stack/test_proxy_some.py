@@ -103,10 +103,10 @@ async def counts(stack: Stack) -> dict[str, float]:
 async def counted(stack: Stack, before: dict[str, float], **more: int) -> None:
     """Wait until that many more are counted, and no other one."""
 
-    async def told() -> bool:
+    async def counted() -> bool:
         return await counts(stack) == {name: count + more.get(name, 0) for name, count in before.items()}
 
-    await eventually(told, f"these more are counted: {more}")
+    await eventually(counted, f"these more are counted: {more}")
 
 
 def text(of: Any, value: str) -> list[Any]:
@@ -199,10 +199,10 @@ async def sent(stack: Stack, way: str, tenant: str, model: str = FORWARDED) -> t
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_tenants_requests_are_limited_on_every_way(stack: Stack, way: str) -> None:
     tenant = f"requests {way}"
-    status, said, _ = await sent(stack, way, tenant)
-    assert status == 200, said
-    status, said, headers = await sent(stack, way, tenant)
-    assert (status, "sends more than it may" in said) == (429, True)
+    status, body, _ = await sent(stack, way, tenant)
+    assert status == 200, body
+    status, body, headers = await sent(stack, way, tenant)
+    assert (status, "sends more than it may" in body) == (429, True)
     assert int(headers["retry-after"]) > 100
     # Whoever else sends is not.
     assert [(await sent(stack, way, "modest"))[0] for _ in range(3)] == [200] * 3
@@ -216,8 +216,8 @@ async def test_a_tenants_requests_count_together_whatever_their_way(stack: Stack
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "infer"])
 async def test_what_has_rows_that_cannot_be_counted_is_refused_where_those_are_limited(stack: Stack, way: str) -> None:
     for _ in range(2):
-        status, said, _ = await sent(stack, way, f"rows {way}")
-        assert (status, "cannot be counted" in said) == (400, True)
+        status, body, _ = await sent(stack, way, f"rows {way}")
+        assert (status, "cannot be counted" in body) == (400, True)
     assert [(await sent(stack, "infer", f"rows {way}"))[0] for _ in range(2)] == [200, 429]
 
 

@@ -50,10 +50,10 @@ async def test_triton_reads_the_version_that_was_given(stack: Stack, of: Any) ->
             result = await client.infer(MODEL, [tensor])
             assert result.as_numpy("UPPER")[0, 0] == b"A"
 
-    async def told() -> bool:
+    async def counted() -> bool:
         return await stack.metric("balancer_split_requests_total", model=MODEL, version="1") == before + 10
 
-    await eventually(told, "all ten count for version 1")
+    await eventually(counted, "all ten count for version 1")
     assert await stack.metric("balancer_split_errors_total") == 0
     assert await stack.metric("balancer_handler_errors_total") == 0
 
@@ -80,5 +80,5 @@ async def test_the_balancer_says_what_a_key_gets_and_what_became_of_each_version
     explained = await stack.get(f"/explain?model={MODEL}&key=user-42")
     assert explained["split"] == {"old": "1", "new": "2", "share": 0.0, "returned": "", "gets": "1"}
     assert explained["version"] == "1"
-    (told,) = (await stack.get("/recent"))["splits"]
-    assert [(each["version"], each["errors"]) for each in told["versions"]] == [("1", 0), ("2", 0)]
+    (counted,) = (await stack.get("/recent"))["splits"]
+    assert [(each["version"], each["errors"]) for each in counted["versions"]] == [("1", 0), ("2", 0)]

@@ -70,7 +70,7 @@ async def up(directory: Path, *arguments: str) -> AsyncIterator[Up]:
             await process.wait()
 
 
-def said(running: Up) -> str:
+def printed(running: Up) -> str:
     return " ".join(running.output.read_text().split())
 
 
@@ -81,7 +81,7 @@ def alive(parts: list[psutil.Process]) -> list[psutil.Process]:
 async def test_ready_means_that_requests_are_served_as_by_one_triton_and_ctrl_c_stops_all(tmp_path: Path) -> None:
     async with up(tmp_path, "--policy", "wlpr") as running:
         await eventually(running.ready, "ready")
-        await eventually(lambda: "policy: wlpr, decided by: Envoy (native)" in said(running), "it says what runs")
+        await eventually(lambda: "policy: wlpr, decided by: Envoy (native)" in printed(running), "it says what runs")
         shared = default_folder(str((tmp_path / "run").resolve()))
         assert shared.exists()
         url = f"http://127.0.0.1:{running.port}/v2"
@@ -104,9 +104,9 @@ async def a_second_one_is_refused(run_dir: Path) -> None:
     second = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
-    said, _ = await second.communicate()
+    output, _ = await second.communicate()
     assert second.returncode == 1
-    assert "belongs to a running balancer up" in said.decode()
+    assert "belongs to a running balancer up" in output.decode()
 
 
 async def test_the_end_of_a_part_stops_all_and_says_which_and_why(tmp_path: Path) -> None:
@@ -116,9 +116,9 @@ async def test_the_end_of_a_part_stops_all_and_says_which_and_why(tmp_path: Path
         next(part for part in parts if part.name() == "tritonserver").kill()
         assert await running.process.wait() == 1
     assert not alive(parts)
-    said = running.output.read_text()
-    assert "worker-0 was killed by SIGKILL, so all is stopped" in said
-    assert "Traceback" not in said
+    output = running.output.read_text()
+    assert "worker-0 was killed by SIGKILL, so all is stopped" in output
+    assert "Traceback" not in output
 
 
 async def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ async def test_models_are_loaded_and_unloaded_as_at_one_triton(tmp_path: Path, f
     explicit = ("--model-control-mode", "explicit", "--load-model", "identity", "--models", str(MODELS))
     async with up(tmp_path, *explicit, "--config", str(tmp_path / "own.yaml"), "--workers", "2") as running:
         await eventually(running.ready, "ready")
-        await eventually(lambda: "Ctrl-C" in said(running), "it says so")
+        await eventually(lambda: "Ctrl-C" in printed(running), "it says so")
         url = f"http://127.0.0.1:{running.port}/v2/models/identity/ready"
 
         async def there() -> bool:
@@ -199,4 +199,4 @@ async def test_models_are_loaded_and_unloaded_as_at_one_triton(tmp_path: Path, f
 async def test_models_are_not_for_anybody_in_the_network(tmp_path: Path) -> None:
     async with up(tmp_path, "--model-control-mode", "explicit", "--host", "0.0.0.0") as running:
         assert await running.process.wait() == 1
-    assert "name who may in fleet.control.callers" in said(running)
+    assert "name who may in fleet.control.callers" in printed(running)

@@ -121,5 +121,5 @@ def test_a_queue_timeout_is_unavailable(stub: service_pb2_grpc.GRPCInferenceServ
         return "OK", ""
 
     answers = (answer_to_the_third() for _ in range(20))
-    told = next((answer for answer in answers if answer[0] != "OK"), None)
-    assert told == ("UNAVAILABLE", "Request timeout expired")
+    refusal = next((answer for answer in answers if answer[0] != "OK"), None)
+    assert refusal == ("UNAVAILABLE", "Request timeout expired")

@@ -57,9 +57,9 @@ def test_no_request_fails_by_a_guarded_policy(
     )
 )
 def test_falls_and_returns_alternate_and_the_state_says_which(told: list[Look | float | str]) -> None:
-    heard: list[bool] = []
+    changes: list[bool] = []
     guard = Guard(
-        dataclasses.replace(NO_WINDOWS, quiet_s=0.5, max_quiet_s=2.0), on_change=lambda c: heard.append(c.fell)
+        dataclasses.replace(NO_WINDOWS, quiet_s=0.5, max_quiet_s=2.0), on_change=lambda c: changes.append(c.fell)
     )
     now_s = 0.0
     for one in told:
@@ -71,5 +71,5 @@ def test_falls_and_returns_alternate_and_the_state_says_which(told: list[Look | 
         else:
             guard.failed("bad", now_s)
         assert guard.state(now_s)["fallen_back"] is (guard.breach is not None)
-    assert heard == [i % 2 == 0 for i in range(len(heard))]
-    assert guard.falls == heard.count(True)
+    assert changes == [i % 2 == 0 for i in range(len(changes))]
+    assert guard.falls == changes.count(True)

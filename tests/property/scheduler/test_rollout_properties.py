@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.fleets import make_router
-from support.guarded import Heard
+from support.guarded import RecordedChanges
 
 from balancer.kernel.settings import GuardSettings, RolloutSettings
 from balancer.scheduler.canary.rollout import Rollout
@@ -48,11 +48,11 @@ class Twin(LeastRequests):
 
 def roll_out(
     steps: RolloutSettings, old: Policy, new: Policy, seed: int, rate_per_s: float, failing: float, until_s: float
-) -> tuple[Rollout, Heard]:
+) -> tuple[Rollout, RecordedChanges]:
     """Poisson arrivals until the rollout is over; a share `failing` of the last worker's answers are fast errors."""
-    generator, heard = np.random.default_rng(seed), Heard()
+    generator, changes = np.random.default_rng(seed), RecordedChanges()
     router = make_router(len(SERVICE_S), old, seed=seed)
-    router.selector = PolicySelector(old, CanaryPlan(rollout=steps, new=new), seed, listener=heard)
+    router.selector = PolicySelector(old, CanaryPlan(rollout=steps, new=new), seed, listener=changes)
     rollout = router.selector.rollout
     assert rollout is not None
     free_s = [0.0] * len(SERVICE_S)
@@ -70,7 +70,7 @@ def roll_out(
         free_s[row] = max(free_s[row], now_s) + service_s
         end_s = free_s[row]
         heapq.heappush(ends, (end_s, decision.number, decision.worker, end_s - now_s, not fails))
-    return rollout, heard
+    return rollout, changes
 
 
 STEPS = st.builds(
@@ -95,11 +95,11 @@ STEPS = st.builds(
 def test_a_worse_policy_returns_before_it_has_proven_itself_whatever_the_steps(
     steps: RolloutSettings, failing: float, rate_per_s: float, seed: int
 ) -> None:
-    rollout, heard = roll_out(steps, LeastRequests(), Slowest(), seed, rate_per_s, failing, until_s=1200.0)
+    rollout, changes = roll_out(steps, LeastRequests(), Slowest(), seed, rate_per_s, failing, until_s=1200.0)
     assert rollout.state == "returned", rollout.explain(1200.0)
     assert rollout.finding is not None
     assert rollout.finding.reason in {"late", "tail", "errors"}
-    states = [change.state for _, change in heard.rollouts]
+    states = [change.state for _, change in changes.rollouts]
     assert "finished" not in states
     assert states[-1] == "returned"
 
@@ -111,6 +111,6 @@ def test_an_equal_or_better_policy_finishes(
     old: Callable[[], Policy], new: Callable[[], Policy], shares: tuple[float, ...], seed: int
 ) -> None:
     steps = RolloutSettings(shares, step_s=5.0, min_requests=20, watch_s=60.0, watch_pairs=50, guard=GUARD)
-    rollout, heard = roll_out(steps, old(), new(), seed, 80.0, failing=0.0, until_s=600.0)
+    rollout, changes = roll_out(steps, old(), new(), seed, 80.0, failing=0.0, until_s=600.0)
     assert rollout.state == "finished", rollout.explain(600.0)
-    assert heard.rollouts[-1][1].at_s < 300
+    assert changes.rollouts[-1][1].at_s < 300

@@ -60,9 +60,9 @@ async def test_a_port_that_resets_each_connection_is_asked_again(
     monkeypatch.setattr(loop, "sock_connect", connect_and_be_reset)
     port = TritonPort(address)
     watching = asyncio.create_task(port.watch(lambda: True, never))
-    asked = asyncio.create_task(enough.wait())
-    await asyncio.wait({watching, asked}, return_when=asyncio.FIRST_COMPLETED)
+    enough_questions = asyncio.create_task(enough.wait())
+    await asyncio.wait({watching, enough_questions}, return_when=asyncio.FIRST_COMPLETED)
     assert not watching.done(), watching.exception()
     assert not port.stopping
     watching.cancel()
-    asked.cancel()
+    enough_questions.cancel()

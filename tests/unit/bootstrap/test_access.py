@@ -82,9 +82,9 @@ def test_clients_are_asked_first_and_where_they_come_in_and_nowhere_else(
         [each["name"] for each in manager_of(listener)["http_filters"]]
         for listener in bootstrap["static_resources"]["listeners"]
     ]
-    asked = "envoy.filters.http.jwt_authn" if tokens else "envoy.filters.http.api_key_auth"
+    first_filter = "envoy.filters.http.jwt_authn" if tokens else "envoy.filters.http.api_key_auth"
     guards = [
-        asked,
+        first_filter,
         *(f"envoy.filters.http.{each}" for each in ("header_mutation", "rbac", "local_ratelimit", "ratelimit")),
     ]
     assert outer[:5] == guards

@@ -85,7 +85,7 @@ def test_each_process_gets_the_outcomes_of_its_own_picks() -> None:
     bootstrap = rendered(EVERYTHING)
     *loggers, own = manager(bootstrap)["access_log"]
     assert own["name"] == "envoy.access_loggers.file"
-    told = [
+    bodies = [
         (
             logger["filter"]["metadata_filter"]["matcher"]["value"]["string_match"]["exact"],
             logger["filter"]["metadata_filter"]["match_if_key_not_found"],
@@ -94,7 +94,7 @@ def test_each_process_gets_the_outcomes_of_its_own_picks() -> None:
         )
         for logger in loggers
     ]
-    assert told == [
+    assert bodies == [
         ("0", True, "balancer_0", "0.005s"),
         ("1", True, "balancer_1", "0.005s"),
         ("2", True, "balancer_2", "0.005s"),
@@ -131,13 +131,13 @@ def test_no_time_limit_but_the_clients() -> None:
 
 
 def test_a_refusal_says_what_the_balancer_says_and_does_not_ask_it() -> None:
-    told = {}
+    bodies = {}
     for route in routes():
         if "direct_response" in route:
-            told[route["name"]] = route["direct_response"]["body"]["inline_string"]
+            bodies[route["name"]] = route["direct_response"]["body"]["inline_string"]
             assert route["typed_per_filter_config"]["envoy.filters.http.ext_proc"]["disabled"] is True
-    assert told["grpc_per_server"] == picker.PER_SERVER
-    assert json.loads(told["rest_per_server"]) == {"error": picker.PER_SERVER}
+    assert bodies["grpc_per_server"] == picker.PER_SERVER
+    assert json.loads(bodies["rest_per_server"]) == {"error": picker.PER_SERVER}
 
 
 @pytest.mark.integration
@@ -200,8 +200,8 @@ def test_what_asks_is_a_listener_within_where_envoy_decides() -> None:
     within = manager_of(inner)
     assert within["http_filters"][:-1] == asking["http_filters"][:-1]
     assert within["route_config"] == asking["route_config"]
-    (told,) = within["http_filters"][-1]["typed_config"]["upstream_log"]
-    assert told["typed_config"]["common_config"]["buffer_size_bytes"] == 0
+    (log,) = within["http_filters"][-1]["typed_config"]["upstream_log"]
+    assert log["typed_config"]["common_config"]["buffer_size_bytes"] == 0
     assert [log["name"] for log in within["access_log"]] == [log["name"] for log in asking["access_log"]]
     assert within["access_log"][0]["typed_config"]["common_config"]["buffer_size_bytes"] == 0
     (way_in, *routes) = routes_of(manager(deciding))
@@ -217,10 +217,10 @@ def test_what_asks_is_a_listener_within_where_envoy_decides() -> None:
 
 
 @pytest.mark.parametrize("traced", [True, False])
-def test_the_balancer_is_told_of_traces_only_where_there_are_any(traced: bool) -> None:
+def test_the_balancer_gets_traces_only_where_there_are_any(traced: bool) -> None:
     traces = TracesSection(collector="127.0.0.1:4317") if traced else None
-    asked = options_of(traces=traces)
-    native = dataclasses.replace(asked, native=NativeOptions(Path("/m.so"), Path("/k.so"), Path("/run/shared")))
+    with_traces = options_of(traces=traces)
+    native = dataclasses.replace(with_traces, native=NativeOptions(Path("/m.so"), Path("/k.so"), Path("/run/shared")))
 
     def logs(listener: Any) -> dict[str, bool]:
         """Names of the logs that the balancer gets, and whether they tell the header."""
@@ -231,7 +231,7 @@ def test_the_balancer_is_told_of_traces_only_where_there_are_any(traced: bool) -
         }
 
     outer, asking = rendered(native)["static_resources"]["listeners"]
-    assert logs(rendered(asked)["static_resources"]["listeners"][0]) == {"outcomes": traced}
+    assert logs(rendered(with_traces)["static_resources"]["listeners"][0]) == {"outcomes": traced}
     assert logs(asking) == {"outcomes": traced}
     assert logs(outer) == ({"traced": True} if traced else {})
 
@@ -273,12 +273,12 @@ def test_inferences_go_to_the_balancer_where_it_forwards_and_all_else_as_before(
     *filters, buffer, router = manager(forwarding)["http_filters"]
     assert buffer["disabled"]
     assert filters == manager(asking)["http_filters"][:-1]
-    (told,) = router["typed_config"]["upstream_log"]
-    assert "proxied" in str(told["filter"]["and_filter"]["filters"][0])
-    *others, ours, either, around = forwarding["static_resources"]["clusters"]
+    (log,) = router["typed_config"]["upstream_log"]
+    assert "proxied" in str(log["filter"]["and_filter"]["filters"][0])
+    *rest, ours, either, around = forwarding["static_resources"]["clusters"]
     assert (ours["name"], either["name"], around["name"]) == ("proxy_grpc", "proxy", "around")
     assert either["cluster_type"]["typed_config"]["clusters"] == ["proxy_grpc", "around"]
-    assert others == asking["static_resources"]["clusters"]
+    assert rest == asking["static_resources"]["clusters"]
 
 
 def test_words_of_a_triton_that_drains_are_the_proxys_too() -> None:

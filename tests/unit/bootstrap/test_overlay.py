@@ -80,9 +80,9 @@ def test_envoy_accepts_each_example(tmp_path: Path, name: str) -> None:
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
     assert "deprecated" not in result.stderr
-    said = yaml.safe_load(text)
-    assert said != {}
-    assert all(leaf in _leaves(bootstrap, files) for leaf in _strings(said))
+    overlay = yaml.safe_load(text)
+    assert overlay != {}
+    assert all(leaf in _leaves(bootstrap, files) for leaf in _strings(overlay))
 
 
 def _strings(node: Any) -> list[str]:
@@ -124,9 +124,9 @@ def test_all_but_what_it_says_stays_and_a_new_filter_stands_behind_who_may_pass(
 def test_what_the_template_shares_is_changed_where_it_is_named_alone(tmp_path: Path) -> None:
     plain = yaml.safe_load(render(BootstrapOptions()))["static_resources"]["clusters"]
     content = {"static_resources": {"clusters": [{"name": "triton_grpc", "outlier_detection": {"interval": "9s"}}]}}
-    first, *others = merged(tmp_path, content)["static_resources"]["clusters"]
+    first, *rest = merged(tmp_path, content)["static_resources"]["clusters"]
     assert first["outlier_detection"]["interval"] == "9s"
-    assert others == plain[1:]
+    assert rest == plain[1:]
 
 
 def test_a_filter_in_a_file_of_its_own_is_changed_there(tmp_path: Path) -> None:

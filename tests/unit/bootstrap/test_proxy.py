@@ -66,11 +66,11 @@ def test_what_is_not_converted_is_matched_before_what_is() -> None:
 
 def test_of_some_models_only_what_is_marked_is_forwarded() -> None:
     some = {"frontend": "pick", "forwarded": ("a.b", 'c"\\')}
-    first, second, *others = routes(**some)
+    first, second, *rest = routes(**some)
     for route in (first, second):
         assert route["match"]["headers"] == [MARKED]
         assert (route["name"], route["route"]["cluster"]) == (names.PROXIED, names.PROXY_CLUSTER)
-    assert names.PROXIED not in {route["name"] for route in others}
+    assert names.PROXIED not in {route["name"] for route in rest}
     manager = manager_of(resources(**some)["listeners"][0])
     filters = [each["name"] for each in manager["http_filters"]]
     assert filters.index(names.FORWARDED_FILTER) == filters.index(names.PICKS_FILTER) - 1
@@ -92,12 +92,12 @@ def test_of_some_models_the_module_marks_what_is_to_be_forwarded() -> None:
     outer, inner = (manager_of(listener) for listener in resources(native=native, **some)["listeners"][:2])
     module = outer["http_filters"][0]["typed_config"]
     assert module["filter_config"]["value"] == "/k.so\n/f\n\n3:a.b3:ü\n"
-    asked = manager_of(resources(**some)["listeners"][0])
-    assert inner["http_filters"][:-1] == asked["http_filters"][:-1]
-    of_asked = [route for route in routes_of(asked) if "fleet" not in str(route)]
+    picked = manager_of(resources(**some)["listeners"][0])
+    assert inner["http_filters"][:-1] == picked["http_filters"][:-1]
+    of_picked = [route for route in routes_of(picked) if "fleet" not in str(route)]
     of_inner = routes_of(inner)
     assert [each for each in of_inner if each["name"] == names.PROXIED] == [
-        each for each in of_asked if each["name"] == names.PROXIED
+        each for each in of_picked if each["name"] == names.PROXIED
     ]
     (first, *routes_of_outer) = routes_of(outer)
     assert first["route"]["cluster"] == names.ASKING
@@ -111,7 +111,7 @@ def test_of_some_models_the_module_marks_what_is_to_be_forwarded() -> None:
     ]
 
 
-def test_the_module_is_told_of_no_models_where_there_are_none() -> None:
+def test_the_module_gets_no_models_where_there_are_none() -> None:
     native = NativeOptions(Path("/m.so"), Path("/k.so"), Path("/f"))
     rest = {str(route["name"]) for route in routes(frontend="pick", native=native, fleet=FLEET)}
     assert not rest & {names.PROXIED, names.FORWARDABLE}

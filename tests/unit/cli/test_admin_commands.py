@@ -41,7 +41,7 @@ async def run(*arguments: str) -> Result:
 async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
     fleet = PageFleet(3, names={0: "\x1b[2Jevil[bold]"})
     fleet.traffic()
-    fleet.trouble()
+    fleet.break_some()
     monkeypatch.setattr("balancer.server.page.page_data.FRESH_S", 0.0)  # the fleet's clock stands still
     async with fleet.served() as (_, url):
         yield fleet, url
@@ -66,8 +66,8 @@ async def test_check_against_says_what_changes_in_the_words_of_the_page(
     file.write_text(str(data))
     result = await run("check", str(file), "--against", url)
     assert result.exit_code == status
-    said = new.model_dump(mode="json", exclude_defaults=True)
-    words = words_of(changes(fleet.state.config.model_dump(mode="json"), new.model_dump(mode="json"), said))
+    set_fields = new.model_dump(mode="json", exclude_defaults=True)
+    words = words_of(changes(fleet.state.config.model_dump(mode="json"), new.model_dump(mode="json"), set_fields))
     assert result.stdout.splitlines() == (words or ["nothing changes"])
     if fleet.state.accept(new, 2.0):
         assert list(fleet.state.history[-1].changes) == words
@@ -229,10 +229,10 @@ def test_an_address_that_is_none_is_refused_alike_by_every_command(
 async def test_a_token_goes_to_nobody_whom_an_answer_names(command: tuple[str, ...], tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(TOKEN)
-    asked: list[str] = []
+    arguments: list[str] = []
 
     async def elsewhere(request: web.BaseRequest) -> web.Response:
-        asked.append(request.path)
+        arguments.append(request.path)
         return web.Response(text="{}")
 
     async with TestServer(_application(elsewhere)) as thief:
@@ -243,7 +243,7 @@ async def test_a_token_goes_to_nobody_whom_an_answer_names(command: tuple[str, .
         async with TestServer(_application(sends_on)) as server:
             address = f"{server.host}:{server.port}"
             result = await run(*command, "--balancer", address, "--token-file", str(file))
-    assert (result.exit_code, asked) == (1, [])
+    assert (result.exit_code, arguments) == (1, [])
     assert "answers 307" in result.stderr
 
 
@@ -270,8 +270,8 @@ async def test_what_a_balancer_says_of_a_drain_reaches_a_terminal_as_text() -> N
         return web.json_response({"why": "\x1b[2Jcleared", "draining": True})
 
     async with TestServer(_application(says)) as server:
-        asked = ("--balancer", f"{server.host}:{server.port}", "--wait", "--timeout", "0")
-        result = await run("drain", "w", *asked)
+        arguments = ("--balancer", f"{server.host}:{server.port}", "--wait", "--timeout", "0")
+        result = await run("drain", "w", *arguments)
     assert result.exit_code == 3
     assert "[2Jcleared" in result.stderr
     assert "\x1b" not in result.output
@@ -297,8 +297,8 @@ async def test_waiting_for_a_drain_ends_at_its_timeout_whoever_is_silent(
 
     monkeypatch.setattr("balancer.cli.admin_client.socket.getaddrinfo", find)
     async with TestServer(_application(says)) as server:
-        asked = ("--balancer", f"{server.host}:{server.port}", "--wait", "--timeout", "2")
-        result = await asyncio.wait_for(run("drain", "w", *asked), 60)
+        arguments = ("--balancer", f"{server.host}:{server.port}", "--wait", "--timeout", "2")
+        result = await asyncio.wait_for(run("drain", "w", *arguments), 60)
     enough.set()
     assert result.exit_code == 3, result.output
     assert "not drained after 2 s: " in result.stderr

@@ -81,7 +81,7 @@ def test_check_covers_the_workers_file(tmp_path: Path) -> None:
     assert f"{workers}:1: workers[0].name: is missing" in result.stderr
 
 
-def test_check_warns_of_what_is_said_of_forwarding_in_vain(tmp_path: Path) -> None:
+def test_check_warns_of_settings_of_forwarding_in_vain(tmp_path: Path) -> None:
     file = tmp_path / "balancer.yaml"
     file.write_text("models: {m: {proxy: {repeatable: true}}}\n")
     result = run("check", str(file))
@@ -119,8 +119,8 @@ def test_policies_say_how_each_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     assert listed[:-1] == [*[("compiled", "")] * len(BUILTIN), ("traced", "")]
     assert listed[-1][0] == "python"
     assert "a loop" in listed[-1][1]
-    said = " ".join(run("policies").stdout.split())
-    assert "In NumPy, with a front end that asks the balancer: it makes a number of Python's" in said
+    output = " ".join(run("policies").stdout.split())
+    assert "In NumPy, with a front end that asks the balancer: it makes a number of Python's" in output
 
 
 def test_policies_by_name() -> None:
@@ -248,7 +248,7 @@ def test_each_command_works_without_extras_or_says_which_to_install(name: str, t
     assert line.endswith(f": pip install 'balancer[{extra}]'")
 
 
-def test_a_module_of_ours_that_is_missing_is_our_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_of_ours_that_is_missing_is_a_bug_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "balancer.load.command", None)
     assert isinstance(run("load", "--rate", "3").exception, ModuleNotFoundError)
 

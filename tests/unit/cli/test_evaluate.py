@@ -42,8 +42,8 @@ def test_tables_words_and_numbers(folder: Path, tmp_path: Path) -> None:
     targets = ("--policy", "least_requests", "--policy", "expected_latency:temperature=0.5")
     result = run("--log", folder, *targets, "--seeds", 2, "--json", numbers)
     assert result.exit_code == 0, result.output
-    for said in ("What the log can tell", "One decision changed", "calibration error", "a one-step deviation"):
-        assert said in result.stdout
+    for words in ("What the log can tell", "One decision changed", "calibration error", "a one-step deviation"):
+        assert words in result.stdout
     found = json.loads(numbers.read_text())
     names = ["least_requests", "expected_latency:temperature=0.5"]
     assert [each["policy"] for each in found["one_step"]] == names
@@ -96,7 +96,7 @@ def _without_probabilities(line: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "words"),
     [
         (lambda line: "outcome" not in line, "the log has outcomes of 0 of"),
         (_without_propensity, "is 0, which is no probability of a pick: give a log that this balancer wrote"),
@@ -106,14 +106,14 @@ def _without_probabilities(line: dict[str, Any]) -> bool:
     ids=["outcomes", "propensities", "probabilities", "decisions"],
 )
 def test_a_log_that_lacks_something_is_refused(
-    folder: Path, tmp_path: Path, change: Callable[[dict[str, Any]], bool], said: str
+    folder: Path, tmp_path: Path, change: Callable[[dict[str, Any]], bool], words: str
 ) -> None:
     result = run("--log", edited(folder, tmp_path, change), "--policy", "wlpr")
-    assert (result.exit_code, said in result.output.replace("\n", " ")) == (1, True), result.output
+    assert (result.exit_code, words in result.output.replace("\n", " ")) == (1, True), result.output
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "words"),
     [
         (("--log", "nowhere", "--policy", "wlpr"), 2, "Path 'nowhere' does not exist"),
         (("--log", ".", "--policy", "wlp"), 2, "'wlp': there is no such policy; did you mean \"wlpr\"?"),
@@ -126,11 +126,11 @@ def test_a_log_that_lacks_something_is_refused(
     ],
 )
 def test_what_does_not_fit_is_named(
-    arguments: tuple[str, ...], code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: tuple[str, ...], code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     result = run(*arguments)
-    assert (result.exit_code, said in result.output) == (code, True), result.output
+    assert (result.exit_code, words in result.output) == (code, True), result.output
 
 
 def test_a_profile_is_taken(folder: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
-def test_the_same_is_said_and_written(folder: Path, tmp_path: Path) -> None:
+def test_the_same_is_printed_and_written(folder: Path, tmp_path: Path) -> None:
     result = run(folder, "--json", tmp_path / "found.json")
     assert result.exit_code == 0, result.output
     assert "All are the same, bit for bit." in result.output
@@ -58,16 +58,16 @@ def test_another_policy(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "said", "code"),
+    ("policy", "words", "code"),
     [
         ("wlp", 'did you mean "wlpr"?', 2),
         ("power_of_two:choices=0", "choices: 0 is not allowed: must be greater than or equal to 1", 1),
         ("power_of_two:choice=2", 'unknown field (its value is 2); did you mean "choices"?', 1),
     ],
 )
-def test_a_policy_that_is_none_is_refused(folder: Path, policy: str, said: str, code: int) -> None:
+def test_a_policy_that_is_none_is_refused(folder: Path, policy: str, words: str, code: int) -> None:
     result = run(folder, "--policy", policy)
-    assert (result.exit_code, said in result.output) == (code, True), result.output
+    assert (result.exit_code, words in result.output) == (code, True), result.output
 
 
 def test_what_cannot_be_read_is_a_message(tmp_path: Path) -> None:

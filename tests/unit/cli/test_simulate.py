@@ -60,7 +60,7 @@ def test_simulate_takes_all_policies_several_scenarios_and_files(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "words"),
     [
         (("--policy", "wlp"), "'wlp': there is no such policy; did you mean \"wlpr\"?"),
         (("--policy", "power_of_two:choises=3"), 'choises: unknown field (its value is 3); did you mean "choices"?'),
@@ -73,10 +73,10 @@ def test_simulate_takes_all_policies_several_scenarios_and_files(tmp_path: Path)
         (("--load", "inf"), "load is inf"),
     ],
 )
-def test_bad_input_is_named_with_the_remedy(arguments: tuple[str, ...], told: str) -> None:
+def test_bad_input_is_named_with_the_remedy(arguments: tuple[str, ...], words: str) -> None:
     result = run("simulate", *CALM, *arguments, *SMALL)
     assert result.exit_code != 0
-    assert told in result.output.replace("\n", " ")
+    assert words in result.output.replace("\n", " ")
     assert "Traceback" not in result.output
 
 
@@ -89,9 +89,9 @@ def test_simulate_takes_the_file_of_a_learned_policy(tmp_path: Path) -> None:
     mine.unlink()
     refused = run("simulate", *CALM, "--policy", f"learned:file={mine}", *SMALL)
     assert refused.exit_code == 2
-    told = "".join(refused.output.split())  # click wraps it
-    assert "--policy" in told
-    assert f"file{mine}cannotberead:Nosuchfileordirectory;putthefilethereornameanother" in told
+    words = "".join(refused.output.split())  # click wraps it
+    assert "--policy" in words
+    assert f"file{mine}cannotberead:Nosuchfileordirectory;putthefilethereornameanother" in words
 
 
 def test_scenarios_as_table_and_as_json() -> None:

@@ -11,11 +11,11 @@ from balancer.config.config import Config, from_mapping
 from balancer.config.watch import ConfigState
 
 
-def told(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+def listed(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """What one file changes of another."""
     before, after = from_mapping(old), from_mapping(new)
-    said = after.model_dump(mode="json", exclude_defaults=True)
-    return words_of(changes(before.model_dump(mode="json"), after.model_dump(mode="json"), said))
+    set_fields = after.model_dump(mode="json", exclude_defaults=True)
+    return words_of(changes(before.model_dump(mode="json"), after.model_dump(mode="json"), set_fields))
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,9 @@ def told(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         ),
     ],
 )
-def test_fields_are_told_with_both_values_and_when(data: dict[str, Any], words: list[str], back: list[str]) -> None:
-    assert told({}, data) == words
-    assert told(data, {}) == back
+def test_fields_are_shown_with_both_values_and_when(data: dict[str, Any], words: list[str], back: list[str]) -> None:
+    assert listed({}, data) == words
+    assert listed(data, {}) == back
 
 
 @pytest.mark.parametrize(
@@ -63,21 +63,23 @@ def test_fields_are_told_with_both_values_and_when(data: dict[str, Any], words: 
         ),
     ],
 )
-def test_of_a_section_that_comes_what_differs_from_defaults_is_told(
+def test_of_a_section_that_comes_what_differs_from_defaults_is_shown(
     data: dict[str, Any], section: str, words: list[str]
 ) -> None:
-    assert told({}, data) == words
-    assert told(data, {}) == [f"{section}: the section is removed, at once"]
+    assert listed({}, data) == words
+    assert listed(data, {}) == [f"{section}: the section is removed, at once"]
 
 
-def test_what_a_section_that_stays_has_is_told_by_its_fields() -> None:
+def test_what_a_section_that_stays_has_is_shown_by_its_fields() -> None:
     split = {"split": {"old": 1, "new": 2}}
-    assert told({"models": {"m": {}}}, {"models": {"m": {**split, "versions": [1, 2]}}}) == [
+    assert listed({"models": {"m": {}}}, {"models": {"m": {**split, "versions": [1, 2]}}}) == [
         'models.m.split.old: "1" is added, at once',
         'models.m.split.new: "2" is added, at once',
         'models.m.versions: [] becomes ["1", "2"], at once',
     ]
-    assert told({"models": {"m": split}}, {"models": {"m": {}}}) == ["models.m.split: the section is removed, at once"]
+    assert listed({"models": {"m": split}}, {"models": {"m": {}}}) == [
+        "models.m.split: the section is removed, at once"
+    ]
 
 
 def test_long_values_and_many_fields_are_cut_and_control_characters_are_escaped() -> None:

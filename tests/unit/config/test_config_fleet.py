@@ -56,7 +56,7 @@ def test_calls_about_the_fleet_are_answered_wherever_envoy_is_ours(sections: dic
         ),
     ],
 )
-def test_envoy_is_told_where_the_fleet_answers(sections: dict[str, Any], options: FleetOptions) -> None:
+def test_envoy_knows_where_the_fleet_answers(sections: dict[str, Any], options: FleetOptions) -> None:
     assert from_mapping({"listen": {"fleet": "127.0.0.1:9200"}, **sections}).bootstrap_options().fleet == options
 
 

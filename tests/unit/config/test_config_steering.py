@@ -99,12 +99,12 @@ def test_a_name_alone_is_a_policy_wherever_there_is_one(section: str) -> None:
     short = config.parse(f"{section}: wlpr{end}", "balancer.yaml")
     assert short == config.parse(f"{section}: {{name: wlpr}}{end}", "balancer.yaml")
     assert "  name: wlpr\n" in config.effective_yaml(short)
-    for wrong, said in (("wlp", 'did you mean "wlpr"?'), ("7", "must be a mapping of fields: name, options")):
+    for wrong, words in (("wlp", 'did you mean "wlpr"?'), ("7", "must be a mapping of fields: name, options")):
         with pytest.raises(ConfigError) as caught:
             config.parse(f"# a comment\n{section}: {wrong}{end}", "balancer.yaml")
         where = "guard.baseline" if "{" in section else section
         assert str(caught.value).startswith(f"balancer.yaml:2: {where}")
-        assert said in str(caught.value)
+        assert words in str(caught.value)
 
 
 def test_the_effective_config_parses_to_itself() -> None:

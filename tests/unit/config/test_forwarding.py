@@ -52,7 +52,7 @@ def test_a_cascade_that_is_forwarded_forwards_to_its_models(cascade: dict[str, A
     ]
 
 
-def test_a_forwarded_name_that_nothing_has_is_told_with_the_one_that_is_close() -> None:
+def test_a_forwarded_name_that_nothing_has_is_shown_with_the_one_that_is_close() -> None:
     (near,) = warned({"forwarded": ["resnet5", "resnet50"]}, "resnet50")
     assert near.startswith('envoy.forwarded: "resnet5" is no model and no cascade of this config; did you mean "resn')
     assert '"resnet50"? If not, list it under models' in near

@@ -51,19 +51,19 @@ def test_pick_where_nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_check_prints_what_auto_is_and_why(tmp_path: Path) -> None:
-    def said(text: str) -> list[str]:
+    def problems(text: str) -> list[str]:
         result = CliRunner().invoke(cli.main, ["check", "-"], input=text)
         assert result.exit_code == 0, result.output
         return [line for line in result.stdout.splitlines() if line.startswith("# ")][1:]
 
-    assert said("{}") == [
+    assert problems("{}") == [
         "# envoy.frontend: auto is native here: one process, Envoy on its machine, kernel and module there",
         "# listen.fleet: auto is 127.0.0.1:9202",
     ]
-    assert said("{processes: 2, listen: {fleet: null}}") == [
+    assert problems("{processes: 2, listen: {fleet: null}}") == [
         "# envoy.frontend: auto is pick here: processes is 2, and Envoy decides by the state of one"
     ]
-    assert said("{envoy: {frontend: pick, balancers: ['10.0.0.5:9003']}}") == [
+    assert problems("{envoy: {frontend: pick, balancers: ['10.0.0.5:9003']}}") == [
         "# listen.fleet: auto is nowhere: Envoy is on another machine, or listen.gateways is set"
     ]
 
@@ -72,8 +72,8 @@ def test_holding_that_would_need_another_front_end_waits_for_a_restart_in_words(
     holding = {"holding": {"models": {"m": {}}}}
     with pytest.raises(ConfigError, match=r"f: holding\.models: needs a restart: .* set envoy\.frontend: pick"):
         frontend.check_live(from_mapping({}), from_mapping(holding), "f")
-    asked = from_mapping({"envoy": {"frontend": "pick"}})
-    assert frontend.check_live(asked, from_mapping(holding), "f") == from_mapping(holding)
+    running = from_mapping({"envoy": {"frontend": "pick"}})
+    assert frontend.check_live(running, from_mapping(holding), "f") == from_mapping(holding)
     assert frontend.check_live(from_mapping(holding), from_mapping(holding), "f") == from_mapping(holding)
 
 
@@ -104,6 +104,6 @@ def test_a_policy_that_cannot_be_traced_is_asked_for(tmp_path: Path, field: str)
     with pytest.raises(ConfigError, match=refusal):
         frontend.check_live(from_mapping({}), config, "f")
     for asking in ("pick", "proxy"):
-        asked = from_mapping({**sections, "envoy": {"frontend": asking}})
-        assert frontend.check_live(asked, asked, "f") == asked
+        running = from_mapping({**sections, "envoy": {"frontend": asking}})
+        assert frontend.check_live(running, running, "f") == running
     assert frontend.check_live(config, config, "f") == config

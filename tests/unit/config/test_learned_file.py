@@ -49,7 +49,7 @@ def test_shipped_is_no_file_of_the_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "words"),
     [
         (None, "mine.npz cannot be read: No such file or directory; put the file there or name another"),
         (b"", "is not a policy that `balancer train` wrote"),
@@ -58,7 +58,7 @@ def test_shipped_is_no_file_of_the_folder(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("section", ["policy", "shadow", "rollout"])
 def test_a_bad_one_is_refused_by_field_value_and_remedy(
-    file: Path, section: str, content: bytes | None, told: str
+    file: Path, section: str, content: bytes | None, words: str
 ) -> None:
     (file.parent / "mine.npz").unlink()
     if content is not None:
@@ -67,7 +67,7 @@ def test_a_bad_one_is_refused_by_field_value_and_remedy(
     with pytest.raises(ConfigError) as caught:
         config.load(file)
     assert f'{file}:1: {section}.options: {{"file": "mine.npz"}} is not allowed' in str(caught.value)
-    assert told in str(caught.value)
+    assert words in str(caught.value)
 
 
 def test_what_the_check_read_is_what_serves_even_if_the_file_is_gone(file: Path) -> None:
@@ -86,14 +86,14 @@ def test_other_weights_under_the_same_name_are_another_config(file: Path) -> Non
     assert config.load(file) != before
 
 
-async def test_a_config_that_names_bad_weights_is_told_and_the_good_one_stays(file: Path) -> None:
+async def test_a_config_that_names_bad_weights_is_shown_and_the_good_one_stays(file: Path) -> None:
     loaded = config.load(file)
     state, stop = ConfigState(loaded, str(file), 0.0), asyncio.Event()
-    heard: asyncio.Queue[Config | ConfigError] = asyncio.Queue()
-    watching = asyncio.create_task(watch(file, heard.put_nowait, heard.put_nowait, stop, running=loaded))
+    loads: asyncio.Queue[Config | ConfigError] = asyncio.Queue()
+    watching = asyncio.create_task(watch(file, loads.put_nowait, loads.put_nowait, stop, running=loaded))
     try:
         file.write_text(MINE.replace("mine", "missing"))
-        error = await asyncio.wait_for(heard.get(), 30)
+        error = await asyncio.wait_for(loads.get(), 30)
         assert isinstance(error, ConfigError)
         state.refuse(error, 1.0)
         page = state.as_json()
@@ -101,7 +101,7 @@ async def test_a_config_that_names_bad_weights_is_told_and_the_good_one_stays(fi
         assert "missing.npz cannot be read: No such file" in page["last_error"]["problems"][0]
         write_weights(file.parent / "better.npz", beta=5.0)
         file.write_text(MINE.replace("mine", "better"))
-        better = await asyncio.wait_for(heard.get(), 30)
+        better = await asyncio.wait_for(loads.get(), 30)
         assert isinstance(better, Config)
         assert state.accept(better, 2.0)
         assert state.as_json()["newest_file_in_force"]

@@ -67,7 +67,7 @@ def test_sections_that_the_file_does_not_have_can_be_set() -> None:
     assert overridden.log.level == "debug"
 
 
-def test_what_the_file_says_otherwise_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_the_file_says_otherwise_is_shown(caplog: pytest.LogCaptureFixture) -> None:
     set_over = Overrides({"log.level": "debug"})
     set_over(Config())
     assert not caplog.records
@@ -75,7 +75,7 @@ def test_what_the_file_says_otherwise_is_told(caplog: pytest.LogCaptureFixture) 
     assert "log.level is set on the command line; what the file says of it is not used" in caplog.text
 
 
-def test_trouble_with_the_file_is_not_blamed_on_the_command_line() -> None:
+def test_an_error_in_the_file_is_not_blamed_on_the_command_line() -> None:
     with pytest.raises(ConfigError) as caught:
         Overrides({"processes": 3, "seed": 1})(config.parse("listen: {admin: '127.0.0.1:0'}", "file"))
     assert "--set processes=3: 3 is not allowed: must be 1 where a port of listen is 0" in str(caught.value)

@@ -20,13 +20,13 @@ class Followed:
 
     def __init__(self) -> None:
         self.has: list[str] | Exception = []
-        self.asked = 0
+        self.queries = 0
         self.workers: tuple[WorkerSpec, ...] | None = None
         self.stop = asyncio.Event()
 
     def resolve(self, name: str) -> list[str]:
         assert name == "triton.svc"
-        self.asked += 1
+        self.queries += 1
         if isinstance(self.has, Exception):
             raise self.has
         return self.has
@@ -74,8 +74,8 @@ async def test_the_last_list_stays_while_nobody_answers_and_the_log_says_so_once
         name.has = ["10.0.0.1"]
         await name.until("10.0.0.1")
         name.has = socket.gaierror(-2, "Name or service not known")
-        before = name.asked
-        await eventually(lambda: name.asked > before + 3, "it is asked again and again")
+        before = name.queries
+        await eventually(lambda: name.queries > before + 3, "it is asked again and again")
         await name.until("10.0.0.1")
         name.has = ["10.0.0.3"]
         await name.until("10.0.0.3")
@@ -92,10 +92,10 @@ async def test_addresses_are_bounded() -> None:
 
 
 async def test_a_resolver_that_hangs_holds_up_no_shutdown() -> None:
-    hangs, asked = threading.Event(), threading.Event()
+    hangs, queried = threading.Event(), threading.Event()
 
     def resolve(name: str) -> list[str]:
-        asked.set()
+        queried.set()
         hangs.wait()
         return []
 
@@ -105,7 +105,7 @@ async def test_a_resolver_that_hangs_holds_up_no_shutdown() -> None:
 
     task = asyncio.create_task(follow())
     try:
-        await eventually(asked.is_set, "it is asked")
+        await eventually(queried.is_set, "it is asked")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

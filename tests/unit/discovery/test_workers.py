@@ -40,14 +40,14 @@ def test_everything_a_file_may_say() -> None:
 def test_name_and_address_are_enough_where_triton_has_its_default_ports() -> None:
     (parsed,) = parse_workers("workers: [{name: a, address: 127.0.0.1}]", "workers.yaml")
     assert (parsed.grpc_endpoint, parsed.http_endpoint) == ("127.0.0.1:8001", "127.0.0.1:8000")
-    said = refused("workers:\n- {name: a, address: 127.0.0.1}\n- {name: b, address: 127.0.0.1}\n")
-    assert said.splitlines()[0] == (
+    message = refused("workers:\n- {name: a, address: 127.0.0.1}\n- {name: b, address: 127.0.0.1}\n")
+    assert message.splitlines()[0] == (
         'workers.yaml:3: workers[1].grpc_port: "127.0.0.1:8001" is not allowed: is the grpc_port of workers[0] too; '
         "every worker needs a name and ports of its own. Triton's gRPC port."
     )
 
 
-def test_json_is_fine_and_no_workers_must_be_said() -> None:
+def test_json_is_fine_and_no_workers_must_be_written() -> None:
     assert parse_workers('{"workers": []}', "workers.json") == ()
     assert "the file is empty" in refused("")
     assert "workers: is missing" in refused("{}")
@@ -61,7 +61,7 @@ def test_the_list_alone_is_a_file_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "message"),
+    ("row", "words"),
     [
         ("name: b, address: triton.svc", 'workers[1].address: "triton.svc" is not allowed: must be an IP address'),
         ("name: b, address: 10.0.0.1", 'workers[1].grpc_port: "10.0.0.1:8001" is not allowed: is the grpc_port of'),
@@ -71,16 +71,16 @@ def test_the_list_alone_is_a_file_too() -> None:
         ("name: 'a b', address: 10.0.0.2", 'workers[1].name: "a b" is not allowed: must match'),
     ],
 )
-def test_refused_by_line_field_and_remedy(row: str, message: str) -> None:
+def test_refused_by_line_field_and_remedy(row: str, words: str) -> None:
     ports = "grpc_port: 8001, http_port: 8000"
-    said = refused(f"workers:\n- {{name: a, address: 10.0.0.1, {ports}}}\n- {{{row}, {ports}}}\n")
-    assert said.startswith("workers.yaml:3: ")
-    assert message in said
+    message = refused(f"workers:\n- {{name: a, address: 10.0.0.1, {ports}}}\n- {{{row}, {ports}}}\n")
+    assert message.startswith("workers.yaml:3: ")
+    assert words in message
 
 
 def test_one_port_cannot_be_both() -> None:
-    said = refused("workers: [{name: a, address: 10.0.0.1, grpc_port: 1, http_port: 1}]")
-    assert 'workers[0].http_port: "10.0.0.1:1" is not allowed: is the grpc_port of workers[0] too' in said
+    message = refused("workers: [{name: a, address: 10.0.0.1, grpc_port: 1, http_port: 1}]")
+    assert 'workers[0].http_port: "10.0.0.1:1" is not allowed: is the grpc_port of workers[0] too' in message
 
 
 def test_changes() -> None:

@@ -51,7 +51,7 @@ from simulator.replay import replay
 NAMES = [f"w{number}" for number in range(WORKERS)]
 
 
-class Heard(Router):
+class RecordingRouter(Router):
     """A router whose outcomes are recorded, as the gateway's listener does."""
 
     recording: Recording | None = None
@@ -107,7 +107,7 @@ def assert_same(found: DecisionLog, wanted: DecisionLog) -> None:
 @crossed(BUILTIN, "expected_latency", "limits")
 def test_the_log_is_the_routers_own(settle: Path, tmp_path: Path, name: str, how: str) -> None:
     shared = a_shared(tmp_path / "shared", BUILTIN[name](), SETTINGS[how])
-    own = Heard(BUILTIN[name](), SETTINGS[how], SEED, Compiled(Library()))
+    own = RecordingRouter(BUILTIN[name](), SETTINGS[how], SEED, Compiled(Library()))
     began_ns = time.monotonic_ns()
     for router in (shared, own):
         begin(router, began_ns * 1e-9)
@@ -127,7 +127,7 @@ class Both:
     def __init__(self, settle: Path, tmp_path: Path, name: str = "expected_latency", share: float = 1.0) -> None:
         self.settle, self.folder, self.number = settle, tmp_path / "shared", 0
         self.shared = a_shared(self.folder, BUILTIN[name](), SETTINGS["limits"])
-        self.own = Heard(BUILTIN[name](), SETTINGS["limits"], SEED, Compiled(Library()))
+        self.own = RecordingRouter(BUILTIN[name](), SETTINGS["limits"], SEED, Compiled(Library()))
         self.at_ns = time.monotonic_ns()
         for router in (self.shared, self.own):
             begin(router, self.at_ns * 1e-9)

@@ -133,7 +133,7 @@ class Pair:
         self.wait()
         self.shared.learn()
 
-    def told(self) -> Counter[str]:
+    def all_outcomes(self) -> Counter[str]:
         """Who decided, as outcomes have it."""
         ended = [row for batch in self.shared.state.outcomes() for row in batch[batch["source"] == Source.BY_POLICY]]
         return Counter(self.shared.policy_of(int(row["directory"]), int(row["decider"])) for row in ended)
@@ -216,7 +216,7 @@ def test_they_decide_as_one_router_does(settle: Path, tmp_path: Path, name: str)
         assert both.own.selector is not None
         assert both.shared.selector is not None
         assert both.shared.selector.explain(both.now_s) == both.own.selector.explain(both.now_s)
-        assert both.told() == both.ended
+        assert both.all_outcomes() == both.ended
         assert len(both.deciders) > 1
         for guard in both.own.selector.guards().values():
             assert (guard.falls > 0) == ("misses" in name)
@@ -255,7 +255,7 @@ def test_what_is_learned_some_milliseconds_later_changes_little(settle: Path, tm
     with pair(settle, tmp_path / "shared", PLANS["all"]) as both:
         both.exact = False
         drive(both, random.Random("later"), LEARN_EVERY_NS)
-        told, ended = both.told(), both.ended
+        told, ended = both.all_outcomes(), both.ended
         for policy in ended:
             assert told[policy] == pytest.approx(ended[policy], rel=0.1, abs=20)
         rollouts = [

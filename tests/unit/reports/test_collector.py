@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
-from support.reports import Heard, collecting, report_of
+from support.reports import ReceivedEvents, collecting, report_of
 
 from balancer.reports import report_pb2
 from balancer.reports.codec import ReportEncoder
@@ -53,8 +53,8 @@ async def ended(call: Call) -> grpc.StatusCode:
 
 
 async def test_reports_become_events_and_the_end_of_the_stream_too() -> None:
-    heard = Heard()
-    async with collecting(heard) as (collector, address), calling(address) as call:
+    seen = ReceivedEvents()
+    async with collecting(seen) as (collector, address), calling(address) as call:
         encoder = ReportEncoder()
         reports = [report_of("w", number) for number in range(12)]
         messages = [encoder.encode(report) for report in reports]
@@ -63,7 +63,7 @@ async def test_reports_become_events_and_the_end_of_the_stream_too() -> None:
         acks = [await call.read(), await call.read()]
         assert await ended(call) is grpc.StatusCode.OK
 
-    assert heard.events == [*map(received, reports), ReportsLost("w")]
+    assert seen.events == [*map(received, reports), ReportsLost("w")]
     assert acks == [report_pb2.ReportAck(received=n, answered=0) for n in (1, 11)]
     counts = collector.counts
     assert (counts.streams, counts.reports, counts.invalid, counts.silent) == (0, 12, 0, 0)
@@ -73,24 +73,24 @@ async def test_reports_become_events_and_the_end_of_the_stream_too() -> None:
 @pytest.mark.parametrize("newer", [0, 1, 2], ids=["incarnation before", "same incarnation", "incarnation after"])
 async def test_the_newest_stream_of_a_worker_is_the_worker(newer: int) -> None:
     """An agent may be back on a second stream before the first is known to be dead; its clock may be set back."""
-    heard = Heard()
-    async with collecting(heard) as (collector, address), calling(address) as first, calling(address) as second:
+    seen = ReceivedEvents()
+    async with collecting(seen) as (collector, address), calling(address) as first, calling(address) as second:
         await first.write(ReportEncoder().encode(report_of("w", 0, incarnation=1)))
-        await heard.report(lambda report: report.number == 0)
+        await seen.report(lambda report: report.number == 0)
         await second.write(ReportEncoder().encode(report_of("w", 1, incarnation=newer)))
-        again = await heard.report(lambda report: report.number == 1)
+        again = await seen.report(lambda report: report.number == 1)
         assert again.stream == 2
         assert await status_of(first) is grpc.StatusCode.ABORTED
         assert "another stream speaks for worker 'w' now" in (await first.details() or "")
-        assert ReportsLost("w") not in heard.events
+        assert ReportsLost("w") not in seen.events
         assert (collector.counts.taken_over, collector.counts.streams) == (1, 1)
         await ended(second)
-        assert heard.events[-1] == ReportsLost("w")
+        assert seen.events[-1] == ReportsLost("w")
 
 
 async def test_a_question_is_answered_with_what_is_in_flight_at_the_streams_worker() -> None:
-    heard, in_flight = Heard(), {"w": {"a": 3, "b": 1}, "v": {"a": 7}}
-    async with collecting(heard, in_flight=in_flight.__getitem__) as (collector, address), calling(address) as call:
+    seen, in_flight = ReceivedEvents(), {"w": {"a": 3, "b": 1}, "v": {"a": 7}}
+    async with collecting(seen, in_flight=in_flight.__getitem__) as (collector, address), calling(address) as call:
         await call.write(ReportEncoder().encode(report_of("w", 0)))
         await call.write(report_pb2.WorkerReport(asks=True))
         acks = [await call.read(), await call.read()]
@@ -105,13 +105,13 @@ async def test_a_question_is_answered_with_what_is_in_flight_at_the_streams_work
         report_pb2.ReportAck(received=1, answered=2),
     ]
     assert (collector.counts.reports, collector.counts.questions) == (1, 2)
-    assert heard.events == [received(report_of("w", 0)), ReportsLost("w")]
+    assert seen.events == [received(report_of("w", 0)), ReportsLost("w")]
 
 
 async def test_a_question_before_the_first_report_is_refused() -> None:
     """Nobody knows yet for whom it speaks, and whether it may."""
     refused: list[str] = []
-    async with collecting(Heard(), refused=refused.append) as (collector, address), calling(address) as call:
+    async with collecting(ReceivedEvents(), refused=refused.append) as (collector, address), calling(address) as call:
         await call.write(report_pb2.WorkerReport(worker="w", asks=True))
         assert await status_of(call) is grpc.StatusCode.INVALID_ARGUMENT
         assert "asks: True is refused; it comes after a stream's first report" in (await call.details() or "")
@@ -146,7 +146,7 @@ class FakeContext:
 
 async def test_an_end_follows_the_acknowledgement_that_is_on_its_way() -> None:
     """Or the agent would never hear of it."""
-    collector = Collector(Heard())
+    collector = Collector(ReceivedEvents())
     first, second = (FakeContext(ReportEncoder().encode(report_of("w", number))) for number in range(2))
     streams = [asyncio.create_task(collector._stream(None, context)) for context in (first, second)]  # type: ignore[arg-type]  # a fake
     await first.writing.wait()
@@ -159,23 +159,23 @@ async def test_an_end_follows_the_acknowledgement_that_is_on_its_way() -> None:
 
 
 async def test_who_may_not_speak_for_a_worker_is_refused_and_the_worker_stays() -> None:
-    heard = Heard()
+    seen = ReceivedEvents()
 
     def may_speak(context: Any, worker: str) -> str:
         return "" if worker != "w" or ("proof", "yes") in context.invocation_metadata() else "no proof"
 
     async with (
-        collecting(heard, may_speak=may_speak) as (collector, address),
+        collecting(seen, may_speak=may_speak) as (collector, address),
         calling(address, ("proof", "yes")) as honest,
         calling(address) as stranger,
     ):
         await honest.write(ReportEncoder().encode(report_of("w", 0)))
-        await heard.report(lambda report: report.number == 0)
+        await seen.report(lambda report: report.number == 0)
         await stranger.write(ReportEncoder().encode(report_of("w", 1)))
         assert await status_of(stranger) is grpc.StatusCode.PERMISSION_DENIED
         assert await stranger.details() == "no proof"
         assert (collector.counts.refused, collector.counts.streams) == (1, 1)
-    assert [event for event in heard.events if isinstance(event, Report)] == [received(report_of("w", 0))]
+    assert [event for event in seen.events if isinstance(event, Report)] == [received(report_of("w", 0))]
 
 
 async def test_a_mistake_of_ours_ends_the_stream_with_an_error_and_is_counted() -> None:
@@ -191,8 +191,8 @@ async def test_a_mistake_of_ours_ends_the_stream_with_an_error_and_is_counted() 
 
 
 async def test_a_report_that_begins_to_say_draining_is_acknowledged_at_once() -> None:
-    heard = Heard()
-    async with collecting(heard) as (_, address), calling(address) as call:
+    seen = ReceivedEvents()
+    async with collecting(seen) as (_, address), calling(address) as call:
         encoder = ReportEncoder()
         await call.write(encoder.encode(report_of("w", 0)))
         assert await call.read() == report_pb2.ReportAck(received=1, answered=0)
@@ -201,83 +201,83 @@ async def test_a_report_that_begins_to_say_draining_is_acknowledged_at_once() ->
 
 
 async def test_a_malformed_report_ends_its_stream_alone() -> None:
-    heard = Heard()
-    async with collecting(heard) as (collector, address), calling(address) as good, calling(address) as bad:
+    seen = ReceivedEvents()
+    async with collecting(seen) as (collector, address), calling(address) as good, calling(address) as bad:
         encoder = ReportEncoder()
         await good.write(encoder.encode(report_of("w", 0)))
         await bad.write(report_pb2.WorkerReport(all_models=True))
         assert await status_of(bad) is grpc.StatusCode.INVALID_ARGUMENT
         assert "worker: '' is refused" in (await bad.details() or "")
         await good.write(encoder.encode(report_of("w", 1)))
-        await heard.report(lambda report: report.number == 1)
+        await seen.report(lambda report: report.number == 1)
         assert collector.counts.invalid == 1
-        assert ReportsLost("w") not in heard.events
+        assert ReportsLost("w") not in seen.events
 
 
 async def test_a_malformed_report_after_good_ones_loses_the_worker() -> None:
-    heard = Heard()
-    async with collecting(heard) as (_, address), calling(address) as call:
+    seen = ReceivedEvents()
+    async with collecting(seen) as (_, address), calling(address) as call:
         await call.write(ReportEncoder().encode(report_of("w", 0)))
         await call.write(report_pb2.WorkerReport(worker="other", incarnation=1))
         assert await status_of(call) is grpc.StatusCode.INVALID_ARGUMENT
-    assert heard.events == [received(report_of("w", 0)), ReportsLost("w")]
+    assert seen.events == [received(report_of("w", 0)), ReportsLost("w")]
 
 
 async def test_what_is_no_report_at_all_ends_its_stream() -> None:
-    heard = Heard()
-    async with collecting(heard) as (_, address), grpc.aio.insecure_channel(address) as channel:
+    seen = ReceivedEvents()
+    async with collecting(seen) as (_, address), grpc.aio.insecure_channel(address) as channel:
         method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(METHOD)
         call = method()
         await call.write(b"\xff\xff\xff")
         assert await call.code() is not grpc.StatusCode.OK
-    assert heard.events == []
+    assert seen.events == []
 
 
 async def test_a_silent_stream_is_given_up() -> None:
     """As after a power failure: the connection stands, and nothing comes."""
-    heard = Heard()
-    async with collecting(heard, silence_s=1.0) as (collector, address), calling(address) as call:
+    seen = ReceivedEvents()
+    async with collecting(seen, silence_s=1.0) as (collector, address), calling(address) as call:
         await call.write(ReportEncoder().encode(report_of("w", 0)))
         assert await status_of(call) is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert heard.events[-1] == ReportsLost("w")
+        assert seen.events[-1] == ReportsLost("w")
         assert collector.counts.silent == 1
 
 
 async def test_a_stream_that_never_speaks_is_given_up() -> None:
-    heard = Heard()
-    async with collecting(heard, silence_s=1.0) as (_, address), calling(address) as call:
+    seen = ReceivedEvents()
+    async with collecting(seen, silence_s=1.0) as (_, address), calling(address) as call:
         assert await status_of(call) is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert heard.events == []
+    assert seen.events == []
 
 
 async def test_a_balancer_that_stood_still_itself_does_not_take_that_for_silence() -> None:
-    heard = Heard()
-    async with collecting(heard, silence_s=1.0) as (_, address), calling(address) as call:
+    seen = ReceivedEvents()
+    async with collecting(seen, silence_s=1.0) as (_, address), calling(address) as call:
         encoder = ReportEncoder()
         await call.write(encoder.encode(report_of("w", 0)))
-        await heard.report(lambda report: report.number == 0)
+        await seen.report(lambda report: report.number == 0)
         time.sleep(1.5)  # Blocks the loop, as a long pause of the machine does.
         await call.write(encoder.encode(report_of("w", 1)))
-        await heard.report(lambda report: report.number == 1)
-    assert [type(event) for event in heard.events[:2]] == [Report, Report]
+        await seen.report(lambda report: report.number == 1)
+    assert [type(event) for event in seen.events[:2]] == [Report, Report]
 
 
 async def test_lost_and_repeated_reports_count_once() -> None:
     """Over a break, after which the agent begins anew with what it has; the core tells by incarnation and number."""
     router = Router(RoundRobin())
     router.observe(WorkerAdded("w"), 0.0)
-    heard = Heard()
+    seen = ReceivedEvents()
 
     def on_event(event: Event) -> None:
         router.observe(event, 0.0)
-        heard(event)
+        seen(event)
 
     async with collecting(on_event) as (_, address), calling(address) as call, calling(address) as after_break:
         encoder = ReportEncoder()
         for number in (0, 4, 4, 2):
-            told = len(heard.events)
+            told = len(seen.events)
             await call.write(encoder.encode(report_of("w", number, executions=10 + 10 * number)))
-            await heard.report(lambda _: True, after=told)
+            await seen.report(lambda _: True, after=told)
         await after_break.write(ReportEncoder().encode(report_of("w", 5, executions=60)))
-        await heard.report(lambda report: report.number == 5)
+        await seen.report(lambda report: report.number == 5)
     assert router.fleet.reports == {"accepted": 3, "lost": 3, "late": 2}

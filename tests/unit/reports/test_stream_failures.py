@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 import trustme
-from support.reports import Heard, agent
+from support.reports import ReceivedEvents, agent
 from support.waiting import eventually
 
 from balancer.balancer_tls import BalancerTls
@@ -40,9 +40,9 @@ class Authority:
 
 
 @contextlib.asynccontextmanager
-async def balancer(heard: Heard, tls: grpc.ServerCredentials | None, port: int = 0) -> AsyncIterator[str]:
+async def balancer(received: ReceivedEvents, tls: grpc.ServerCredentials | None, port: int = 0) -> AsyncIterator[str]:
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    Collector(heard).add_to(server)
+    Collector(received).add_to(server)
     address = f"127.0.0.1:{port}"
     port = server.add_insecure_port(address) if tls is None else server.add_secure_port(address, tls)
     await server.start()
@@ -110,7 +110,7 @@ async def test_an_agent_says_once_why_it_cannot_reach_a_balancer_and_what_to_do(
             await other.start()
             stack.push_async_callback(other.stop, None)
         else:
-            address = await stack.enter_async_context(balancer(Heard(), server))
+            address = await stack.enter_async_context(balancer(ReceivedEvents(), server))
         with caplog.at_level(logging.WARNING, "balancer.reports.stream_failures"):
             async with agent(address, tls):
                 await eventually(lambda: caplog.messages, "the agent says what is wrong")
@@ -137,7 +137,7 @@ async def test_renewed_certificates_are_used_by_the_next_connection(tmp_path: Pa
     authority = Authority(tmp_path / "tls")
     chain, key = authority.issue("client", "agent")
     tls = BalancerTls(authority.file, NAME, chain, key)
-    first, second = Heard(), Heard()
+    first, second = ReceivedEvents(), ReceivedEvents()
     async with contextlib.AsyncExitStack() as stack:
         async with balancer(first, credentials(authority, clients=authority)) as address:
             await stack.enter_async_context(agent(address, tls))
@@ -149,15 +149,15 @@ async def test_renewed_certificates_are_used_by_the_next_connection(tmp_path: Pa
 
 
 async def test_a_balancer_may_listen_on_a_unix_socket(tmp_path: Path) -> None:
-    heard = Heard()
+    received = ReceivedEvents()
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    Collector(heard).add_to(server)
+    Collector(received).add_to(server)
     address = f"unix:{tmp_path}/reports.sock"
     server.add_insecure_port(address)
     await server.start()
     try:
         async with agent(address) as replicas:
-            await heard.report(lambda report: True)
+            await received.report(lambda report: True)
             await eventually(lambda: replicas.connected == 1, "connected")
     finally:
         await server.stop(None)

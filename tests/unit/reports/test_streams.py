@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
-from support.reports import Heard, collecting, report_of
+from support.reports import ReceivedEvents, collecting, report_of
 from support.waiting import eventually
 
 from balancer import bounds
@@ -41,7 +41,7 @@ async def running(replicas: Replicas, *, offering: bool = True, asking: bool = F
 
 
 async def test_a_restarted_balancer_is_found_again() -> None:
-    first, second = Heard(), Heard()
+    first, second = ReceivedEvents(), ReceivedEvents()
     async with contextlib.AsyncExitStack() as stack:
         async with collecting(first) as (_, address):
             await stack.enter_async_context(running(Replicas([address])))
@@ -53,34 +53,34 @@ async def test_a_restarted_balancer_is_found_again() -> None:
 
 
 async def test_a_balancer_that_is_not_there_yet_is_waited_for() -> None:
-    heard = Heard()
-    async with collecting(heard) as (_, address):
+    received = ReceivedEvents()
+    async with collecting(received) as (_, address):
         pass
-    async with running(Replicas([address])), collecting(heard, port=int(address.rpartition(":")[2])):
-        await heard.report(lambda report: True)
+    async with running(Replicas([address])), collecting(received, port=int(address.rpartition(":")[2])):
+        await received.report(lambda report: True)
 
 
 async def test_each_balancer_hears_what_all_others_have_in_flight() -> None:
     counts: list[dict[str, int]] = [{"a": 1}, {"a": 20, "b": 3}, {}]
-    heard = [Heard() for _ in counts]
+    received = [ReceivedEvents() for _ in counts]
     async with contextlib.AsyncExitStack() as stack:
         balancers = [
             await stack.enter_async_context(collecting(each, in_flight=lambda _, i=i: counts[i]))
-            for i, each in enumerate(heard)
+            for i, each in enumerate(received)
         ]
         replicas = Replicas([address for _, address in balancers])
         await stack.enter_async_context(running(replicas, asking=True))
-        told = [await each.report(lambda report: bool(report.others)) for each in heard]
+        told = [await each.report(lambda report: bool(report.others)) for each in received]
         assert [dict(report.others or ()) for report in told] == [{"a": 20, "b": 3}, {"a": 1}, {"a": 21, "b": 3}]
 
         counts[1] = {"b": 2}
-        await heard[0].report(lambda report: report.others == (("b", 2),))
+        await received[0].report(lambda report: report.others == (("b", 2),))
         counts[1] = {}
-        await heard[0].report(lambda report: report.others == ())
+        await received[0].report(lambda report: report.others == ())
 
 
 async def test_what_a_balancer_had_in_flight_goes_with_its_stream() -> None:
-    first, second = Heard(), Heard()
+    first, second = ReceivedEvents(), ReceivedEvents()
     async with collecting(first) as (_, address), contextlib.AsyncExitStack() as stack:
         async with collecting(second, in_flight=lambda _: {"a": 5}) as (_, other):
             await stack.enter_async_context(running(Replicas([address, other]), asking=True))
@@ -89,8 +89,8 @@ async def test_what_a_balancer_had_in_flight_goes_with_its_stream() -> None:
 
 
 async def test_a_balancer_allows_pauses_while_no_requests_flow_and_says_at_once_when_they_do() -> None:
-    pause_s, flows, heard = 0.3, asyncio.Event(), Heard()
-    async with collecting(heard, pause_s=lambda: pause_s) as (collector, address):
+    pause_s, flows, received = 0.3, asyncio.Event(), ReceivedEvents()
+    async with collecting(received, pause_s=lambda: pause_s) as (collector, address):
         replicas = Replicas([address], flows=flows.set)
         async with running(replicas, offering=False):
             await flows.wait()  # a stream begins with all that there is
@@ -105,15 +105,15 @@ async def test_a_balancer_allows_pauses_while_no_requests_flow_and_says_at_once_
 
 
 async def test_a_lone_balancer_is_not_asked() -> None:
-    heard = Heard()
-    async with collecting(heard) as (collector, address), running(Replicas([address]), asking=True):
-        report = await heard.report(lambda report: report.number > 20)
+    received = ReceivedEvents()
+    async with collecting(received) as (collector, address), running(Replicas([address]), asking=True):
+        report = await received.report(lambda report: report.number > 20)
         assert report.others is None
         assert collector.counts.questions == 0
 
 
 async def test_a_balancer_whose_answers_are_out_of_bounds_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    first, second = Heard(), Heard()
+    first, second = ReceivedEvents(), ReceivedEvents()
     too_many = {f"m{i}": 1 for i in range(bounds.MAX_MODELS_IN_FLIGHT + 1)}
     async with (
         collecting(first) as (_, address),
@@ -135,7 +135,7 @@ class FakeSlowBalancer:
     def __init__(self) -> None:
         self.let = asyncio.Event()
         self.opened = asyncio.Event()
-        self.heard = Heard()
+        self.received = ReceivedEvents()
 
     async def stream(self, _: object, context: Any) -> None:
         self.opened.set()
@@ -147,7 +147,7 @@ class FakeSlowBalancer:
                 return
             assert not message.asks  # it has not said that it answers
             received += 1
-            self.heard(Report(message.worker, message.incarnation, message.number, message.ready))
+            self.received(Report(message.worker, message.incarnation, message.number, message.ready))
             await context.write(report_pb2.ReportAck(received=received))
 
 
@@ -172,14 +172,14 @@ async def test_a_slow_balancer_gets_the_newest_and_no_queue() -> None:
                 await asyncio.sleep(0)
             last = number - 1
             slow.let.set()
-            await slow.heard.report(lambda report: report.number == last)
+            await slow.received.report(lambda report: report.number == last)
     finally:
         await server.stop(None)
-    assert len(slow.heard.events) <= WINDOW + 1
+    assert len(slow.received.events) <= WINDOW + 1
 
 
 async def test_every_address_of_a_name_gets_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = Heard(), Heard()
+    first, second = ReceivedEvents(), ReceivedEvents()
     addresses = ["127.0.0.1"]
 
     async def fake_getaddrinfo(host: str, port: int, **_: object) -> list[tuple[Any, ...]]:
@@ -202,7 +202,7 @@ async def test_every_address_of_a_name_gets_a_stream(monkeypatch: pytest.MonkeyP
 
 
 async def test_an_address_that_left_its_name_is_dropped_when_its_stream_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard = Heard()
+    received = ReceivedEvents()
     addresses = ["127.0.0.1"]
     resolved = asyncio.Event()
 
@@ -215,7 +215,7 @@ async def test_an_address_that_left_its_name_is_dropped_when_its_stream_breaks(m
     lost = asyncio.Event()
 
     def on_event(event: Event) -> None:
-        heard(event)
+        received(event)
         if isinstance(event, ReportsLost):
             lost.set()
 
@@ -223,12 +223,12 @@ async def test_an_address_that_left_its_name_is_dropped_when_its_stream_breaks(m
         async with collecting(on_event) as (_, address):
             replicas = Replicas([f"balancer.test:{address.rpartition(':')[2]}"])
             await stack.enter_async_context(running(replicas))
-            await heard.report(lambda report: True)
+            await received.report(lambda report: True)
             addresses[:] = ["127.0.0.3"]
             resolved.clear()
             await resolved.wait()
             # Still reported to: a name server's mistake must not cut a stream that works.
-            await heard.report(lambda report: True, after=len(heard.events) + 5)
+            await received.report(lambda report: True, after=len(received.events) + 5)
         await lost.wait()
         while "127.0.0.1" in {address.rpartition(":")[0] for address in replicas.addresses}:
             await asyncio.sleep(0.02)

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 from support.fleets import make_router, report
-from support.guarded import NO_WINDOWS, Heard, Moody, guarded
+from support.guarded import NO_WINDOWS, Moody, RecordedChanges, guarded
 
 from balancer.kernel.settings import GuardSettings
 from balancer.scheduler.canary.guard import Guard, Look
@@ -24,7 +24,7 @@ STRANGE = Look(0.0, 9.0)
 def test_a_policy_that_does_well_decides_everything() -> None:
     g = guarded()
     assert set(g.decide(500)) == {"moody"}
-    assert g.heard.guards == []
+    assert g.changes.guards == []
 
 
 @pytest.mark.parametrize("answer", ["nan", "heavy", "raise", "ineligible"])
@@ -34,7 +34,7 @@ def test_an_invalid_answer_is_replaced_by_the_baselines_for_the_same_request_and
     g.router.observe(report("w0", 2, ready=False), g.now_s)  # not eligible from now on
     g.policy.mood.answer = answer
     assert g.decide(3) == ["least_requests"] * 3
-    [(policy, change)] = g.heard.guards
+    [(policy, change)] = g.changes.guards
     assert (policy, change.fell, change.finding.reason) == ("moody", True, "invalid")
     assert change.at_s == pytest.approx(4 * 0.02)
     # Once, for the request that it failed at; what it answers while out of service is the guard's affair.
@@ -51,7 +51,7 @@ def test_it_returns_after_a_quiet_period_without_cause_and_not_before() -> None:
     # From the last probe that found the cause: at most two probes more than the quiet period itself.
     assert 99 <= first <= 102
     assert set(decided[first:]) == {"moody"}
-    assert [change.fell for _, change in g.heard.guards] == [True, False]
+    assert [change.fell for _, change in g.changes.guards] == [True, False]
     assert g.router.selector is not None
     assert g.router.selector.explain(g.now_s)["guards"]["moody"]["fallen_back"] is False
 
@@ -91,7 +91,7 @@ def test_one_strange_request_is_no_breach_and_many_are_within_a_second() -> None
     g.policy.mood.outside = 9.0
     decided = g.decide(50)  # a second of 50 requests
     assert decided.index("least_requests") == 11
-    [(_, change)] = g.heard.guards
+    [(_, change)] = g.changes.guards
     assert change.finding.reason == "range"
     assert "9.00 (limit 0.25)" in change.finding.words
 
@@ -108,17 +108,17 @@ def test_inputs_that_are_no_number_are_strange_and_a_range_that_raises_is_invali
     g.decide(50)
     g.policy.mood.range_raises = True
     g.decide(50)
-    [(_, change)] = g.heard.guards
+    [(_, change)] = g.changes.guards
     assert change.finding.reason == "range"
     assert g.router.selector is not None
     assert "no range" in g.router.selector.explain(g.now_s)["guards"]["moody"]["last_cause"]
 
 
 def test_missing_reports_of_most_workers_are_a_breach_and_of_some_are_not() -> None:
-    policy, heard = Moody(), Heard()
+    policy, changes = Moody(), RecordedChanges()
     router = make_router(4, policy)
     settings = GuardSettings(window_s=0.0, report_age_s=0.5)
-    router.selector = PolicySelector(policy, CanaryPlan(guard=settings, baseline=LeastRequests()), listener=heard)
+    router.selector = PolicySelector(policy, CanaryPlan(guard=settings, baseline=LeastRequests()), listener=changes)
     number = 1
 
     def decide(count: int, reporting: list[str], start_s: float) -> list[str]:
@@ -138,7 +138,7 @@ def test_missing_reports_of_most_workers_are_a_breach_and_of_some_are_not() -> N
     assert set(decide(100, everyone[:2], 1.02)) == {"moody"}
     cut = decide(50, [], 3.02)
     assert 24 <= cut.index("least_requests") <= 26
-    [(_, change)] = heard.guards
+    [(_, change)] = changes.guards
     assert change.finding.reason == "reports"
     assert "100% of the eligible workers have no report of the last 0.5 s" in change.finding.words
 
@@ -149,10 +149,10 @@ def test_slow_decisions_are_a_breach_and_one_long_pause_is_not() -> None:
     g.decide(1)
     g.stopwatch.step_s = 0.0
     g.decide(3)
-    assert g.heard.guards == []
+    assert g.changes.guards == []
     g.stopwatch.step_s = 0.02
     assert g.decide(4)[-1] == "least_requests"
-    [(_, change)] = g.heard.guards
+    [(_, change)] = g.changes.guards
     assert change.finding.reason == "slow"
 
 
@@ -163,13 +163,13 @@ def test_a_decision_in_ten_a_little_too_slow_is_a_breach_and_a_few_are_not() -> 
         g.decide(1)
         g.stopwatch.step_s = 0.0
         g.decide(19)
-    assert g.heard.guards == []
+    assert g.changes.guards == []
     for _ in range(20):  # 1 in 5
         g.stopwatch.step_s = 0.006
         g.decide(1)
         g.stopwatch.step_s = 0.0
         g.decide(4)
-    assert g.heard.guards[0][1].finding.reason == "slow"
+    assert g.changes.guards[0][1].finding.reason == "slow"
 
 
 def test_a_slow_policy_out_of_service_is_asked_for_a_fiftieth_of_the_time_at_most() -> None:
@@ -192,7 +192,7 @@ def test_what_a_shedding_policy_sheds_counts_against_it() -> None:
         except Shed:
             shed += 1
     assert shed > 0
-    assert g.heard.guards[0][1].finding.reason == "errors"
+    assert g.changes.guards[0][1].finding.reason == "errors"
     assert g.decide(1) == ["least_requests"]
 
 
@@ -201,7 +201,7 @@ def test_keys_and_sequences_stay_with_the_router_whoever_decides() -> None:
     g.policy.mood.answer = "nan"
     assert g.router.route(Request("m", key=7), 1.0).policy == "consistent_hash"
     assert g.router.route(Request("m", key=7, sequence=True), 1.0).policy == "consistent_hash"
-    assert g.heard.guards == []
+    assert g.changes.guards == []
 
 
 def test_where_the_baseline_fails_too_the_least_pending_worker_stands_in() -> None:

@@ -46,20 +46,20 @@ def drive(
 
 
 def test_the_shares_are_kept_step_by_step_to_the_end() -> None:
-    heard: list[RolloutChange] = []
-    rollout = Rollout(STEPS, on_change=heard.append)
+    changes: list[RolloutChange] = []
+    rollout = Rollout(STEPS, on_change=changes.append)
     found = drive(rollout, duration_s=200.0)
     for begin_s, share in ((0, 0.1), (10, 0.5), (20, 0.75), (190, 1.0)):  # windows of 0.25 s, one a second
         picked = [new for at_s, new in found if begin_s <= at_s < begin_s + 10]
         assert np.mean(picked) == pytest.approx(share, abs=0.06)
-    assert [(change.state, change.share) for change in heard] == [
+    assert [(change.state, change.share) for change in changes] == [
         ("running", 0.1),
         ("running", 0.5),
         ("watched", 1.0),
         ("finished", 1.0),
     ]
-    assert [change.at_s for change in heard[:3]] == [0.0, 10.0, 20.0]
-    assert heard[3].at_s > 20 + STEPS.watch_s
+    assert [change.at_s for change in changes[:3]] == [0.0, 10.0, 20.0]
+    assert changes[3].at_s > 20 + STEPS.watch_s
     assert rollout.state == "finished"
     assert rollout.ticket(True, "m", 0.1, 200.0) is None
 
@@ -84,8 +84,8 @@ def test_a_step_waits_for_enough_outcomes_of_the_new_policy() -> None:
 
 
 def test_a_step_waits_for_enough_outcomes_of_the_old_policy_too() -> None:
-    heard: list[RolloutChange] = []
-    rollout = Rollout(STEPS, on_change=heard.append)
+    changes: list[RolloutChange] = []
+    rollout = Rollout(STEPS, on_change=changes.append)
     for number in range(6000):
         now_s = number / 200
         new = rollout.takes(number, now_s)
@@ -93,15 +93,15 @@ def test_a_step_waits_for_enough_outcomes_of_the_old_policy_too() -> None:
         if ticket is not None and new:
             ticket.ended(0.03, True, now_s)
     assert rollout.share == 0.1
-    assert [change.held and change.held.reason for change in heard] == [None, "outcomes"]  # told once
+    assert [change.held and change.held.reason for change in changes] == [None, "outcomes"]  # told once
 
 
 def test_no_step_is_taken_while_there_is_evidence_against_the_new_policy() -> None:
-    heard: list[RolloutChange] = []
-    rollout = Rollout(RolloutSettings(shares=(0.5, 1.0), step_s=3.0, min_requests=20), 0, heard.append)
+    changes: list[RolloutChange] = []
+    rollout = Rollout(RolloutSettings(shares=(0.5, 1.0), step_s=3.0, min_requests=20), 0, changes.append)
     drive(rollout, slower=1.5, duration_s=4.0)
     assert (rollout.state, rollout.share) == ("running", 0.5)
-    assert [change.held and change.held.reason for change in heard] == [None, "evidence"]
+    assert [change.held and change.held.reason for change in changes] == [None, "evidence"]
     shown = rollout.explain(4.0)
     assert 10 < max(shown["evidence_against_new"].values()) < 300_000
     assert shown["held"].startswith("evidence ")
@@ -109,8 +109,8 @@ def test_no_step_is_taken_while_there_is_evidence_against_the_new_policy() -> No
 
 
 def test_a_held_step_is_taken_when_the_evidence_has_gone() -> None:
-    heard: list[RolloutChange] = []
-    rollout = Rollout(RolloutSettings(shares=(0.5, 1.0), step_s=3.0, min_requests=20), 0, heard.append)
+    changes: list[RolloutChange] = []
+    rollout = Rollout(RolloutSettings(shares=(0.5, 1.0), step_s=3.0, min_requests=20), 0, changes.append)
     for number in range(200 * 600):
         now_s = number / 200
         new = rollout.takes(number, now_s)
@@ -119,7 +119,7 @@ def test_a_held_step_is_taken_when_the_evidence_has_gone() -> None:
         ticket = rollout.ticket(new, "m", 0.1, now_s)
         assert ticket is not None
         ticket.ended(0.03, not (new and now_s < 3 and number % 10 == 0), now_s)
-    assert [(change.state, bool(change.held)) for change in heard] == [
+    assert [(change.state, bool(change.held)) for change in changes] == [
         ("running", False),
         ("running", True),
         ("watched", False),
@@ -142,8 +142,8 @@ def test_what_was_decided_by_lot_and_ends_after_the_last_step_still_counts() -> 
 
 
 def test_the_watch_returns_a_policy_that_becomes_worse_after_the_last_step() -> None:
-    heard: list[RolloutChange] = []
-    rollout = Rollout(STEPS, on_change=heard.append)
+    changes: list[RolloutChange] = []
+    rollout = Rollout(STEPS, on_change=changes.append)
     drive(rollout, duration_s=40.0)
     assert rollout.state == "watched"
     shown = rollout.explain(40.0)["watch"]
@@ -161,7 +161,7 @@ def test_the_watch_returns_a_policy_that_becomes_worse_after_the_last_step() -> 
     assert rollout.finding is not None
     assert rollout.finding.reason in {"errors", "late"}
     assert "of the old policy's" in rollout.finding.words
-    assert heard[-1].state == "returned"
+    assert changes[-1].state == "returned"
     assert rollout.share == 0.0
     assert not any(rollout.takes(number, 400.0) for number in range(100))
 
@@ -211,11 +211,11 @@ def test_equal_policies_are_called_unequal_no_more_often_than_promised(monkeypat
 )
 def test_a_worse_policy_goes_back_for_good_and_says_why(slower: float, failing: float, reasons: set[str]) -> None:
     for seed in range(4):
-        heard: list[RolloutChange] = []
-        rollout = Rollout(RolloutSettings(shares=(0.05, 1.0), step_s=100.0), seed, heard.append)
+        changes: list[RolloutChange] = []
+        rollout = Rollout(RolloutSettings(shares=(0.05, 1.0), step_s=100.0), seed, changes.append)
         found = drive(rollout, slower, failing, duration_s=100.0, seed=seed)
         assert rollout.state == "returned"
-        last = heard[-1]
+        last = changes[-1]
         assert last.finding is not None
         assert last.finding.reason in reasons
         assert last.at_s < 60
@@ -242,7 +242,7 @@ def test_in_the_router_each_decision_names_the_policy_that_made_it() -> None:
     plan = CanaryPlan(rollout=RolloutSettings(shares=(0.5,)), new=Brave())
     g = guarded(plan=plan, policy=LeastRequests())
     assert set(g.decide(100)) == {"least_requests", "brave"}
-    assert g.heard.rollouts[0][0] == "brave"
+    assert g.changes.rollouts[0][0] == "brave"
 
 
 def test_a_new_policy_without_a_valid_answer_is_returned_at_once_and_the_old_one_serves_the_request() -> None:
@@ -251,7 +251,7 @@ def test_a_new_policy_without_a_valid_answer_is_returned_at_once_and_the_old_one
     g.decide(20)
     new.mood.answer = "nan"
     assert set(g.decide(100)) == {"least_requests"}
-    change = g.heard.rollouts[-1][1]
+    change = g.changes.rollouts[-1][1]
     assert (change.state, change.finding and change.finding.reason) == ("returned", "invalid")
     assert g.router.failures == {"moody": 1}
 
@@ -262,7 +262,7 @@ def test_the_guard_of_a_new_policy_ends_its_rollout_and_watches_on_once_that_is_
     g = guarded(plan=plan, policy=RandomChoice())
     new.mood.outside = 9.0
     assert set(g.decide(200)[-50:]) == {"random"}
-    change = g.heard.rollouts[-1][1]
+    change = g.changes.rollouts[-1][1]
     assert (change.state, change.finding and change.finding.reason) == ("returned", "range")
 
     for watch_s, state, stands_in in ((1e9, "returned", "random"), (5.0, "finished", "least_requests")):
@@ -273,7 +273,7 @@ def test_the_guard_of_a_new_policy_ends_its_rollout_and_watches_on_once_that_is_
         g.serve(2000, 0.01)
         new.mood.outside = 9.0
         assert g.decide(100)[-1] == stands_in
-        assert g.heard.rollouts[-1][1].state == state
+        assert g.changes.rollouts[-1][1].state == state
         assert g.router.selector is not None
         assert g.router.selector.explain(g.now_s)["decides"] == stands_in
 
@@ -287,16 +287,16 @@ def test_a_slow_new_policy_returns_trained_or_not(trained: bool, shares: tuple[f
     )
     g.stopwatch.step_s = 0.006
     assert set(g.decide(100)[-50:]) == {"least_requests"}
-    change = g.heard.rollouts[-1][1]
+    change = g.changes.rollouts[-1][1]
     assert (change.state, change.finding and change.finding.reason) == ("returned", "slow")
-    assert g.heard.guards == []  # one event, one line
+    assert g.changes.guards == []  # one event, one line
 
 
 def test_missing_reports_return_a_trained_policy_and_say_nothing_against_others() -> None:
     for new, state in ((Moody(), "returned"), (Brave(), "watched")):
         g = guarded(plan=CanaryPlan(rollout=RolloutSettings(shares=(1.0,)), new=new), policy=LeastRequests())
         g.decide(200)
-        assert g.heard.rollouts[-1][1].state == state
+        assert g.changes.rollouts[-1][1].state == state
 
 
 def test_windows_against_the_baseline_begin_only_when_the_rollout_is_finished() -> None:
@@ -308,7 +308,7 @@ def test_windows_against_the_baseline_begin_only_when_the_rollout_is_finished() 
     g.serve(200, 0.01)
     assert set(g.serve(2000, 0.01)) == {"random", "moody"}  # the windows of the watch: the old policy's
     g.serve(2000, 0.01)
-    assert g.heard.rollouts[-1][1].state == "finished"
+    assert g.changes.rollouts[-1][1].state == "finished"
     assert set(g.serve(1000, 0.01)) == {"moody", "least_requests"}
 
 
@@ -319,16 +319,16 @@ def test_a_config_that_changes_elsewhere_keeps_the_rollout_and_its_guard() -> No
     before = g.router.selector
     assert before is not None
     after = PolicySelector(
-        before.policy, dataclasses.replace(plan, shadow=RandomChoice()), listener=g.heard, before=before
+        before.policy, dataclasses.replace(plan, shadow=RandomChoice()), listener=g.changes, before=before
     )
     assert after.rollout is before.rollout
     assert after.trial_guard is before.trial_guard
     after.plan.new.mood.outside = 9.0  # type: ignore[union-attr]  # it is moody
     g.router.selector = after
     g.decide(100)
-    assert g.heard.rollouts[-1][1].state == "returned"
+    assert g.changes.rollouts[-1][1].state == "returned"
     new_steps = dataclasses.replace(plan, rollout=RolloutSettings(shares=(0.5,)))
-    again = PolicySelector(before.policy, new_steps, listener=g.heard, before=after)
+    again = PolicySelector(before.policy, new_steps, listener=g.changes, before=after)
     assert again.rollout is not before.rollout
     assert again.trial_guard is not before.trial_guard
 

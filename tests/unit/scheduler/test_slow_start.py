@@ -24,11 +24,11 @@ def grown(slow_start_s: float = OVER_S, policy: Policy | None = None) -> Router:
     """Three workers, and a fourth that reports first at 100 s."""
     router = make_router(3, policy or RandomChoice(), Settings(slow_start_s=slow_start_s))
     router.observe(WorkerAdded("new"), 99.0)
-    heard(router, 100.0)
+    take_report(router, 100.0)
     return router
 
 
-def heard(router: Router, now_s: float, **fields: object) -> None:
+def take_report(router: Router, now_s: float, **fields: object) -> None:
     """Reports of all workers."""
     for worker in router.fleet.workers:
         router.observe(report(worker.name, worker.number + 1, [model(**fields)]), now_s)
@@ -36,7 +36,7 @@ def heard(router: Router, now_s: float, **fields: object) -> None:
 
 def shares(router: Router, now_s: float) -> dict[str, float]:
     """Of many requests that end at once."""
-    heard(router, now_s)
+    take_report(router, now_s)
     counted: Counter[str] = Counter()
     for _ in range(REQUESTS):
         decision = router.route(Request("m"), now_s)
@@ -60,8 +60,8 @@ def test_without_a_slow_start_it_gets_all_at_once() -> None:
 
 def test_once_its_service_times_are_known_it_gets_all() -> None:
     router = grown()
-    heard(router, 100.1, batches=((1, 10, 0.1),))
-    heard(router, 100.2, batches=((1, 40, 0.4),))
+    take_report(router, 100.1, batches=((1, 10, 0.1),))
+    take_report(router, 100.2, batches=((1, 40, 0.4),))
     assert router.fleet.service.weight[3, router.column("m")] >= 5
     counted = Counter(router.route(Request("m"), 100.3).worker for _ in range(REQUESTS))
     assert counted["new"] / REQUESTS == pytest.approx(0.25, abs=0.03)
@@ -78,7 +78,7 @@ def test_workers_that_came_together_share_alike_and_none_is_left_without() -> No
 def test_beside_workers_that_are_hardly_older_it_waits_for_no_longer_than_they_did() -> None:
     router = make_router(1, RandomChoice(), Settings(slow_start_s=OVER_S))
     router.observe(WorkerAdded("new"), 1.0)
-    heard(router, 1.0)
+    take_report(router, 1.0)
     assert shares(router, 2.0)["new"] == pytest.approx(0.25, abs=0.03)  # half of its half
 
 
@@ -95,7 +95,7 @@ def test_a_worker_that_was_removed_starts_anew() -> None:
     router = grown()
     router.fleet.remove("w0")
     router.observe(WorkerAdded("w0"), 300.0)
-    heard(router, 300.0)
+    take_report(router, 300.0)
     assert shares(router, 301.0)["w0"] == pytest.approx(0.1 / 4, abs=0.02)
 
 
@@ -110,7 +110,7 @@ def test_keys_come_to_it_one_after_the_other_and_stay() -> None:
     router = grown(policy=ConsistentHash())
     found = []
     for now_s in (102.0, 105.0, 108.0, 111.0):
-        heard(router, now_s)
+        take_report(router, now_s)
         found.append({key for key in KEYS if keyed(router, now_s, key) == "new"})
     assert found[0] < found[1] < found[2] < found[3]
     assert len(found[1]) == pytest.approx(len(found[3]) / 2, rel=0.3)

@@ -98,5 +98,5 @@ def test_a_shadow_that_writes_fails_and_a_rollout_of_a_policy_that_writes_return
 
     g = guarded(plan=CanaryPlan(rollout=RolloutSettings(shares=(1.0,)), new=Scribbler()), policy=LeastRequests())
     assert set(g.decide(10)) == {"least_requests"}
-    change = g.heard.rollouts[-1][1]
+    change = g.changes.rollouts[-1][1]
     assert (change.state, change.finding and change.finding.reason) == ("returned", "invalid")

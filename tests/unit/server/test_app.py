@@ -26,7 +26,7 @@ def workers() -> list[dict[str, object]]:
     ]
 
 
-class Told:
+class EnvoyStates:
     """A process that has listed three workers, and what Envoy is told of them."""
 
     def __init__(self) -> None:
@@ -42,22 +42,22 @@ class Told:
 
 
 def test_silence_is_no_reason_for_envoy_to_avoid_a_worker_before_there_was_time_to_report() -> None:
-    assert Told().states(report("w0"), settled=False) == ["healthy", "healthy", "healthy"]
+    assert EnvoyStates().states(report("w0"), settled=False) == ["healthy", "healthy", "healthy"]
 
 
 def test_a_silent_worker_is_avoided_while_another_is_ready() -> None:
-    assert Told().states(report("w0")) == ["healthy", "unhealthy", "unhealthy"]
+    assert EnvoyStates().states(report("w0")) == ["healthy", "unhealthy", "unhealthy"]
 
 
-def test_where_no_agent_is_heard_envoy_may_use_every_worker() -> None:
-    assert Told().states() == ["healthy", "healthy", "healthy"]
+def test_where_no_agent_reports_envoy_may_use_every_worker() -> None:
+    assert EnvoyStates().states() == ["healthy", "healthy", "healthy"]
 
 
 def test_a_worker_that_says_it_is_not_ready_is_avoided_whatever_the_others_say() -> None:
-    told = Told()
-    assert told.states(report("w0", ready=False)) == ["unhealthy", "healthy", "healthy"]
-    assert told.states(report("w1")) == ["unhealthy", "healthy", "unhealthy"]
-    assert told.states(report("w1", number=2, ready=False)) == ["unhealthy", "unhealthy", "healthy"]
+    states = EnvoyStates()
+    assert states.states(report("w0", ready=False)) == ["unhealthy", "healthy", "healthy"]
+    assert states.states(report("w1")) == ["unhealthy", "healthy", "unhealthy"]
+    assert states.states(report("w1", number=2, ready=False)) == ["unhealthy", "unhealthy", "healthy"]
 
 
 def test_without_a_file_of_workers_none_is_waited_for() -> None:

@@ -142,11 +142,11 @@ async def test_where_it_cannot_be_written_the_balancer_goes_on(
     one = Process(tmp_path, CONFIG)
     one.rollout.give_up(WORSE, 1.0)
 
-    async def told() -> bool:
+    async def logged() -> bool:
         one.app._decided.tick(one.app.router.selector, one.app._picker.splits, one.app._clock())
         return "name a file that the balancer may write to in state_file, or null" in caplog.text
 
-    await eventually(told, "it is told")
+    await eventually(logged, "it is told")
 
 
 def test_each_process_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

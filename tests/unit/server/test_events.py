@@ -48,7 +48,7 @@ def test_it_is_bounded_in_number_and_length(clock: Clock) -> None:
     assert max(len(event.words) for event in kept) < 500
 
 
-def test_of_many_names_some_are_told() -> None:
+def test_of_many_names_some_are_shown() -> None:
     assert some(["b", "a"]) == "a, b"
     assert some(f"w{number}" for number in range(9)) == "w0, w1, w2, w3, w4 and 4 more"
 

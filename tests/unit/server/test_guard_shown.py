@@ -64,7 +64,7 @@ def test_a_fall_and_a_return_are_a_line_each_and_in_the_metrics(caplog: pytest.L
     assert "back in service" in returned.getMessage()
 
 
-def test_a_rollout_is_told_step_by_step_with_what_holds_it_and_how_far_its_proof_is(
+def test_a_rollout_is_shown_step_by_step_with_what_holds_it_and_how_far_its_proof_is(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     windows = GuardSettings(window_every_s=1.0)
@@ -212,5 +212,5 @@ def test_a_replay_by_another_policy_leaves_out_what_the_policy_in_force_did_not_
     result = replay(log, WeightedLeastPending())
     np.testing.assert_array_equal(result.left_out, rolled_out)
     np.testing.assert_array_equal(result.recorded[rolled_out], result.replayed[rolled_out])
-    asked = ~rolled_out
-    assert result.agreement == (result.recorded[asked] == result.replayed[asked]).mean()
+    watched = ~rolled_out
+    assert result.agreement == (result.recorded[watched] == result.replayed[watched]).mean()

@@ -8,7 +8,7 @@ from balancer.server.listener_probe import ListenerProbe
 
 
 @pytest.mark.parametrize(
-    ("asked", "status", "serves"),
+    ("setting", "status", "serves"),
     [
         ("", 200, True),
         ("", 401, False),
@@ -18,7 +18,7 @@ from balancer.server.listener_probe import ListenerProbe
     ],
 )
 async def test_a_listener_that_asks_for_credentials_serves_once_it_turns_somebody_away(
-    asked: str, status: int, serves: bool
+    setting: str, status: int, serves: bool
 ) -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(status=status)
@@ -30,7 +30,7 @@ async def test_a_listener_that_asks_for_credentials_serves_once_it_turns_somebod
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         address = f"127.0.0.1:{runner.addresses[0][1]}"
-        parsed = config.parse(f"envoy: {{listen: '{address}', ready_after_listener: true{asked}}}\n", "balancer.yaml")
+        parsed = config.parse(f"envoy: {{listen: '{address}', ready_after_listener: true{setting}}}\n", "balancer.yaml")
         probe = ListenerProbe(parsed)
         await probe.look()
         assert (probe.not_ready() == "") == serves

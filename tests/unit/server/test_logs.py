@@ -34,9 +34,9 @@ def test_json_lines() -> None:
     logging.getLogger("balancer.test").warning("worker %s is gone", "a", extra={"worker": "a", "age_s": 0.5})
     logging.getLogger("balancer.test").debug("not this")
     (line,) = stream.getvalue().splitlines()
-    said = json.loads(line)
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", said.pop("time"))
-    assert said == {
+    entry = json.loads(line)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", entry.pop("time"))
+    assert entry == {
         "level": "WARNING",
         "logger": "balancer.test",
         "message": "worker a is gone",
@@ -91,6 +91,6 @@ def test_a_decision_line() -> None:
         propensity=0.5,
         fallbacks=("b",),
     )
-    said = json.loads(stream.getvalue())
-    assert said["logger"] == "balancer.decisions"
-    assert (said["number"], said["request_id"], said["worker"], said["fallbacks"]) == (7, "r-1", "a", ["b"])
+    entry = json.loads(stream.getvalue())
+    assert entry["logger"] == "balancer.decisions"
+    assert (entry["number"], entry["request_id"], entry["worker"], entry["fallbacks"]) == (7, "r-1", "a", ["b"])

@@ -117,14 +117,14 @@ def test_open_metrics_say_the_same_and_an_exemplar() -> None:
     # What time it is, and what the process needs, changes.
     passing = ("process_", "balancer_metrics_timestamp")
 
-    def told(samples: list[Any]) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    def values(samples: list[Any]) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
         return {
             (each.name, frozenset(each.labels.items())): each.value
             for each in samples
             if not each.name.startswith(passing)
         }
 
-    assert told(found) == told([sample for family in plain for sample in family.samples])
+    assert values(found) == values([sample for family in plain for sample in family.samples])
     exemplars = {each.labels["le"]: each.exemplar for each in found if each.exemplar}
     assert {le: exemplar.labels for le, exemplar in exemplars.items()} == {
         "0.02": {"trace_id": "cd" * 16},
@@ -225,7 +225,7 @@ def test_a_worker_that_is_silent_is_not_ready() -> None:
         assert [each["ready"] for each in snapshot(router, now_s)] == [w0, True]
 
 
-def test_what_is_watched_is_told() -> None:
+def test_what_is_watched_is_shown() -> None:
     state = FakeState()
     metrics = whole(large(1)[1], state)
     assert samples(metrics, "balancer_report_streams") == {(): 3}

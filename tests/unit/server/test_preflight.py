@@ -79,10 +79,10 @@ def test_certificates_of_envoy_are_opened(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     authority.issue("one", dns="a.test")
     assert notes(envoys(tmp_path), tmp_path) == ""
-    said = refused(envoys(tmp_path, cert_file="/nowhere.crt", ca_file="/nowhere.pem"), tmp_path)
+    text = refused(envoys(tmp_path, cert_file="/nowhere.crt", ca_file="/nowhere.pem"), tmp_path)
     for field in ("tls.cert_file: /nowhere.crt", "balancer_tls.cert_file: /nowhere.crt", "balancer_tls.ca_file: /now"):
-        assert f"{tmp_path}/balancer.yaml: envoy.{field}" in said
-    assert said.count("cannot be read: No such file or directory; put the file there or name another") == 3
+        assert f"{tmp_path}/balancer.yaml: envoy.{field}" in text
+    assert text.count("cannot be read: No such file or directory; put the file there or name another") == 3
     assert "envoy.tls.key_file: / is a directory; name a regular file" in refused(
         envoys(tmp_path, key_file="/"), tmp_path
     )
@@ -92,12 +92,12 @@ def test_certificates_of_envoy_that_do_not_fit(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     one, two = authority.issue("one", dns="a.test"), authority.issue("two", dns="a.test")
     for name in ("tls", "balancer_tls"):
-        said = refused(envoys(tmp_path, key_file=str(two.key)), tmp_path)
-        assert f"envoy.{name}.key_file: {two.key} is not the key of {one.cert}; name the two that belong" in said
-    said = refused(envoys(tmp_path, ca_file=str(one.key)), tmp_path)
-    assert f"envoy.balancer_tls.ca_file: {one.key} has no certificate in it; name a PEM file that has" in said
-    said = refused(envoys(tmp_path, key_file=str(one.cert)), tmp_path)
-    assert f"envoy.tls.key_file: {one.cert} has no private key in it; name a PEM file that has" in said
+        text = refused(envoys(tmp_path, key_file=str(two.key)), tmp_path)
+        assert f"envoy.{name}.key_file: {two.key} is not the key of {one.cert}; name the two that belong" in text
+    text = refused(envoys(tmp_path, ca_file=str(one.key)), tmp_path)
+    assert f"envoy.balancer_tls.ca_file: {one.key} has no certificate in it; name a PEM file that has" in text
+    text = refused(envoys(tmp_path, key_file=str(one.cert)), tmp_path)
+    assert f"envoy.tls.key_file: {one.cert} has no private key in it; name a PEM file that has" in text
     broken = tmp_path / "broken.pem"
     broken.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
     assert f"envoy.balancer_tls.ca_file: {broken} cannot be used: " in refused(
@@ -109,11 +109,11 @@ def test_an_envoy_elsewhere_may_have_its_files_there(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     one, two = authority.issue("one", dns="a.test"), authority.issue("two", dns="a.test")
     there = ["10.0.0.5:9003"]
-    said = notes(envoys(tmp_path, balancers=there, cert_file="/nowhere.crt"), tmp_path)
+    text = notes(envoys(tmp_path, balancers=there, cert_file="/nowhere.crt"), tmp_path)
     for name in ("tls", "balancer_tls"):
-        assert f"envoy.{name}.cert_file: /nowhere.crt is not here, so not checked; check it where Envoy runs" in said
-    said = notes(envoys(tmp_path, ca_file="ca.pem"), tmp_path)
-    assert said == "warning: envoy.balancer_tls.ca_file: ca.pem is not here, so not checked; give an absolute path"
+        assert f"envoy.{name}.cert_file: /nowhere.crt is not here, so not checked; check it where Envoy runs" in text
+    text = notes(envoys(tmp_path, ca_file="ca.pem"), tmp_path)
+    assert text == "warning: envoy.balancer_tls.ca_file: ca.pem is not here, so not checked; give an absolute path"
     # What is here is checked, wherever Envoy is.
     text = envoys(tmp_path, balancers=there, key_file=str(two.key))
     assert f"{two.key} is not the key of {one.cert}" in refused(text, tmp_path)
@@ -125,16 +125,16 @@ def test_certificates_that_expire(tmp_path: Path) -> None:
 
     authority = Authority(tmp_path)
     authority.issue("one", dns="a.test", since=days(-9), until=days(-1))
-    said = refused(envoys(tmp_path), tmp_path)
+    text = refused(envoys(tmp_path), tmp_path)
     for section in ("tls.envoy", "envoy.tls", "envoy.balancer_tls"):
-        assert f"{section}.cert_file: {tmp_path}/one.crt expired on 20" in said
-    assert "UTC; renew it" in said
+        assert f"{section}.cert_file: {tmp_path}/one.crt expired on 20" in text
+    assert "UTC; renew it" in text
     authority.issue("one", dns="a.test", since=days(1), until=days(90))
     assert "UTC on only; wait, or set this machine's clock" in refused(envoys(tmp_path), tmp_path)
     authority.issue("one", dns="a.test", since=days(-80), until=days(10))
-    said = notes(envoys(tmp_path), tmp_path)
+    text = notes(envoys(tmp_path), tmp_path)
     for section in ("tls.envoy", "envoy.tls", "envoy.balancer_tls"):
-        assert f"warning: {section}.cert_file: {tmp_path}/one.crt expires on 20" in said
+        assert f"warning: {section}.cert_file: {tmp_path}/one.crt expires on 20" in text
     # Too early to renew: far away, or half the time of a short-lived one.
     for since, until in ((-1, 89), (-1, 1)):
         authority.issue("one", dns="a.test", since=days(since), until=days(until))
@@ -153,9 +153,9 @@ def test_one_authority_that_is_valid_is_enough_and_one_of_a_chain_that_is_not_to
 
 
 def test_a_list_of_workers_that_is_not_there(tmp_path: Path) -> None:
-    said = notes("discovery: {file: workers.yaml}", tmp_path)
-    assert said.startswith(f"warning: discovery.file: {tmp_path}/workers.yaml is not here, so not checked; until it is")
-    assert said.endswith("put the file there or name another")
+    text = notes("discovery: {file: workers.yaml}", tmp_path)
+    assert text.startswith(f"warning: discovery.file: {tmp_path}/workers.yaml is not here, so not checked; until it is")
+    assert text.endswith("put the file there or name another")
     (tmp_path / "workers.yaml").mkdir()
     assert refused("discovery: {file: workers.yaml}", tmp_path) == (
         f"{tmp_path}/balancer.yaml: discovery.file: {tmp_path}/workers.yaml is a directory; name a regular file"
@@ -188,7 +188,7 @@ def test_what_can_be_used_is_left_as_it_was(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_policies_that_fail_or_are_not_compiled_are_told_as_by_balancer_policies(
+def test_policies_that_fail_or_are_not_compiled_are_reported_as_by_balancer_policies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(Path(support.__file__).parent / "moody_plugin")
@@ -197,10 +197,10 @@ def test_policies_that_fail_or_are_not_compiled_are_told_as_by_balancer_policies
         path, mood = tmp_path / "balancer.yaml", tmp_path / "mood"
         path.write_text(f"policy: {{name: moody_file, options: {{mood: {mood}}}}}\nshadow: {{name: wlpr, share: 0.1}}")
         mood.write_text("raise")
-        (said,) = check_files(config.load(path), path)
-        assert said.startswith('warning: policy.name: "moody_file" gives no valid answer: RuntimeError: moody; ')
+        (text,) = check_files(config.load(path), path)
+        assert text.startswith('warning: policy.name: "moody_file" gives no valid answer: RuntimeError: moody; ')
         mood.write_text("good")
-        (said,) = check_files(config.load(path), path)
-        assert said.startswith('policy.name: "moody_file" is not compiled, since it calls ')
+        (text,) = check_files(config.load(path), path)
+        assert text.startswith('policy.name: "moody_file" is not compiled, since it calls ')
     finally:
         installed_policies.cache_clear()

@@ -71,7 +71,7 @@ def test_rare_reports_are_never_old_reports() -> None:
     assert quiet_pause_s(Settings(), selector) == pytest.approx(0.1)
 
 
-async def test_the_first_request_is_told_and_workers_that_change_are_looked_at() -> None:
+async def test_the_first_request_is_announced_and_workers_that_change_are_looked_at() -> None:
     rig = Rig()
     ticks, began, stop = [0], asyncio.Event(), asyncio.Event()
     internal_errors = InternalErrors(Counters("internal_errors", "", "handler"), lambda: rig.now_s)

@@ -102,8 +102,8 @@ async def test_of_too_many_the_first_count(monkeypatch: pytest.MonkeyPatch, capl
         api.list(objective("b", 2), objective("c", 3), objective("d", 4))
         api.tell_of("DELETED", objective("a", 1))
         await following.until({"b": 2, "c": 3})
-    said = [message for message in caplog.messages if "more than 2" in message]
-    assert said == [
+    warnings = [message for message in caplog.messages if "more than 2" in message]
+    assert warnings == [
         "discovery.kubernetes: there are more than 2 InferenceObjectives, and the others are left out; delete some"
     ]
 

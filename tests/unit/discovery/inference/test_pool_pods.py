@@ -25,13 +25,13 @@ class Cluster(Followed[dict[str, str]]):
     def __init__(self) -> None:
         self.pool = FakeApi()
         self.pods = {"app=a": FakeApi(), "app=b": FakeApi()}
-        self.asked: list[ClusterAccess] = []
+        self.accesses: list[ClusterAccess] = []
         wanted = PodsWanted(ClusterAccess("", "here"), pool="triton")
         source = PodSource(wanted, self._connect)  # type: ignore[arg-type]  # a fake API
         super().__init__(source, lambda workers: {worker.name: worker.grpc_endpoint for worker in workers})
 
     def _connect(self, access: ClusterAccess) -> FakeApi:
-        self.asked.append(access)
+        self.accesses.append(access)
         if access.resource == POOLS:
             assert (access.namespace, access.name, access.label_selector) == ("here", "triton", "")
             return self.pool
@@ -90,8 +90,8 @@ async def test_a_selector_is_followed_though_the_api_refuses_the_one_before() ->
 async def test_what_the_pool_says_of_ports_holds_whatever_pods_say() -> None:
     async with followed() as cluster:
         cluster.pool.list(pool("triton", 8001, labels={"app": "a"}))
-        said = {"annotations": {"balancer/grpc-port": "7001"}, "ports": {"grpc": 6001}}
-        cluster.pods["app=a"].list(pod("a", 1, **said))
+        settings = {"annotations": {"balancer/grpc-port": "7001"}, "ports": {"grpc": 6001}}
+        cluster.pods["app=a"].list(pod("a", 1, **settings))
         await cluster.until({"a": "10.0.0.1:8001"})
 
 
@@ -102,7 +102,7 @@ async def test_a_pool_that_is_not_there_or_no_use_leaves_the_last_in_force(caplo
         counts = cluster.source.pool_counts
         assert counts is not None
         await eventually(lambda: counts.invalid_values == {"inference_pool": 1}, "it is missed")
-        assert (counts.connected, counts.is_followed, cluster.asked[1:]) == (True, False, [])
+        assert (counts.connected, counts.is_followed, cluster.accesses[1:]) == (True, False, [])
         cluster.says("ADDED", labels={"app": "a"})
         cluster.pods["app=a"].list(pod("a", 1))
         await cluster.until({"a": "10.0.0.1:8001"})
@@ -119,9 +119,9 @@ async def test_a_pool_that_is_not_there_or_no_use_leaves_the_last_in_force(caplo
         cluster.says("ADDED", labels={"app": "a"})
         await eventually(lambda: counts.is_followed, "it is there again")
         assert counts.changes == 1
-    said = [message for message in caplog.messages if "Pool triton" in message]
+    logged = [message for message in caplog.messages if "Pool triton" in message]
     stays = "until then the pool known last stays in force"
-    assert [message.removeprefix("discovery.kubernetes: ") for message in said] == [
+    assert [message.removeprefix("discovery.kubernetes: ") for message in logged] == [
         "InferencePool triton: it is not there; create it, or name another in inference_pool; until then there is no "
         "pool yet",
         "the pods of InferencePool triton are those with app=a",
@@ -132,5 +132,5 @@ async def test_a_pool_that_is_not_there_or_no_use_leaves_the_last_in_force(caplo
 
 async def test_it_ends_before_there_is_a_pool() -> None:
     async with followed() as cluster:
-        await eventually(lambda: cluster.asked, "the pool is asked for")
+        await eventually(lambda: cluster.accesses, "the pool is asked for")
     assert cluster.pool.cuts.is_set()

@@ -146,13 +146,13 @@ def test_a_pod_is_taken_without_a_value_that_does_not_fit(name: str, value: str,
 
 def test_the_zone_is_that_of_the_annotation_then_that_of_the_node() -> None:
     node = {"topology.kubernetes.io/zone": "eu-1a"}
-    for said, labels, zone in (
+    for noted, labels, zone in (
         ({}, {}, ""),
         ({}, node, "eu-1a"),
         ({"balancer/zone": "rack-3"}, node, "rack-3"),
         ({}, {"topology.kubernetes.io/zone": "no zone\n"}, ""),
     ):
-        worker = read(annotations=said, labels=labels).worker
+        worker = read(annotations=noted, labels=labels).worker
         assert worker is not None
         assert worker.zone == zone
 
@@ -167,7 +167,7 @@ def test_a_pod_with_a_port_that_does_not_fit_is_left_out(name: str, value: str) 
     assert invalid.text.endswith("must be a port from 1 to 65535; the pod is left out until it does")
 
 
-def test_an_unknown_annotation_is_told_with_the_one_meant() -> None:
+def test_an_unknown_annotation_is_shown_with_the_one_meant() -> None:
     found = read(annotations={"balancer/wieght": "2", "other/weight": "3"}, labels={"balancer/role": "gpu"})
     assert found.worker == read().worker
     (invalid,) = found.invalid_values
@@ -180,7 +180,7 @@ def test_the_chapter_names_every_annotation() -> None:
     assert set(re.findall(r"`balancer/([a-z-]+)`", chapter.read_text())) == set(READERS)
 
 
-def test_complaints_are_bounded() -> None:
+def test_invalid_values_are_bounded() -> None:
     assert len(read(annotations={f"balancer/{number}": "" for number in range(100)}).invalid_values) == 8
 
 

@@ -14,11 +14,11 @@ class Table(PodTable):
     """That takes pods by what they say, and keeps what was complained of."""
 
     def __init__(self, most: int = 10) -> None:
-        self.told: list[tuple[str, str]] = []
-        super().__init__(most, self._told)
+        self.refused: list[tuple[str, str]] = []
+        super().__init__(most, self._refuse)
 
-    def _told(self, name: str, invalid: InvalidValue) -> None:
-        self.told.append((name, invalid.field))
+    def _refuse(self, name: str, invalid: InvalidValue) -> None:
+        self.refused.append((name, invalid.field))
 
     def set(self, name: str, last: int = 1, **more: Any) -> None:
         self.put(made(name, last, **more))
@@ -119,14 +119,14 @@ def test_a_full_table_takes_no_more_until_a_new_list() -> None:
     assert (list(table.listed), table.beyond) == (["b", "c"], False)
 
 
-def test_a_complaint_is_told_once_while_it_stays() -> None:
+def test_an_invalid_value_is_logged_once_while_it_stays() -> None:
     table = Table()
     bad = {"balancer/weight": "much"}
     table.set("a", annotations=bad)
     table.set("a", annotations=bad, ready=False)
     table.replace([made("a", annotations=bad)], beyond=False)
-    assert table.told == [("a", "weight")]
+    assert table.refused == [("a", "weight")]
     table.set("a", annotations={"balancer/weight": "more"})
     table.set("a")
     table.set("a", annotations=bad)
-    assert table.told == [("a", "weight")] * 3
+    assert table.refused == [("a", "weight")] * 3

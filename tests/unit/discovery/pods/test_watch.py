@@ -104,8 +104,8 @@ async def test_while_the_api_is_away_the_last_list_stays_and_the_log_says_so_onc
         api.tell("MODIFIED", "a", deleted=True)
         await following.until({"a": True})
         assert following.counts.connected
-    said = [message for message in caplog.messages if message.startswith("discovery.kubernetes")]
-    assert said == [
+    logged = [message for message in caplog.messages if message.startswith("discovery.kubernetes")]
+    assert logged == [
         "discovery.kubernetes: no word from the API, the workers known last stay; trying again: refused",
         "discovery.kubernetes: the API answers again",
     ]
@@ -138,7 +138,7 @@ async def test_what_the_server_fails_at_is_asked_for_from_the_start(cause: Any) 
         assert following.counts.failures == {cause: 2}
 
 
-async def test_a_mistake_of_ours_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_internal_error_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     api = FakeApi()
     api.list(pod("a"), version="5")
     api.events_.put(ZeroDivisionError())

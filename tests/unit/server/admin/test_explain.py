@@ -25,9 +25,11 @@ def question(text: str) -> Request:
 
 def test_the_largest_that_is_allowed() -> None:
     name = "ä" * 128
-    asked = question(f"model={name}&version={name}&key={name}&rows={MAX_ROWS}&priority={MAX_PRIORITY}&deadline_ms=1e12")
-    assert (asked.model, asked.version, asked.rows, asked.priority) == (name, name, MAX_ROWS, MAX_PRIORITY)
-    assert asked.deadline_s == 1e9
+    parsed = question(
+        f"model={name}&version={name}&key={name}&rows={MAX_ROWS}&priority={MAX_PRIORITY}&deadline_ms=1e12"
+    )
+    assert (parsed.model, parsed.version, parsed.rows, parsed.priority) == (name, name, MAX_ROWS, MAX_PRIORITY)
+    assert parsed.deadline_s == 1e9
     assert question("model=m").deadline_s == math.inf
 
 
@@ -114,7 +116,7 @@ def a_split(share: float) -> Splits:
     return splits
 
 
-def test_of_a_split_the_share_is_told_and_what_the_key_gets() -> None:
+def test_of_a_split_the_share_is_shown_and_what_the_key_gets() -> None:
     splits, router = a_split(0.5), make_router(1, models=[model(), model(version="2")])
     for key in range(20):
         page = explain(router, Request("m", key=key), 0.1, splits)
@@ -125,12 +127,12 @@ def test_of_a_split_the_share_is_told_and_what_the_key_gets() -> None:
 
 
 def test_asking_is_no_part_of_the_split() -> None:
-    asked, not_asked = a_split(0.5), a_split(0.5)
+    explained, untouched = a_split(0.5), a_split(0.5)
     for key in range(20):
-        explain(make_router(1), Request("m", key=key), 0.1, asked)
-        explain(make_router(1), Request("m"), 0.1, asked)
+        explain(make_router(1), Request("m", key=key), 0.1, explained)
+        explain(make_router(1), Request("m"), 0.1, explained)
     for key in (None, *range(20)):
-        one, other = asked.draw(Request("m", key=key)), not_asked.draw(Request("m", key=key))
+        one, other = explained.draw(Request("m", key=key)), untouched.draw(Request("m", key=key))
         assert one is not None
         assert other is not None
         assert (one.version, one.bets) == (other.version, other.bets)
@@ -156,7 +158,7 @@ def test_a_version_that_no_worker_has_is_explained_to_whom_it_is_given() -> None
     assert page["workers"][0]["why_not"] == ["version 2 of m is not loaded (it has 1)"]
 
 
-def test_who_names_a_version_or_asks_for_another_model_is_told_of_no_split() -> None:
+def test_who_names_a_version_or_asks_for_another_model_is_shown_no_split() -> None:
     for request in (Request("m", version="1"), Request("other")):
         assert "split" not in explain(make_router(1), request, 0.1, a_split(0.5))
 

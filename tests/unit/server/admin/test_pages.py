@@ -113,7 +113,7 @@ async def test_every_page_is_there_for_get_and_head(served: Served) -> None:
     assert (await served.ask("/nothing"))[0] == 404
 
 
-async def test_splits_are_told_of_and_explained(served: Served) -> None:
+async def test_splits_are_shown_and_explained(served: Served) -> None:
     splits = served.splits
     splits.configure({"m": SplitSettings("1", "2", 1.0)})
     draw = splits.draw(Request("m"))
@@ -124,11 +124,11 @@ async def test_splits_are_told_of_and_explained(served: Served) -> None:
     counted = [{"version": "1", "requests": 0, "errors": 0}, {"version": "2", "requests": 1, "errors": 1}]
     assert recent == {"model": "m", "versions": counted, "returned": ""}
     for page in ("/explain?model=m", "/page.json?model=m"):
-        told = json.loads((await served.ask(page))[1])
-        assert told.get("why", told)["split"]["gets"] == "2"
+        answer = json.loads((await served.ask(page))[1])
+        assert answer.get("why", answer)["split"]["gets"] == "2"
 
 
-async def test_a_page_that_fails_says_nothing_of_how_and_is_told_once_a_second(
+async def test_a_page_that_fails_says_nothing_of_how_and_is_logged_once_a_second(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     await served.start()
@@ -144,7 +144,7 @@ async def test_a_page_that_fails_says_nothing_of_how_and_is_told_once_a_second(
     assert (await served.ask("/live"))[0] == 200
 
 
-async def test_a_browser_is_told_to_ask_a_person_for_the_token(served: Served, tmp_path: Path) -> None:
+async def test_a_browser_is_asked_to_prompt_a_person_for_the_token(served: Served, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(TOKEN)
     await served.start(section=AdminSection(token_file=str(tmp_path / "token")))
     async with aiohttp.ClientSession() as session, session.get(f"http://localhost:{served.port}/") as response:
@@ -224,7 +224,7 @@ async def test_it_listens_at_a_unix_socket(served: Served, tmp_path: Path) -> No
         assert response.status == 200
 
 
-async def test_the_lag_of_the_event_loop_is_told(served: Served) -> None:
+async def test_the_lag_of_the_event_loop_is_shown(served: Served) -> None:
     await served.start()
 
     def looked() -> float:

@@ -82,7 +82,7 @@ def test_a_full_queue_drops_and_counts_but_keeps_what_stands(tmp_path: Path, mon
     assert counts == {"dropped": 5, "written": 1}
 
 
-def test_what_cannot_be_written_is_counted_said_once_and_tried_again(
+def test_what_cannot_be_written_is_counted_logged_once_and_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files_module, "_MEMBER_BYTES", 1)

@@ -195,7 +195,7 @@ def place_of(kind: str, lines: list[dict[str, Any]]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "words"),
     [
         (flipped, r"line \d+ is damaged .*copy the file anew"),
         (lambda whole: whole + b"more", r"line \d+ is damaged .*copy the file anew"),
@@ -217,17 +217,17 @@ def place_of(kind: str, lines: list[dict[str, Any]]) -> int:
         (edited(lambda lines: lines.pop(1)), "no line of workers is before it"),
     ],
 )
-def test_damage_is_told_with_line_and_remedy(
-    whole: bytes, spoil: Callable[[bytes], bytes], said: str, tmp_path: Path
+def test_damage_is_shown_with_line_and_remedy(
+    whole: bytes, spoil: Callable[[bytes], bytes], words: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "decisions-0-000001.jsonl.gz"
     file.write_bytes(spoil(whole))
-    with pytest.raises(DecisionLogError, match=said) as caught:
+    with pytest.raises(DecisionLogError, match=words) as caught:
         read_log(tmp_path)
     assert str(file) in str(caught.value)
 
 
-def test_an_empty_folder_is_told(tmp_path: Path) -> None:
+def test_an_empty_folder_is_shown(tmp_path: Path) -> None:
     with pytest.raises(DecisionLogError, match=r"holds no decisions-\*.jsonl.gz; give the folder"):
         read_log(tmp_path)
 
@@ -251,7 +251,7 @@ def test_limits_and_unknown_models_are_refusals(tmp_path: Path) -> None:
 
 
 def test_what_workers_executed_is_recorded_in_turn_and_again(tmp_path: Path) -> None:
-    def reported(worker: str, number: int, executions: int) -> None:
+    def counts(worker: str, number: int, executions: int) -> None:
         batches = (1, executions, executions * 0.01), (4, 2 * executions, executions * 0.06)
         known = [model("m", max_batch_rows=8, instances=2, batches=batches)]
         router.observe(report(worker, number, known, balancers=3), float(number))
@@ -259,25 +259,25 @@ def test_what_workers_executed_is_recorded_in_turn_and_again(tmp_path: Path) -> 
     router = make_router(0)
     for worker in ("a", "b"):
         router.observe(WorkerAdded(worker), 0.0)
-        reported(worker, 1, 5)
+        counts(worker, 1, 5)
     files, _ = write(tmp_path, router)
     for at_s in (1.0, 1.1, 1.2, 2.0):
         router.route(Request("m"), at_s)
-    reported("a", 10, 50)
+    counts("a", 10, 50)
     router.route(Request("m"), 10.0)
     files.close(wait_s=30)
-    told = read_log(tmp_path).service
-    assert [(one.worker, one.at_s, one.incarnation, one.balancers) for one in told] == [
+    counts = read_log(tmp_path).service
+    assert [(one.worker, one.at_s, one.incarnation, one.balancers) for one in counts] == [
         ("a", 1.0, 1, 3),
         ("b", 1.1, 1, 3),
         ("a", 10.0, 1, 3),
     ]
-    assert [one.models[0].batches for one in told] == [
+    assert [one.models[0].batches for one in counts] == [
         ((1, 5, 0.05), (4, 10, 0.3)),
         ((1, 5, 0.05), (4, 10, 0.3)),
         ((1, 50, 0.5), (4, 100, 3.0)),
     ]
-    assert {(m.model, m.max_batch_rows, m.instances) for one in told for m in one.models} == {("m", 8, 2)}
+    assert {(m.model, m.max_batch_rows, m.instances) for one in counts for m in one.models} == {("m", 8, 2)}
 
 
 @pytest.mark.parametrize("version", range(1, VERSION))
@@ -300,8 +300,8 @@ def test_logs_of_older_versions_are_read(version: int, whole: bytes, tmp_path: P
     assert any(decision.columns[0].any() for decision in log)
 
 
-@pytest.mark.parametrize(("void", "told"), [("", True), ("request", True), ("deadline", True), ("client", False)])
-def test_what_the_client_ended_is_no_outcome_of_a_worker(void: Void, told: bool) -> None:
+@pytest.mark.parametrize(("void", "counts"), [("", True), ("request", True), ("deadline", True), ("client", False)])
+def test_what_the_client_ended_is_no_outcome_of_a_worker(void: Void, counts: bool) -> None:
     content = json.loads(log_lines.outcome(Finished(7, "w", 0.1, False, void), 1.0))["outcome"]
-    assert ("worker" in content) is told
-    assert told or log_lines.outcome(Finished(7, "w", 0.1, False, void), 1.0) == log_lines.outcome(Withdrawn(7), 1.0)
+    assert ("worker" in content) is counts
+    assert counts or log_lines.outcome(Finished(7, "w", 0.1, False, void), 1.0) == log_lines.outcome(Withdrawn(7), 1.0)

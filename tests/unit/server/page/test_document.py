@@ -22,14 +22,14 @@ from policies.round_robin import RoundRobin
 MOST_BYTES = 1_500_000
 
 
-def read(fleet: PageFleet, asked: Request | None = None) -> PageDocument:
-    return DOCUMENT.validate_json(fleet.page_data().latest(asked))
+def read(fleet: PageFleet, question: Request | None = None) -> PageDocument:
+    return DOCUMENT.validate_json(fleet.page_data().latest(question))
 
 
 def test_it_is_read_back_as_it_was_written() -> None:
     fleet = PageFleet(64)
     fleet.traffic(count=1000)
-    fleet.trouble()
+    fleet.break_some()
     text = fleet.page_data().latest(None)
     assert json.loads(text, parse_constant=pytest.fail)
     assert DOCUMENT.dump_json(DOCUMENT.validate_json(text)) == text
@@ -38,7 +38,7 @@ def test_it_is_read_back_as_it_was_written() -> None:
 
 def test_workers_have_a_state_and_the_reason_why_they_get_none() -> None:
     fleet = PageFleet(5)
-    fleet.trouble()
+    fleet.break_some()
     fleet.router.observe(WorkerAdded("new"), NOW_S)
     shown = read(fleet)
     states = {worker.name: (worker.state, bool(worker.why_not)) for worker in shown.workers}
@@ -54,7 +54,7 @@ def test_workers_have_a_state_and_the_reason_why_they_get_none() -> None:
     assert "its report stream broke" in shown.workers[1].why_not[0]
 
 
-def test_who_drained_a_worker_is_told() -> None:
+def test_who_drained_a_worker_is_shown() -> None:
     fleet = PageFleet(3)
     fleet.report("worker-0", 2, draining=True)
     fleet.report("worker-1", 2, draining=True)
@@ -64,7 +64,7 @@ def test_who_drained_a_worker_is_told() -> None:
     assert shown.states == {"draining": 1, "drained by hand": 1, "ready": 1}
 
 
-def test_a_silent_worker_is_told_by_its_age() -> None:
+def test_a_silent_worker_is_shown_by_its_age() -> None:
     fleet = PageFleet(2)
     fleet.now_s += 100
     fleet.report("worker-0", 2)
@@ -82,7 +82,7 @@ def test_without_agents_workers_are_listed_and_any_model_is_explained() -> None:
     assert [each["probability"] for each in shown.why["workers"]] == [1.0]
 
 
-def test_traffic_is_told_by_model_policy_and_worker() -> None:
+def test_traffic_is_shown_by_model_policy_and_worker() -> None:
     fleet = PageFleet(2)
     slow, fast = OutcomeKey("m", "worker-0", "wlpr"), OutcomeKey("m", "worker-1", "learned")
     fleet.recent.add([9.0] * 5, [0.2] * 5, True, True, slow)
@@ -119,13 +119,15 @@ def test_a_fleet_without_models_says_so() -> None:
     assert (shown.models, shown.why, shown.workers) == ([], {}, [])
 
 
-def test_of_many_workers_those_in_trouble_are_told_and_the_rest_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_workers_those_that_are_not_well_are_shown_and_the_rest_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for limit in ("MOST_WORKERS", "MOST_PARTS"):
         monkeypatch.setattr(f"balancer.server.page.page_data.{limit}", 8)
     fleet = PageFleet(20, models=("m",), names={9: "x" * 256})
     for policy in range(11):
         fleet.traffic(f"policy {policy}", 4)
-    fleet.trouble()
+    fleet.break_some()
     shown = read(fleet)
     assert (len(shown.workers), shown.workers_left_out) == (8, 12)
     assert [worker.state for worker in shown.workers[:4]] == ["silent", "not ready", "draining", "ready"]

@@ -99,7 +99,7 @@ async def test_grpc_shows_the_new_certificate_on_every_port_and_old_connections_
     await server.stop(None)
 
 
-async def test_a_pair_that_does_not_fit_keeps_the_last_good_one_and_is_told_once(
+async def test_a_pair_that_does_not_fit_keeps_the_last_good_one_and_is_logged_once(
     authority: Authority, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(certificates, "_LOOK_EVERY_S", 0.01)
@@ -169,7 +169,7 @@ async def test_admin_takes_a_new_certificate_and_forgets_an_authority(tmp_path: 
         await runner.cleanup()
 
 
-async def test_the_time_of_expiry_is_told_and_follows_the_file(authority: Authority) -> None:
+async def test_the_time_of_expiry_is_shown_and_follows_the_file(authority: Authority) -> None:
     followed = Certificates("envoy", listener(authority))
     metrics = Metrics(make_router(1), lambda: 0.0)
     state = ConfigState(Config(), "defaults", 0.0)
@@ -195,9 +195,9 @@ async def test_a_certificate_that_expired_or_soon_will_is_served_and_warned_of(
     hour = datetime.timedelta(hours=1)
 
     def warned(words: str) -> bool:
-        said = f"tls.envoy.cert_file: {tls.cert_file} {words} on 20"
+        start = f"tls.envoy.cert_file: {tls.cert_file} {words} on 20"
         texts = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-        return any(text.startswith(said) and text.endswith("UTC; renew it") for text in texts)
+        return any(text.startswith(start) and text.endswith("UTC; renew it") for text in texts)
 
     authority.issue("balancer", dns=NAME, since=-2 * hour, until=-hour)
     tls = EnvoyListenerTls(

@@ -98,7 +98,7 @@ async def test_a_handler_may_abort(served: tuple[grpc.aio.Channel, MetricsFake])
     assert metrics.errors_counted.counted == []  # type: ignore[attr-defined]
 
 
-async def test_a_peer_that_leaves_is_no_mistake_and_fills_no_log(
+async def test_a_peer_that_leaves_is_no_error_and_fills_no_log(
     served: tuple[grpc.aio.Channel, MetricsFake], caplog: pytest.LogCaptureFixture
 ) -> None:
     channel, metrics = served

@@ -41,9 +41,9 @@ class Rig:
         """Of all workers; `fields` of the model."""
         self._number += 1
         for worker in self._workers:
-            told = report(worker.name, self._number, [model(**fields)])
-            self.drains.observe(told)
-            self.router.observe(told, self.now_s)
+            new = report(worker.name, self._number, [model(**fields)])
+            self.drains.observe(new)
+            self.router.observe(new, self.now_s)
 
     def picked(self) -> set[str]:
         """By 30 requests that end at once."""
@@ -68,8 +68,8 @@ def test_a_worker_drained_by_hand_gets_nothing_until_it_is_undone(caplog: pytest
         assert not rig.drains.undrain("w1", "bob")["draining"]
         rig.drains.undrain("w1", "bob")
     assert rig.picked() == {"w0", "w1", "w2"}
-    told = [(each.message, each.__dict__["worker"], each.__dict__["by"]) for each in caplog.records]
-    assert told == [("worker drained by hand", "w1", "alice"), ("worker undrained by hand", "w1", "bob")]
+    logged = [(each.message, each.__dict__["worker"], each.__dict__["by"]) for each in caplog.records]
+    assert logged == [("worker drained by hand", "w1", "alice"), ("worker undrained by hand", "w1", "bob")]
 
 
 def test_it_outlasts_a_new_list_and_new_settings() -> None:
