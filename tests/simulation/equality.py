@@ -8,12 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from policies import Policy
 from simulator.arrivals import Arrivals
+from simulator.batch import Batch
 from simulator.result import Result
 from simulator.spec import FleetSpec
 
 EXACT = ("arrival_s", "picked", "attempts", "worker", "status", "latency_s", "first_s", "executions")
 ROUNDED = ("pending_integral_s", "end_s", "busy_s")
+
+
+def run_engine(batch: Batch, policy: Policy, compiled: bool = True) -> None:
+    """To its end: inside the engine where the policy can decide there, else step by step."""
+    if not compiled or not batch.run_inside(policy):
+        waiting = batch.start()
+        while waiting:
+            waiting = batch.step(batch.draw(batch.probabilities(policy)))
 
 
 def assert_equal(engine: Result, plain: Result, e: int = 0) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation import reference
-from simulation.equality import assert_equal
+from simulation.equality import assert_equal, run_engine
 from simulation.strategies import Scenario, holding_scenarios, scenarios
 from support.strangers import Softmax
 
@@ -44,10 +44,7 @@ def assert_known_alike(batch: Batch, balancer: int, fleet: Fleet, spec: FleetSpe
 def compare(scenario: Scenario, policy: Policy, compiled: bool) -> Batch:
     fleet, arrivals, seed = scenario
     batch = Batch([fleet], [arrivals], [seed])
-    if not compiled or not batch.run_inside(policy):
-        waiting = batch.start()
-        while waiting:
-            waiting = batch.step(batch.draw(batch.probabilities(policy)))
+    run_engine(batch, policy, compiled)
     plain = reference.Simulation(fleet, arrivals, policy, seed)
     assert_equal(batch.result(), plain.run())
     for balancer, router in enumerate(plain.world.routers):
