@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 from balancer.kernel.settings import HoldingSettings
+from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.attending import Decision
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.holding.capacity import batches_there
 from balancer.scheduler.holding.waiting import Departure, Waiting
-from balancer.scheduler.router import Router
 from policies.base import Request
 
 _MARGIN_S = 0.2
@@ -41,7 +41,7 @@ class HoldingListener(Protocol):
 class Holding:
     """The waiting room of one router, in one event loop. Whoever has the router observe something calls `soon`."""
 
-    def __init__(self, router: Router, clock: Callable[[], float]) -> None:
+    def __init__(self, router: AnyRouter, clock: Callable[[], float]) -> None:
         """`clock`: the event loop's."""
         self.waiting = Waiting(router)
         self._clock = clock
@@ -113,7 +113,7 @@ class Holding:
         ]
         why = {"order": settings.order, "window_batches": settings.models[model].window_batches}
         router = waiting.router
-        column = router.column(model)
+        column = router.fleet.column(model)
         batches = {name: batches_there(router.fleet, row, column, now_s) for row, name in enumerate(router.fleet.names)}
         return {"held": {"count": len(shown), "first": shown[:_MOST_SHOWN], **why, "unfinished_batches": batches}}
 

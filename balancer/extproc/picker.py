@@ -12,10 +12,10 @@ from balancer.extproc import responses
 from balancer.extproc.holding import Holding, longest_answer_s
 from balancer.extproc.kserve import Call, HeaderNames, Kind, Objectives
 from balancer.extproc.versions import COMPRESSED, NO_BODY, path_with_version, pinned_version
+from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.attending import Decision
 from balancer.scheduler.canary.split import Splits, VersionDraw
 from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
-from balancer.scheduler.router import Router
 from policies.base import Request
 
 PER_SERVER = (
@@ -95,7 +95,7 @@ class Picker:
     """Turns calls into answers. `addresses`, and `names` and `objectives` of `read_call`, are replaced at any time."""
 
     def __init__(
-        self, router: Router, clock: Callable[[], float], process: str = "0", run: str = "0", for_logs: bool = False
+        self, router: AnyRouter, clock: Callable[[], float], process: str = "0", run: str = "0", for_logs: bool = False
     ) -> None:
         """`process` and `run` as in `responses.decision`; `for_logs`: answers name model and policy, which
         Envoy writes to its audit log and traces."""

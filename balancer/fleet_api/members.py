@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Sequence
 
 from balancer.discovery.workers import WorkerSpec
-from balancer.scheduler.router import Router
+from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.worker import objections
 
 
 class Members:
     """The workers that discovery lists, and what the router knows of them."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: AnyRouter) -> None:
         self._router = router
         self.listed: tuple[WorkerSpec, ...] = ()
 

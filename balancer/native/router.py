@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial, wraps
-from typing import Any, TypeVar, cast
+from functools import partial
+from typing import Any
 
 import numpy.typing as npt
 
@@ -25,13 +25,16 @@ from balancer.native.journal import Journal, TornError, basis_of
 from balancer.native.layouts import Decider
 from balancer.native.selector_feed import SelectorFeed
 from balancer.native.state import SharedState
-from balancer.scheduler.attending import Decision
+from balancer.scheduler.answering import LEAST_PENDING
+from balancer.scheduler.attending import Answered, Decision, DecisionObserver
 from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
 from balancer.scheduler.canary.split import Split, Splits
+from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import Event, WorkerRemoved
 from balancer.scheduler.keys import OF_SEQUENCES, STICKY
 from balancer.scheduler.router import Router
-from policies.base import Policy, Request
+from balancer.scheduler.view import LiveView
+from policies.base import BoolArray, FloatArray, Policy, Request
 from policies.hashing import mix
 
 logger = logging.getLogger(__name__)
@@ -41,32 +44,20 @@ _DIRECTORIES_KEPT = 1000
 """Of which it is known who decided; each lasts as long as nothing changes."""
 
 
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def _in_turn(method: Method) -> Method:
-    """The same, with the lock."""
-
-    @wraps(method)
-    def alone(self: SharedRouter, *arguments: Any) -> Any:
-        with self._alone():
-            return method(self, *arguments)
-
-    return cast(Method, alone)
-
-
-class SharedRouter(Router):
-    """Makes one decision after the other, with the Envoys that decide over the same fleet state."""
+class SharedRouter:
+    """A router over fleet state that Envoys read and write too: each step of it holds the lock that they share."""
 
     def __init__(
         self, policy: Policy, settings: Settings, seed: int, library: Library, module: Module, folder: Folder
     ) -> None:
         """`OSError` where there is no room for what is shared."""
-        self._kernel = Compiled(library, in_file(folder.path / FLEET_STATE))
+        self._router = router = Router(policy, settings, seed, Compiled(library, in_file(folder.path / FLEET_STATE)))
+        self.fleet, self.outcomes = router.fleet, router.outcomes
+        self.failures, self.failed = router.failures, router.failed
         self._library, self._module, self._folder = library, module, folder
-        self._depth = self._serial = 0
+        self._depth = self.serial = 0
         self._now_s = 0.0
-        """Of the last event."""
+        """Of the last step."""
         self._deciders: OrderedDict[int, tuple[tuple[str, ...], tuple[Split, ...]]] = OrderedDict()
         """Names of policies, and splits, by the directories that told of them."""
         self._splits = Splits()
@@ -78,13 +69,12 @@ class SharedRouter(Router):
         self.journal: Journal | None = None
         self._names: dict[str, str] = {}
         (folder.path / JOURNAL).unlink(missing_ok=True)
-        super().__init__(policy, settings, seed, self._kernel)
-        self._told_of_policies()
-        self.state = SharedState(module, folder, mix(seed))
+        self._find_deciders()
+        self.state = router.numbers = SharedState(module, folder, mix(seed))
         self._trials = SelectorFeed(self.state)
         self.replaced = 0
         """How often somebody kept the lock."""
-        with self._alone():
+        with self._locked():
             pass
 
     @property
@@ -97,7 +87,7 @@ class SharedRouter(Router):
             return "there is no room to tell of decisions for the decision log"
         return "" if any(self._compiled) else f"policy {self.policy.name} is not compiled"
 
-    def _told_of_policies(self) -> None:
+    def _find_deciders(self) -> None:
         """The policies that may decide, beside the hashes, and whether they are compiled."""
         plan = CanaryPlan() if self.selector is None else self.selector.plan
         self._policies = self.policy, plan.baseline, plan.new
@@ -110,7 +100,7 @@ class SharedRouter(Router):
 
     def tell(self, grpc: Mapping[str, str], http: Mapping[str, str]) -> None:
         """The workers' `address:port`, by name."""
-        with self._alone():
+        with self._locked():
             self._grpc, self._http, self._published = dict(grpc), dict(http), None
             self._names = {end: name for table in (grpc, http) for name, end in table.items()}
 
@@ -120,14 +110,17 @@ class SharedRouter(Router):
 
     def read_headers(self, names: HeaderNames, limits_tenants: bool = False) -> None:
         """The headers that may say what the body does not, as `NAMED_HEADERS`; the other as of `Deciding`."""
-        with self._alone():
+        with self._locked():
             self._headers, self._limits_tenants, self._published = dataclasses.astuple(names), limits_tenants, None
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """With the lock; may be nested. What Envoys decided is known then, and they are told of what changed before it
-        is let go.
+    def _locked(self, now_s: float | None = None) -> Iterator[None]:
+        """With the lock; may be nested. `now_s`: of the step that begins.
+
+        What Envoys decided is taken in before it, and what it changed is published before the lock is let go.
         """
+        if now_s is not None:
+            self._now_s = now_s
         if self._depth:
             yield
             return
@@ -136,7 +129,7 @@ class SharedRouter(Router):
         if not self.state.lock():
             self._replace()
         self._depth = 1
-        self._kernel.forget()
+        self.fleet.kernel.forget()
         try:
             self._trials.settle(self.selector, self.fleet.workers)
             self._trials.look(self.selector, self.view)
@@ -158,7 +151,7 @@ class SharedRouter(Router):
         self._count_out(flying, float(self._now_s))
         self._renew_journal()
         # What it was at when it stopped may be half done.
-        own = Counter(sent.worker for sent in self._in_flight.values())
+        own = self._router.in_flight_by_worker()
         for row, name in enumerate(self.fleet.names):
             for _ in range(int(self.fleet.queue.in_flight[row]) - own[name]):
                 self.fleet.ended(name, 0, 0.0, float(self._now_s))
@@ -169,7 +162,7 @@ class SharedRouter(Router):
     def tell_decisions(self, share: float | None) -> None:
         """Have Envoys tell of so many of their decisions in a journal; None: of none any more. Where there is no room
         for one, they ask."""
-        with self._alone():
+        with self._locked():
             self._published = self.journal = None
             if share is not None:
                 try:
@@ -179,7 +172,7 @@ class SharedRouter(Router):
 
     def journal_is_torn(self) -> None:
         """What stands in the journal was not written there by an Envoy: go on with another."""
-        with self._alone():
+        with self._locked():
             self._published = None
             self._renew_journal(torn=True)
 
@@ -195,7 +188,9 @@ class SharedRouter(Router):
     def _count_out(self, slots: npt.NDArray[Any], now_s: float) -> None:
         for slot in slots:
             if 0 <= slot["row"] < len(self.fleet.workers):
-                self._kernel.count_out(self.fleet, int(slot["row"]), int(slot["column"]), float(slot["rows"]), now_s)
+                self.fleet.kernel.count_out(
+                    self.fleet, int(slot["row"]), int(slot["column"]), float(slot["rows"]), now_s
+                )
 
     def share_splits(self, splits: Splits) -> None:
         """Have Envoys draw by these, as they stand whenever the lock is let go."""
@@ -219,7 +214,7 @@ class SharedRouter(Router):
         self._no_room, self._published = False, basis
 
     def _write_directory(self) -> None:
-        fleet, serial = self.fleet, self._serial + 1
+        fleet, serial = self.fleet, self.serial + 1
         told, limits, splits = self.journal is not None, self._limits_tenants, self._splits.of
         deciding = Deciding(self._candidates(serial), self._headers, told, limits, splits)
         content = directory_of(fleet, endpoints_of(fleet, self._grpc, self._http), deciding, serial)
@@ -228,7 +223,7 @@ class SharedRouter(Router):
             self.journal.stand(serial, basis_of(fleet, *self._policies))
         self.state.publish(serial)
         self._folder.keep_only(f"directory-{serial}", *(each.options for each in deciding.deciders))
-        self._serial = serial
+        self.serial = serial
         self._deciders[serial] = tuple(each.name for each in deciding.deciders), tuple(self._splits.of.values())
         if len(self._deciders) > _DIRECTORIES_KEPT:
             self._deciders.popitem(last=False)
@@ -269,28 +264,83 @@ class SharedRouter(Router):
         self._folder.rename(file, name)
         return Candidate(policy.name, policy.needs_key, name)
 
+    @property
+    def policy(self) -> Policy:
+        """See `Router`, as of all that follows."""
+        return self._router.policy
+
+    @property
+    def settings(self) -> Settings:
+        return self.fleet.settings
+
+    @property
+    def selector(self) -> PolicySelector | None:
+        return self._router.selector
+
+    @property
+    def observer(self) -> DecisionObserver | None:
+        return self._router.observer
+
+    @observer.setter
+    def observer(self, observer: DecisionObserver | None) -> None:
+        self._router.observer = observer
+
+    @property
+    def next_number(self) -> int:
+        return self.state.next
+
+    def count_failure(self, policy: str, failure: str, instead: str = LEAST_PENDING) -> None:
+        self._router.count_failure(policy, failure, instead)
+
     def configure(self, policy: Policy, settings: Settings, selector: PolicySelector | None = None) -> None:
-        """See `Router`."""
-        with self._alone():
-            super().configure(policy, settings, selector)
-            self._told_of_policies()
+        with self._locked():
+            self._router.configure(policy, settings, selector)
+            self._find_deciders()
             self.serve(self._wanted)
 
     def observe(self, event: Event, now_s: float) -> None:
-        """See `Router`."""
-        self._now_s = now_s
-        with self._alone():
+        with self._locked(now_s):
             row = self.fleet.index.get(event.worker) if isinstance(event, WorkerRemoved) else None
-            super().observe(event, now_s)
+            self._router.observe(event, now_s)
             if isinstance(event, WorkerRemoved) and row is not None:
                 self.state.row_removed(row)
                 self._trials.gone(event.worker)
 
     def tick(self, now_s: float) -> None:
-        """See `Router`."""
-        self._now_s = now_s
-        with self._alone():
-            super().tick(now_s)
+        with self._locked(now_s):
+            self._router.tick(now_s)
+
+    def route(
+        self, request: Request, now_s: float, subset: Collection[str] | None = None, only: int | None = None
+    ) -> Decision:
+        with self._locked(now_s):
+            decision = self._router.route(request, now_s, subset, only)
+            self._trials.claimed()
+            return decision
+
+    def refuse(self, request: Request, error: RoutingError, now_s: float) -> RoutingError:
+        with self._locked():
+            return self._router.refuse(request, error, now_s)
+
+    def view(self, request: Request, now_s: float, subset: Collection[str] | None = None) -> LiveView:
+        with self._locked():
+            return self._router.view(request, now_s, subset)
+
+    def who_may(self, request: Request, now_s: float, subset: Collection[str] | None) -> tuple[int, BoolArray]:
+        with self._locked():
+            return self._router.who_may(request, now_s, subset)
+
+    def answer_of(self, policy: Policy, request: Request, view: LiveView) -> tuple[FloatArray, bool]:
+        with self._locked():
+            return self._router.answer_of(policy, request, view)
+
+    def answer_now(self, request: Request, now_s: float) -> Answered:
+        with self._locked():
+            return self._router.answer_now(request, now_s)
+
+    def leave_out(self, failing: frozenset[tuple[str, str]]) -> None:
+        with self._locked():
+            self._router.leave_out(failing)
 
     def give_up(self, now_s: float) -> None:
         """Requests whose Envoy is gone, or that have been in flight for too long, count no more. Once a second."""
@@ -305,44 +355,18 @@ class SharedRouter(Router):
         """Requests whose clients keep their workers waiting count no more until they go on."""
         before_s = now_s - MOST_WAITED_S
         if self.state.waits(before_s):
-            with self._alone():
+            with self._locked():
                 self._count_out(self.state.waited(before_s), now_s)
 
     def _end_all(self, found: Callable[[], npt.NDArray[Any]], now_s: float) -> None:
-        with self._alone():
+        with self._locked():
             slots = found()
             self._trials.dropped(slots["number"].tolist())
             self._count_out(slots, now_s)
         self.outcomes["expired"] += len(slots)
 
-    def route(
-        self, request: Request, now_s: float, subset: Collection[str] | None = None, only: int | None = None
-    ) -> Decision:
-        """See `Router`."""
-        self._now_s = now_s
-        with self._alone():
-            decision = super().route(request, now_s, subset, only)
-            self._trials.claimed()
-            return decision
-
-    def take_number(self) -> int:
-        """See `Router`: first those that Envoys left to the balancer."""
-        number = self.state.owed()
-        if number is None:
-            number = self.state.number
-            self.state.number = number + 1
-        return number
-
-    view, answer_now = _in_turn(Router.view), _in_turn(Router.answer_now)
-    refuse, leave_out = _in_turn(Router.refuse), _in_turn(Router.leave_out)
-
     def learn(self) -> None:
         """Guard and rollout take in what Envoys decided, and what came of it; every 20 ms while requests flow."""
         if self.selector is not None:
-            with self._alone():
+            with self._locked():
                 pass
-
-    @property
-    def next_number(self) -> int:
-        """See `Router`."""
-        return self.state.number

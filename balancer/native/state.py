@@ -69,7 +69,7 @@ class SharedState:
             "lines": [batch.copy() for batch in self.lines()],
         }
         before = self._memory
-        self._make(self.number)
+        self._make(self.next)
         del before
         return flying
 
@@ -88,13 +88,21 @@ class SharedState:
         self._call("unlock")
 
     @property
-    def number(self) -> int:
-        """Of the next decision."""
+    def next(self) -> int:
+        """Number of the next decision."""
         return int(self._call("number"))
 
-    @number.setter
-    def number(self, number: int) -> None:
+    @next.setter
+    def next(self, number: int) -> None:
         self._call("set_number", number)
+
+    def take(self) -> int:
+        """With the lock held: the number of a decision made here. First those that Envoys left to the balancer."""
+        number = int(self._call("owed"))
+        if number == _NONE:
+            number = self.next
+            self.next = number + 1
+        return number
 
     def digest(self, content: mmap.mmap) -> int:
         """By which the module knows what was written here from anything else."""
@@ -150,11 +158,6 @@ class SharedState:
     def watched(self, side: int) -> int:
         """With the lock held: decisions of that side, ever, that a guard counts."""
         return int(self._call("watched", side))
-
-    def owed(self) -> int | None:
-        """With the lock held: takes the number that was left to the balancer first; None: none is left."""
-        number = int(self._call("owed"))
-        return None if number == _NONE else number
 
     def trials(self) -> Iterator[npt.NDArray[Any]]:
         """What guard and rollout are told, as `TRIAL`, in batches as of `outcomes`."""

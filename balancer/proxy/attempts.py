@@ -32,9 +32,9 @@ from balancer.proxy.rules.breakers import Breakers
 from balancer.proxy.rules.budget import Share, wait_s
 from balancer.proxy.rules.latencies import AttemptLatencies
 from balancer.proxy.settings import ProxySettings
+from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.attending import Decision
 from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed
-from balancer.scheduler.router import Router
 from balancer.scheduler.worker import table_objections
 from policies.base import Request
 from policies.hashing import mix, unit
@@ -73,7 +73,7 @@ class Attempts:
 
     def __init__(
         self,
-        router: Router,
+        router: AnyRouter,
         channels: Channels,
         observer: AttemptObserver,
         clocks: Clocks,

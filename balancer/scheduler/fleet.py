@@ -326,6 +326,10 @@ class Fleet:
         memory_s = self.settings.estimators.service_memory_s
         self.kernel.fade(self, -math.expm1(-min(elapsed_s, 10 * _FADE_PERIOD_S) / memory_s))
 
+    def column(self, model: str) -> int:
+        """Of the estimators' state for a model; for one that has none of its own, that of `ANY_MODEL`."""
+        return self.models.get(model, self.models[ANY_MODEL])
+
     def knows(self, model: str) -> bool:
         """Whether any worker has reported the model or the table names it."""
         return model in self.models or model in self.settings.models or not self.settings.reports_required

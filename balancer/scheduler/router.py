@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from itertools import islice
+from typing import Protocol
 
 import numpy as np
 
 from balancer import bounds
-from balancer.kernel import limits_and_draw
 from balancer.kernel.deciding import AT_ONCE, COUNTS, FULL, NOBODY, ONE, SEQUENCE
 from balancer.kernel.python_kernel import Asked, Kernel, new_tuple
 from balancer.kernel.settings import Settings
@@ -46,6 +46,25 @@ EXPIRED_PER_TICK = 1000
 """Requests that are given up at once: more would hold up those that wait."""
 
 
+class Numbers(Protocol):
+    """Of decisions: each is taken once."""
+
+    @property
+    def next(self) -> int: ...
+
+    def take(self) -> int: ...
+
+
+class _NumbersFromZero:
+    def __init__(self) -> None:
+        self.next = 0
+
+    def take(self) -> int:
+        number = self.next
+        self.next = number + 1
+        return number
+
+
 class Router:
     """Owns the fleet's state; asks the policy; samples its answer."""
 
@@ -65,19 +84,13 @@ class Router:
         self.selector: PolicySelector | None = None
         """Who decides, where that is not always the policy."""
         self.fleet.kernel.seed = mix(seed)
-        self._number = 0
+        self.numbers: Numbers = _NumbersFromZero()
         self._in_flight: dict[int, InFlight] = {}
 
     @property
     def next_number(self) -> int:
         """Of the next request."""
-        return self._number
-
-    def take_number(self) -> int:
-        """Of a request that is decided or refused now."""
-        number = self._number
-        self._number = number + 1
-        return number
+        return self.numbers.next
 
     @property
     def settings(self) -> Settings:
@@ -98,7 +111,7 @@ class Router:
             case Report():
                 self.fleet.report(event, now_s)
             case Sent():
-                sent = InFlight(event.worker, self.column(event.model), event.rows, None, now_s, None, True)
+                sent = InFlight(event.worker, self.fleet.column(event.model), event.rows, None, now_s, None, True)
                 self.fleet.sent(sent.worker, sent.column, sent.rows, now_s)
                 self._keep(event.number, sent)
             case Withdrawn():
@@ -144,7 +157,7 @@ class Router:
             NoEligibleWorker: none may serve it now.
             Shed: limits or the policy turn it away.
         """
-        number = self.take_number()
+        number = self.numbers.take()
         column, mask = self.who_may(request, now_s, subset)
         selector, policy, choice, begun_s = self.selector, self.policy, None, 0.0
         how = AT_ONCE if self.observer is None else _SHOWN_FIRST
@@ -180,7 +193,7 @@ class Router:
 
     def refuse(self, request: Request, error: RoutingError, now_s: float) -> RoutingError:
         """Take note that a request, which has a number of its own from here on, was turned away; returns the error."""
-        return self.refused(request.numbered(self.take_number()), error, now_s)
+        return self.refused(request.numbered(self.numbers.take()), error, now_s)
 
     def refused(self, request: Request, error: RoutingError, now_s: float) -> RoutingError:
         """The same of a request that has its number."""
@@ -228,10 +241,6 @@ class Router:
         probabilities, valid = self.answer_of(placed, request, view)
         return Answered(request, None, view, placed, probabilities, valid, now_s, role if placed is policy else "hash")
 
-    def column(self, model: str) -> int:
-        """Of the estimators' state for a model; for one that has none of its own, that of `ANY_MODEL`."""
-        return self.fleet.models.get(model, self.fleet.models[ANY_MODEL])
-
     def _policy_for(self, request: Request, policy: Policy) -> Policy:
         """The policy, unless a hash places the request's key."""
         return placing(policy, request.key is not None, self.settings.sticky_keys, request.sequence)
@@ -248,10 +257,6 @@ class Router:
         """A policy gave no valid answer, and another stood in."""
         self.failures[policy] += 1
         self.last_failure, self.failed[policy] = failure, (failure, instead)
-
-    def pending_limit(self, request: Request) -> float:
-        """Requests pending at a worker from which on it is not given this one."""
-        return limits_and_draw.pending_limit(self.fleet, 0, float(request.priority))
 
     def _keep_within_limits(self, request: Request, view: LiveView) -> None:
         """Leave those in the view's mask who may be picked. Raises as `route` does.
@@ -317,6 +322,10 @@ class Router:
             self.fleet.outcome(event.worker, event.latency_s, event.ok, now_s)
         else:
             self.fleet.finished(sent.worker, sent.column, sent.rows, sent.key, event, now_s)
+
+    def in_flight_by_worker(self) -> Counter[str]:
+        """Requests that were sent from here and have not ended."""
+        return Counter(sent.worker for sent in self._in_flight.values())
 
     def _end(self, number: int, now_s: float) -> InFlight | None:
         """Count a request out; None where it was not counted in, or was so before."""

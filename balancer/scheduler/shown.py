@@ -7,20 +7,21 @@ from typing import Any
 
 import numpy as np
 
+from balancer.kernel.limits_and_draw import pending_limit
+from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.fleet import Fleet
-from balancer.scheduler.router import Router
 from balancer.scheduler.view import LiveView
 from policies.base import BoolArray, Request
 from policies.columns import columns_of
 
 
-def reasons(router: Router, request: Request, now_s: float) -> dict[str, list[str]]:
+def reasons(router: AnyRouter, request: Request, now_s: float) -> dict[str, list[str]]:
     """For each worker why it would not be picked for this request, in words; empty: it may be."""
     fleet = router.fleet
-    limit = router.pending_limit(request)
+    limit = pending_limit(fleet, 0, float(request.priority))
     stale_after_s = router.settings.stale_after_s
     found: dict[str, list[str]] = {}
-    view = LiveView(fleet, np.ones(len(fleet.workers), bool), router.column(request.model), 1.0, now_s)
+    view = LiveView(fleet, np.ones(len(fleet.workers), bool), fleet.column(request.model), 1.0, now_s)
     eligible = fleet.eligible(request.model, request.version, now_s)
     for row, worker in enumerate(fleet.workers):
         why = list(fleet.objections(worker, request.model, request.version))
@@ -48,7 +49,7 @@ def ready(fleet: Fleet, now_s: float) -> BoolArray:
     return found
 
 
-def snapshot(router: Router, now_s: float) -> list[dict[str, Any]]:
+def snapshot(router: AnyRouter, now_s: float) -> list[dict[str, Any]]:
     """The fleet as policies see it, a record a worker, for people to read."""
     fleet = router.fleet
     view = LiveView(fleet, np.ones(len(fleet.workers), bool), 0, 1.0, now_s)

@@ -19,9 +19,9 @@ from balancer.bounds import shown
 from balancer.config.watch import ConfigState
 from balancer.files.yaml_document import ConfigError
 from balancer.log_throttle import LogThrottle
+from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.canary.guard import PolicyChange
 from balancer.scheduler.canary.rollout import RolloutChange
-from balancer.scheduler.router import Router
 from balancer.scheduler.shown import silent
 from balancer.server.metrics import Metrics
 
@@ -84,7 +84,7 @@ _POLICY_EVERY_S = 10.0
 class EventReporter:
     """Listens to changes of the canary (`CanaryListener`), among others."""
 
-    def __init__(self, router: Router, metrics: Metrics, events: EventLog, clock: Callable[[], float]) -> None:
+    def __init__(self, router: AnyRouter, metrics: Metrics, events: EventLog, clock: Callable[[], float]) -> None:
         self._router, self._metrics, self._events = router, metrics, events
         self._looked_s = self._shadow_s = 0.0
         self._unlisted: set[str] = set()

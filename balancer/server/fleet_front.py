@@ -27,7 +27,7 @@ from balancer.fleet_api.members import Members
 from balancer.fleet_api.questions import Questions
 from balancer.fleet_api.rest_calls import RestCalls
 from balancer.proxy.rest.service import Rest
-from balancer.scheduler.router import Router
+from balancer.scheduler.any_router import AnyRouter
 from balancer.server.internal_errors import InternalErrors
 from balancer.server.metrics import Metrics
 from balancer.server.security.certificates import Certificates
@@ -48,7 +48,7 @@ class FleetFront:
     """Belongs to one process and its event loop. Without a listener it has all parts, and serves nothing."""
 
     def __init__(
-        self, config: Config, process: int, router: Router, metrics: Metrics, links: Links, forwards: Rest
+        self, config: Config, process: int, router: AnyRouter, metrics: Metrics, links: Links, forwards: Rest
     ) -> None:
         """`links`: to the workers, kept up to date by their maker; `forwards`: answers what is not about the fleet."""
         self._address = (config.listen.fleet_addresses(process) or ("", ""))[1]

@@ -15,9 +15,10 @@ from balancer.extproc.outcomes import NOT_PICKED, Outcome, UpstreamAnswer, verdi
 from balancer.extproc.picker import Pick, Picker
 from balancer.extproc.responses import CODES
 from balancer.extproc.verdict import By, of_version, verdict
+from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.canary.split import Split, VersionDraw
 from balancer.scheduler.events import Finished, Withdrawn
-from balancer.scheduler.router import EXPIRED_PER_TICK, Router
+from balancer.scheduler.router import EXPIRED_PER_TICK
 from balancer.server.decision_log.recording import Recording
 from balancer.server.internal_errors import InternalErrors
 from balancer.server.logs import DecisionLines
@@ -51,7 +52,12 @@ class Recorder:
     """Listens to the picks and to Envoy's access log."""
 
     def __init__(
-        self, router: Router, picker: Picker, metrics: Metrics, clock: Callable[[], float], process: str = FIRST_PROCESS
+        self,
+        router: AnyRouter,
+        picker: Picker,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        process: str = FIRST_PROCESS,
     ) -> None:
         self.router = router
         self._picker = picker

@@ -8,8 +8,8 @@ import math
 from collections.abc import Awaitable, Callable
 
 from balancer.kernel.settings import Settings
+from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.canary.selector import PolicySelector
-from balancer.scheduler.router import Router
 from balancer.server.internal_errors import InternalErrors
 
 QUIET_AFTER_S = 2.0
@@ -23,7 +23,7 @@ _TICK_S, _QUIET_TICK_S = 0.05, 0.5
 class Traffic:
     """Of one router, whoever decides: this process, or Envoys over the same state."""
 
-    def __init__(self, router: Router, clock: Callable[[], float], ready: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, router: AnyRouter, clock: Callable[[], float], ready: Callable[[], bool] = lambda: True) -> None:
         """`clock`: in seconds; before it is `ready`, all is done at full rate."""
         self._router, self._clock, self._ready = router, clock, ready
         self._number = self._revision = -1

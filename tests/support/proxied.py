@@ -72,7 +72,7 @@ class Rig:
     @property
     def in_flight(self) -> int:
         """Requests that the router takes to be at workers."""
-        return len(self.router._in_flight)
+        return self.router.in_flight_by_worker().total()
 
     @property
     def held(self) -> int:

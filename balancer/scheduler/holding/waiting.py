@@ -18,6 +18,7 @@ from balancer.kernel.estimators.service import alone_s
 from balancer.kernel.policy_answers import Compiler
 from balancer.kernel.settings import HoldingSettings
 from balancer.kernel.state import FOUND_COLUMNS, RequestFeatures
+from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.attending import Decision
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.holding import wait_queue
@@ -34,7 +35,6 @@ from balancer.scheduler.holding.state import (
     model_rows,
 )
 from balancer.scheduler.refusals import HELD_FULL, HELD_LONG, nobody, shed
-from balancer.scheduler.router import Router
 from balancer.scheduler.view import LiveView
 from policies.base import HeldRequests, Policy, Request
 from policies.hashing import mix, unit
@@ -70,7 +70,7 @@ class Waiter:
 class Waiting:
     """The requests that one router holds. Off, and nothing of it runs, while no model is named in the settings."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: AnyRouter) -> None:
         self.router = router
         self.waiters: dict[int, Waiter] = {}
         """By place."""
@@ -236,7 +236,7 @@ class Waiting:
         left_s = held.deadline_s[0, places] - (now_s - held.since_s[0, places])
         waited_s = now_s - held.since_s[0, places]
         asked = HeldRequests(held.rows[0, places], left_s, held.priority[0, places], waited_s)
-        view = LiveView(fleet, np.ones(len(fleet.workers), bool), self.router.column(""), 1.0, now_s)
+        view = LiveView(fleet, np.ones(len(fleet.workers), bool), self.router.fleet.column(""), 1.0, now_s)
         try:
             urgency = policy.urgency(asked, view)
             ranks = None if urgency is None else -np.asarray(urgency, float)
@@ -304,7 +304,7 @@ class Waiting:
         held = self._held
         key = request.key if isinstance(request.key, int) else None
         values: dict[str, Any] = {
-            "model": self.router.column(request.model),
+            "model": self.router.fleet.column(request.model),
             "rows": request.rows,
             "deadline_s": request.deadline_s,
             "priority": request.priority,

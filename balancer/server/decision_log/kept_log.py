@@ -7,7 +7,7 @@ from pathlib import Path
 
 from balancer.config.config import Config
 from balancer.config.sections import DecisionLogSection
-from balancer.scheduler.router import Router
+from balancer.scheduler.any_router import AnyRouter
 from balancer.server.decision_log.files import DecisionFiles
 from balancer.server.decision_log.recording import Recording
 from balancer.server.metrics import Metrics
@@ -21,7 +21,7 @@ _FILE_BYTES = 64 * 2**20
 class KeptLog:
     """Has decisions recorded while the config asks for it."""
 
-    def __init__(self, router: Router, recorder: Recorder, metrics: Metrics, process: str, seed: int) -> None:
+    def __init__(self, router: AnyRouter, recorder: Recorder, metrics: Metrics, process: str, seed: int) -> None:
         self._router, self._recorder, self._metrics = router, recorder, metrics
         self._process, self._seed = process, seed
         self.files: DecisionFiles | None = None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.attending import Answered, Decision
 from balancer.scheduler.canary.selector import Role
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import Finished, Withdrawn
 from balancer.scheduler.fleet import Fleet
-from balancer.scheduler.router import Router
 from balancer.server.decision_log import lines
 from balancer.server.decision_log.files import DecisionFiles
 from policies.base import Policy, Request
@@ -22,7 +22,7 @@ class Recording:
 
     def __init__(
         self,
-        router: Router,
+        router: AnyRouter,
         files: DecisionFiles,
         *,
         process: str,

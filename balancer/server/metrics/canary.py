@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
+from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.canary.split import Splits
-from balancer.scheduler.router import Router
 from balancer.server.metrics.scraped import counter, gauge
 
 _SHADOW_COUNTERS = {
@@ -20,7 +20,7 @@ _SHADOW_COUNTERS = {
 }
 
 
-def policy_metrics(router: Router) -> Iterator[Metric]:
+def policy_metrics(router: AnyRouter) -> Iterator[Metric]:
     """What guards, shadow and rollout do; a family is without samples where nothing of the kind is configured."""
     selector = router.selector
     guards = {} if selector is None else selector.guards()

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 from prometheus_client.core import HistogramMetricFamily, Metric
 
+from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.fleet import ANY_MODEL
-from balancer.scheduler.router import Router
 from balancer.scheduler.shown import ready
 from balancer.scheduler.view import LiveView
 from balancer.server.metrics.metrics import LATENCY_BUCKETS_S, Metrics
@@ -27,7 +27,7 @@ _GOOD = ("grpc_0", "http_2")
 """Begin the statuses that are no error."""
 
 
-def inference_metrics(metrics: Metrics, router: Router, pool: str) -> Iterator[Metric]:
+def inference_metrics(metrics: Metrics, router: AnyRouter, pool: str) -> Iterator[Metric]:
     """The families; `pool`: the name of the InferencePool that the workers are."""
     yield from _requests(metrics)
     yield _durations(metrics)
@@ -62,7 +62,7 @@ def _durations(metrics: Metrics) -> Metric:
     return family
 
 
-def _of_pool(router: Router, now_s: float, pool: str) -> Iterator[Metric]:
+def _of_pool(router: AnyRouter, now_s: float, pool: str) -> Iterator[Metric]:
     fleet = router.fleet
     are_ready = ready(fleet, now_s)
     view = LiveView(fleet, fleet.servable("", ""), fleet.models[ANY_MODEL], 1.0, now_s)

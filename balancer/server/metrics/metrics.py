@@ -18,8 +18,8 @@ from prometheus_client.core import InfoMetricFamily, Metric
 from balancer.config.watch import ConfigState
 from balancer.extproc.endpoints import Ads
 from balancer.reports.collector import ReportCounts
+from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.fleet import ANY_MODEL
-from balancer.scheduler.router import Router
 from balancer.scheduler.shown import ready
 from balancer.scheduler.view import LiveView
 from balancer.server.metrics.canary import policy_metrics
@@ -49,7 +49,7 @@ _STATUSES = frozenset(
 
 
 class Metrics:
-    def __init__(self, router: Router, clock: Callable[[], float], process: str = "0") -> None:
+    def __init__(self, router: AnyRouter, clock: Callable[[], float], process: str = "0") -> None:
         self._router = router
         self.clock = clock
         self.families: list[Family[Any]] = []
@@ -176,7 +176,7 @@ def _about(process: str) -> Iterator[Metric]:
     yield InfoMetricFamily("balancer_build", "What runs", build)
 
 
-def _fleet(router: Router, now_s: float) -> Iterator[Metric]:
+def _fleet(router: AnyRouter, now_s: float) -> Iterator[Metric]:
     fleet = router.fleet
     view = LiveView(fleet, fleet.servable("", ""), fleet.models[ANY_MODEL], 1.0, now_s)
     for name in columns_of("moment"):

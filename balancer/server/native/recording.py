@@ -14,10 +14,10 @@ import numpy as np
 from balancer.extproc.responses import ERRORS
 from balancer.native.journal import JournalDecision, JournalRefusal, Told, TornError
 from balancer.native.router import SharedRouter
+from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.attending import Answered, Decision
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import Finished, Withdrawn
-from balancer.scheduler.router import Router
 from balancer.scheduler.view import LiveView
 from balancer.server.decision_log.files import DecisionFiles
 from balancer.server.decision_log.lines import COLUMNS
@@ -31,7 +31,7 @@ _MOST_AT_ONCE_BYTES = 128 * 2**10
 """Of the journal: some milliseconds."""
 
 
-def recording_of(router: Router, files: DecisionFiles, **about: Any) -> Recording:
+def recording_of(router: AnyRouter, files: DecisionFiles, **about: Any) -> Recording:
     if isinstance(router, SharedRouter):
         return NativeRecording(router, files, **about)
     return Recording(router, files, **about)

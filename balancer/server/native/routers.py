@@ -9,12 +9,13 @@ from balancer.kernel.compiled.library import Compiled, Library, LibraryError
 from balancer.native.envoy_module import Module, ModuleError
 from balancer.native.folder import Folder, FolderError
 from balancer.native.router import SharedRouter
+from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.router import Router
 
 logger = logging.getLogger(__name__)
 
 
-def router_of(config: Config, seed: int) -> Router:
+def router_of(config: Config, seed: int) -> AnyRouter:
     """By the compiled kernel where there is one that fits, and shared with Envoys where that is wanted."""
     policy, settings, folder = config.policy.built, config.settings(), config.shared_folder
     try:

@@ -16,11 +16,11 @@ from balancer.bounds import OutOfBoundsError
 from balancer.extproc.versions import pinned_version
 from balancer.kernel.python_kernel import RequestView
 from balancer.scheduler.answering import answer
+from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.attending import Answered
 from balancer.scheduler.canary.split import Split, Splits
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.fleet import ANY_MODEL, Fleet
-from balancer.scheduler.router import Router
 from balancer.scheduler.shown import reasons as why_not
 from balancer.scheduler.view import LiveView
 from policies.base import FloatArray, Request
@@ -78,7 +78,7 @@ def _whole(query: Mapping[str, str], name: str, default: int, least: int, most: 
     return int(value)
 
 
-def explain(router: Router, request: Request, now_s: float, splits: Splits | None = None) -> dict[str, Any]:
+def explain(router: AnyRouter, request: Request, now_s: float, splits: Splits | None = None) -> dict[str, Any]:
     """The probabilities that would be given now, by whom, what that sees, and why each ineligible worker is so.
 
     Where two versions share the model's requests (`splits`), of the version that this one gets.
@@ -135,7 +135,7 @@ def _workers(
 
 
 def _without_policy(
-    router: Router, request: Request, reasons: Mapping[str, list[str]], now_s: float
+    router: AnyRouter, request: Request, reasons: Mapping[str, list[str]], now_s: float
 ) -> list[dict[str, Any]]:
     fleet, none = router.fleet, np.zeros(len(router.fleet.workers), bool)
     column = fleet.models.get(request.model, fleet.models[ANY_MODEL])
@@ -199,13 +199,13 @@ def _nobody_has(fleet: Fleet, request: Request) -> bool:
     return not any(request.version in versions if request.version else versions for versions in loaded)
 
 
-def canary(router: Router, now_s: float) -> dict[str, Any]:
+def canary(router: AnyRouter, now_s: float) -> dict[str, Any]:
     if router.selector is not None:
         return router.selector.explain(now_s)
     return {"decides": router.policy.name, "guards": {}, "shadow": None, "rollout": None}
 
 
-def who_decides(router: Router, now_s: float) -> str:
+def who_decides(router: AnyRouter, now_s: float) -> str:
     """In a line: which policy decides now, why that is not the one of the config, and who has a part in it."""
     found, configured = canary(router, now_s), router.policy.name
     decides, rollout = found["decides"], found["rollout"]
@@ -223,7 +223,7 @@ def who_decides(router: Router, now_s: float) -> str:
     return ", ".join(words)
 
 
-def _shadow(router: Router, answered: Answered) -> FloatArray | None:
+def _shadow(router: AnyRouter, answered: Answered) -> FloatArray | None:
     if router.selector is None or router.selector.shadow is None:
         return None
     return answer(router.selector.shadow.policy, answered.request, answered.view)[0]

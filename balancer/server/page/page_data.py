@@ -14,9 +14,9 @@ import numpy as np
 
 from balancer.config.watch import ConfigState
 from balancer.native.router import SharedRouter
+from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.canary.split import Splits
 from balancer.scheduler.fleet import ANY_MODEL, Fleet
-from balancer.scheduler.router import Router
 from balancer.scheduler.shown import reasons
 from balancer.scheduler.view import LiveView
 from balancer.scheduler.worker import Worker as Known
@@ -75,7 +75,7 @@ TITLES = {
 class AdminSources:
     """What the admin interface shows, and may change."""
 
-    router: Router
+    router: AnyRouter
     metrics: Metrics
     clock: Callable[[], float]
     readiness: Callable[[], str]
@@ -173,14 +173,14 @@ def _models(fleet: Fleet, parts: Sequence[RecentOutcomes]) -> list[str]:
 
 
 def _workers(
-    router: Router,
+    router: AnyRouter,
     question: Request,
     why: Mapping[str, Any],
     traffic: tuple[float, Sequence[RecentOutcomes]],
     now_s: float,
 ) -> list[PageWorker]:
     fleet = router.fleet
-    view = LiveView(fleet, np.ones(len(fleet.workers), bool), router.column(question.model), 1.0, now_s)
+    view = LiveView(fleet, np.ones(len(fleet.workers), bool), router.fleet.column(question.model), 1.0, now_s)
     names = ("pending", "in_flight", "backlog_s", "error_rate", "report_age_s")
     columns = {name: getattr(view, name).tolist() for name in names}
     objections = (
@@ -213,7 +213,7 @@ def _workers(
     return found
 
 
-def _state(worker: Known, report_age_s: float, router: Router) -> str:
+def _state(worker: Known, report_age_s: float, router: AnyRouter) -> str:
     if worker.draining or worker.stopping:
         return "draining"
     if worker.number < 0:

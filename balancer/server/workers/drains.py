@@ -16,8 +16,8 @@ from prometheus_client.core import Metric
 from balancer.agent.quiet import Activity
 from balancer.bounds import shown
 from balancer.discovery.workers import WorkerSpec
+from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.events import Report
-from balancer.scheduler.router import Router
 from balancer.server.metrics.scraped import gauge
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Drains:
     """Who is drained by hand, and how far that has got."""
 
     def __init__(
-        self, router: Router, clock: Callable[[], float], relist: Callable[[Sequence[WorkerSpec]], None]
+        self, router: AnyRouter, clock: Callable[[], float], relist: Callable[[Sequence[WorkerSpec]], None]
     ) -> None:
         """`relist` is given the list of discovery again where a drain begins or ends: what it says of them changed."""
         self._router = router

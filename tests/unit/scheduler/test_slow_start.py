@@ -62,7 +62,7 @@ def test_once_its_service_times_are_known_it_gets_all() -> None:
     router = grown()
     take_report(router, 100.1, batches=((1, 10, 0.1),))
     take_report(router, 100.2, batches=((1, 40, 0.4),))
-    assert router.fleet.service.weight[3, router.column("m")] >= 5
+    assert router.fleet.service.weight[3, router.fleet.column("m")] >= 5
     counted = Counter(router.route(Request("m"), 100.3).worker for _ in range(REQUESTS))
     assert counted["new"] / REQUESTS == pytest.approx(0.25, abs=0.03)
 

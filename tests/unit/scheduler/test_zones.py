@@ -9,7 +9,7 @@ import pytest
 from support.fleets import make_router
 
 from balancer.kernel.settings import Limits, Settings, ZoneSettings
-from balancer.scheduler.events import Sent, WorkerAdded, WorkersAdded
+from balancer.scheduler.events import Sent, Withdrawn, WorkerAdded, WorkersAdded
 from balancer.scheduler.router import Router
 from balancer.scheduler.shown import snapshot
 from policies.base import Policy, Request
@@ -33,7 +33,7 @@ def picked(router: Router, requests: int = 8) -> set[str]:
     found = Counter[str]()
     for _ in range(requests):
         decision = router.route(Request("m"), 0.1)
-        router._end(decision.number, 0.1)
+        router.observe(Withdrawn(decision.number), 0.1)
         found[decision.worker] += 1
     return set(found)
 
@@ -42,7 +42,7 @@ def load(router: Router, *workers: str, requests: int = 1) -> None:
     """Requests that stay there."""
     for worker in workers:
         for _ in range(requests):
-            router.observe(Sent(10_000 + len(router._in_flight), worker, "m"), 0.1)
+            router.observe(Sent(10_000 + router.in_flight_by_worker().total(), worker, "m"), 0.1)
 
 
 def test_it_spills_over_once_a_far_worker_is_done_sooner_by_more_than_the_bound() -> None:
@@ -52,7 +52,7 @@ def test_it_spills_over_once_a_far_worker_is_done_sooner_by_more_than_the_bound(
     load(router, "w0", "w1")
     assert picked(router) == set(ZONES)
     # One near worker that is free again suffices.
-    router._end(10_000, 0.1)
+    router.observe(Withdrawn(10_000), 0.1)
     assert picked(router) == {"w0", "w1"}
 
 
@@ -76,7 +76,7 @@ def test_it_spills_over_to_the_next_zone_in_order_and_from_there_to_the_one_afte
     assert picked(router) == {"w0", "w1", "w2"}
     load(router, "w2", requests=3)
     assert picked(router) == set(ZONES)
-    router._end(10_006, 0.1)
+    router.observe(Withdrawn(10_006), 0.1)
     assert picked(router) == {"w0", "w1", "w2"}
 
 
