@@ -142,11 +142,7 @@ async def test_an_error_that_another_gateway_tells_is_no_fast_success(
         if value:
             answer.response_headers.headers.headers.append(base_pb2.HeaderValue(key=key, raw_value=value.encode()))
     await gateway.pick(answer)
-
-    async def ended() -> bool:
-        return bool((await gateway.worker())["in_flight"] == 0)
-
-    await eventually(ended, "the outcome was heard")
+    await eventually(gateway.worker, "the outcome was counted", until=lambda worker: worker["in_flight"] == 0)
     assert await gateway.metric("balancer_errors_total", worker=WORKER["name"]) == errors
     # A fault's own slowness is a sign; what is no answer says nothing.
     assert await gateway.metric("balancer_request_duration_seconds_count") == 0

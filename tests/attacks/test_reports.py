@@ -107,11 +107,9 @@ async def test_a_stranger_cannot_lock_an_agent_out_by_a_forged_incarnation(
         with contextlib.suppress(grpc.aio.AioRpcError):
             await forged.read()
         async with honest_agent(balancer):
-
-            async def ready() -> bool:
-                return (await balancer.worker())["ready"]
-
-            await eventually(ready, "the honest agent speaks for the worker", 10.0)
+            await eventually(
+                balancer.worker, "the honest agent speaks for the worker", 10.0, until=lambda worker: worker["ready"]
+            )
 
 
 @pytest.mark.parametrize(
@@ -139,12 +137,11 @@ async def test_a_stranger_cannot_poison_estimators(
     before = await balancer.metric("balancer_refused_inputs_total", message="report", field=field)
     why = await balancer.refuses(bad)
     assert why.startswith(f"{field}: ")
-
-    async def counted() -> bool:
-        now = await balancer.metric("balancer_refused_inputs_total", message="report", field=field)
-        return now == before + 1
-
-    await eventually(counted, "the refusal is counted")
+    await eventually(
+        lambda: balancer.metric("balancer_refused_inputs_total", message="report", field=field),
+        "the refusal is counted",
+        until=lambda now: now == before + 1,
+    )
     worker = await balancer.worker()
     assert all(math.isfinite(value) and value >= 0 for name, value in worker.items() if name in ("pending", "tokens"))
 
@@ -171,11 +168,9 @@ async def test_a_stranger_cannot_bloat_the_balancer(balancer: Balancer, bloated:
         for _ in range(20):
             await balancer.refuses(bloated)
         assert balancer.resident_bytes() < before + 16 * MEBIBYTE
-
-        async def ready() -> bool:
-            return (await balancer.worker())["ready"]
-
-        await eventually(ready, "the honest agent speaks for the worker", 10.0)
+        await eventually(
+            balancer.worker, "the honest agent speaks for the worker", 10.0, until=lambda worker: worker["ready"]
+        )
 
 
 async def test_a_stranger_cannot_fill_logs_and_metrics_with_made_up_names(balancer: Balancer) -> None:

@@ -196,11 +196,11 @@ async def test_what_clients_get_wrong_does_not_make_a_worker_look_fast_or_bad(st
     wrong = service_pb2.ModelInferRequest(model_name="emulated_tft")
     answers = await asyncio.gather(*(attacker.grpc("ModelInfer", wrong) for _ in range(16)))
     assert {answer.code for answer in answers} == {"INVALID_ARGUMENT"}
-
-    async def counted() -> bool:
-        return await stack.metric("balancer_requests_total", status="grpc_3", model="emulated_tft") >= 16
-
-    await eventually(counted, "their outcomes were heard")
+    await eventually(
+        lambda: stack.metric("balancer_requests_total", status="grpc_3", model="emulated_tft"),
+        "their outcomes were counted",
+        until=lambda value: value >= 16,
+    )
     assert await stack.metric(samples) == before
     assert {worker["error_rate"] for worker in (await stack.get("/workers"))["workers"]} == {0}
 
@@ -248,11 +248,7 @@ async def test_a_stranger_who_reads_no_answer_keeps_no_place(stack: Stack, path:
     for _ in range(5):
         before = await decisions(stack)
         await stranger.ask(body, 20)
-
-        async def decided(before: float = before) -> bool:
-            return await decisions(stack) >= before + 20
-
-        await eventually(decided)
+        await eventually(lambda: decisions(stack), until=lambda found, before=before: found >= before + 20)
         await honest_requests_are_served_by_policy(stack)
     await stranger.stop()
 

@@ -113,11 +113,7 @@ async def test_what_the_balancer_keeps_is_kept_whatever_becomes_of_it(
             await kept_without_a_balancer(stack)
     finally:
         os.killpg(stack.balancer.process.pid, signal.SIGCONT)
-
-    async def back() -> bool:
-        return not await ask(stack, ON_ONE)
-
-    await eventually(back, "the balancer decides again")
+    await eventually(lambda: ask(stack, ON_ONE), "the balancer decides again", until=lambda answer: not answer)
     await stack.balancer.kill()
     if processes == 1:
         await kept_without_a_balancer(stack)

@@ -47,11 +47,9 @@ class Moody:
     async def decides(self, policy: str, times: int = 1) -> None:
         """Wait until so many decisions are made by that policy from now on."""
         so_far = await self.decided(policy)
-
-        async def more() -> bool:
-            return await self.decided(policy) >= so_far + times
-
-        await eventually(more, f"decisions by {policy}")
+        await eventually(
+            lambda: self.decided(policy), f"decisions by {policy}", until=lambda found: found >= so_far + times
+        )
 
     async def falls(self, reason: str, times: int = 1) -> None:
         """Wait until the guard has taken the policy out of service for that reason."""
@@ -65,11 +63,11 @@ class Moody:
 
     async def returns(self) -> None:
         """Wait until the policy is in service again."""
-
-        async def back() -> bool:
-            return await self.stack.metric("balancer_guard_fallen_back", policy=self.policy["name"]) == 0
-
-        await eventually(back, "back in service")
+        await eventually(
+            lambda: self.stack.metric("balancer_guard_fallen_back", policy=self.policy["name"]),
+            "back in service",
+            until=lambda value: value == 0,
+        )
 
 
 @pytest.fixture
@@ -135,12 +133,11 @@ async def test_a_rollout_returns_when_the_new_policy_misbehaves(moody: Moody) ->
         await moody.decides("wlpr")
         await moody.decides("moody_file")
         moody.be("nan")
-
-        async def returned() -> bool:
-            page = await stack.get("/guard")
-            return bool(page["rollout"]["state"] == "returned")
-
-        await eventually(returned, "the rollout returned")
+        await eventually(
+            lambda: stack.get("/guard"),
+            "the rollout returned",
+            until=lambda page: page["rollout"]["state"] == "returned",
+        )
         moody.be("good")
         so_far = await moody.decided("moody_file")
         await moody.decides("wlpr", 100)

@@ -49,17 +49,18 @@ class Learned:
 
     async def decides(self, policy: str) -> None:
         so_far = await self.stack.metric("balancer_decisions_total", policy=policy)
-
-        async def more() -> bool:
-            return await self.stack.metric("balancer_decisions_total", policy=policy) > so_far
-
-        await eventually(more, f"decisions by {policy}")
+        await eventually(
+            lambda: self.stack.metric("balancer_decisions_total", policy=policy),
+            f"decisions by {policy}",
+            until=lambda value: value > so_far,
+        )
 
     async def falls(self, reason: str) -> None:
-        async def fallen() -> bool:
-            return await self.stack.metric("balancer_guard_breaches_total", policy="learned", reason=reason) >= 1
-
-        await eventually(fallen, f"out of service because of {reason}")
+        await eventually(
+            lambda: self.stack.metric("balancer_guard_breaches_total", policy="learned", reason=reason),
+            f"out of service because of {reason}",
+            until=lambda value: value >= 1,
+        )
         await self.decides("expected_latency")
 
 
@@ -98,11 +99,11 @@ async def test_weights_that_are_no_numbers_or_of_another_schema_are_refused_and_
     async with steady_load(stack.url, clients=4) as load:
         for refused, policy in enumerate(bad, start=1):
             stack.write_config(policy)
-
-            async def is_refused(refused: int = refused) -> bool:
-                return bool((await stack.get("/config"))["refused"] == refused)
-
-            await eventually(is_refused, f"{policy['options']} refused")
+            await eventually(
+                lambda: stack.get("/config"),
+                f"{policy['options']} refused",
+                until=lambda page, refused=refused: page["refused"] == refused,
+            )
             assert "options" in str((await stack.get("/config"))["last_error"])
             await learned.decides("learned")
     assert not load.failures()

@@ -53,12 +53,11 @@ async def test_a_killed_balancer_costs_no_more_than_what_it_forwards_and_picks_a
         await load.more(300, "requests served without a balancer")
         await stack.start_balancer()
         await stack.all_ready()
-
-        async def picks() -> bool:
-            page = await stack.get("/recent")
-            return bool(page and page["rate_per_s"] > 0 and page["picked"] > 50)
-
-        await eventually(picks, "picks by the new balancer")
+        await eventually(
+            lambda: stack.get("/recent"),
+            "picks by the new balancer",
+            until=lambda page: page and page["rate_per_s"] > 0 and (page["picked"] > 50),
+        )
     # What a client sent while the process was dying may have reached it too.
     dying = len(load.phases()["dying"])
     lost = lost_with_a_balancer(frontend)
@@ -92,12 +91,11 @@ async def test_a_killed_triton_costs_at_most_what_was_executing_there(stack: Sta
         load.mark("dying")
         await victim.kill()
         load.mark("dead")
-
-        async def detected() -> bool:
-            page = await stack.get("/workers")
-            return not next(w for w in page["workers"] if w["worker"] == victim.name)["ready"]
-
-        await eventually(detected, "the balancer knows that the worker is gone")
+        await eventually(
+            lambda: stack.get("/workers"),
+            "the balancer knows that the worker is gone",
+            until=lambda page: not next(w for w in page["workers"] if w["worker"] == victim.name)["ready"],
+        )
         load.mark("detected")
         await load.more(300, "requests served by the others")
     failures = load.failures()
@@ -114,12 +112,11 @@ async def test_a_killed_triton_costs_at_most_what_was_executing_there(stack: Sta
 async def test_a_triton_that_returns_is_used_again(stack: Stack) -> None:
     victim = stack.tritons[1]
     await victim.kill()
-
-    async def gone() -> bool:
-        page = await stack.get("/workers")
-        return not next(w for w in page["workers"] if w["worker"] == victim.name)["ready"]
-
-    await eventually(gone, "the worker is known to be gone")
+    await eventually(
+        lambda: stack.get("/workers"),
+        "the worker is known to be gone",
+        until=lambda page: not next(w for w in page["workers"] if w["worker"] == victim.name)["ready"],
+    )
     await stack.start_triton(1)
     await stack.tritons[1].wait_ready()
     await stack.all_ready()
@@ -199,16 +196,16 @@ async def test_an_envoy_that_starts_while_the_balancer_is_away_serves(stack: Sta
     await stack.all_ready()
     leaving = stack.specs[0]
     stack.list_workers(leaving.model_copy(update={"draining": True}), *stack.specs[1:])
-
-    async def drains() -> bool:
-        return f"triton_grpc::{leaving.grpc_endpoint}::health_flags::/eds_status_draining" in "".join(
-            await stack.clusters()
-        )
-
-    await eventually(drains, "Envoy knows that the worker drains")
+    await eventually(
+        stack.clusters,
+        "Envoy knows that the worker drains",
+        until=lambda lines: (
+            f"triton_grpc::{leaving.grpc_endpoint}::health_flags::/eds_status_draining" in "".join(lines)
+        ),
+    )
     stack.list_workers(*stack.specs[1:])
-
-    async def gone() -> bool:
-        return leaving.grpc_endpoint not in "".join(await stack.clusters())
-
-    await eventually(gone, "Envoy knows that the worker is gone")
+    await eventually(
+        stack.clusters,
+        "Envoy knows that the worker is gone",
+        until=lambda lines: leaving.grpc_endpoint not in "".join(lines),
+    )

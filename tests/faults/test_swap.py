@@ -52,12 +52,11 @@ async def test_bad_files_between_swaps_are_refused_and_nothing_is_lost(stack: St
     async with steady_load(stack.url) as load:
         for refused, (policy, bad) in enumerate(zip(POLICIES, BAD_FILES, strict=False), start=1):
             stack.write_text(bad)
-
-            async def is_refused(refused: int = refused) -> bool:
-                state = await stack.get("/config")
-                return bool(state["refused"] == refused)
-
-            await eventually(is_refused, f"file {refused} refused")
+            await eventually(
+                lambda: stack.get("/config"),
+                f"file {refused} refused",
+                until=lambda state, refused=refused: state["refused"] == refused,
+            )
             state = await stack.get("/config")
             assert state["last_error"]["problems"]
             stack.write_config({"name": policy})

@@ -111,11 +111,11 @@ async def honest_requests_are_served_by_policy(stack: Stack, requests: int = 20)
     )
     assert {(answer.code, answer.text) for answer in answers if answer.code != "OK"} == set()
     await nothing_is_left_over(stack)
-
-    async def all_picked() -> bool:
-        return await decisions(stack) == picked + requests
-
-    await eventually(all_picked, "a policy has decided about each, and about nothing else")
+    await eventually(
+        lambda: decisions(stack),
+        "a policy has decided about each, and about nothing else",
+        until=lambda found: found == picked + requests,
+    )
     # One text for both: another is made a second later at the earliest.
     samples = await read_samples(stack.admin())
     assert sum_of(samples, "balancer_handler_errors_total") == 0
@@ -129,12 +129,11 @@ async def decisions(stack: Stack) -> float:
 
 async def nothing_is_left_over(stack: Stack) -> None:
     """All that was picked has ended, and what is known of the workers is finite."""
-
-    async def idle() -> bool:
-        page = await stack.get("/workers")
-        return all(worker["in_flight"] == 0 for worker in page["workers"])
-
-    await eventually(idle, "no request counts in flight")
+    await eventually(
+        lambda: stack.get("/workers"),
+        "no request counts in flight",
+        until=lambda page: all(worker["in_flight"] == 0 for worker in page["workers"]),
+    )
     for worker in (await stack.get("/workers"))["workers"]:
         for name in ("pending", "backlog_s", "latency_s", "error_rate", "tokens", "report_age_s"):
             assert worker[name] is not None, f"{name} of {worker['worker']} is not finite"

@@ -61,11 +61,9 @@ async def test_keys_that_are_rotated_hold_without_a_restart(tmp_path: Path) -> N
         assert (await grpc_status(rig, x_api_key=THIRD))[0] == UNAUTHENTICATED
         (tmp_path / "api-keys.yaml").write_text(f"acme: [{FIRST}, {THIRD}]\n")
         rig.envoy.renew_secrets()
-
-        async def is_taken() -> bool:
-            return (await grpc_status(rig, x_api_key=THIRD))[0] == OK
-
-        await eventually(is_taken, "the new key is good")
+        await eventually(
+            lambda: grpc_status(rig, x_api_key=THIRD), "the new key is good", until=lambda found: found[0] == OK
+        )
         assert (await grpc_status(rig, x_api_key=FIRST))[0] == OK
         assert (await grpc_status(rig, x_api_key=SECOND))[0] == UNAUTHENTICATED
         # What cannot be used changes nothing.

@@ -145,11 +145,11 @@ async def test_while_the_balancer_is_away_envoy_sends_it_on(picked: Picked) -> N
     """Once it has seen that: a body that is on its way through the balancer at that moment is lost."""
     [balancer] = picked.rig.balancers
     await balancer.stop()
-
-    async def seen() -> bool:
-        return await picked.rig.statistic(r"cluster\.balancer\.membership_healthy") == 0
-
-    await eventually(seen, "Envoy knows")
+    await eventually(
+        lambda: picked.rig.statistic(r"cluster\.balancer\.membership_healthy"),
+        "Envoy knows",
+        until=lambda value: value == 0,
+    )
     sent = a_request(payload_bytes=1_000_000)
     answer = await picked.rig.stub.ModelInfer(sent, timeout=PATIENCE_S, compression=grpc.Compression.Gzip)
     [worker] = [worker for worker in picked.rig.workers if worker.name == answer.id]

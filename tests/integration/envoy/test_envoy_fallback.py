@@ -47,11 +47,7 @@ async def test_a_balancer_that_dies_costs_no_request_and_is_asked_again(rig: Rig
     try:
         await until_served_by(rig, "w0")
         rig.announce(w2="draining")
-
-        async def drains() -> bool:
-            return "draining" in (await rig.health())[rig.workers[2].grpc_endpoint]
-
-        await eventually(drains)
+        await eventually(rig.health, until=lambda states: "draining" in states[rig.workers[2].grpc_endpoint])
     finally:
         await again.stop()
 
@@ -65,11 +61,7 @@ async def test_a_hung_balancer_is_left_alone_until_it_answers(tmp_path: Path) ->
         await until_served_by(rig, "w0")
         balancer.hang = asyncio.Event()
         assert await rig.infer() in {"w0", "w1", "w2"}
-
-        async def is_left_alone() -> bool:
-            return await rig.statistic(HEALTHY) == 0
-
-        await eventually(is_left_alone)
+        await eventually(lambda: rig.statistic(HEALTHY), until=lambda value: value == 0)
         waits = r"http\.inference\.ext_proc\.message_timeouts"
         before = await rig.statistic(waits)
         assert {await rig.infer() for _ in range(30)} == {"w0", "w1", "w2"}
@@ -109,11 +101,7 @@ async def test_balancers_at_unix_sockets(tmp_path: Path) -> None:
         rig.balancers[0].respond = lambda _: go_on()
         await until_served_by(rig, "w2")
         await rig.balancers[0].stop()
-
-        async def is_noticed() -> bool:
-            return await rig.statistic(HEALTHY) == 0
-
-        await eventually(is_noticed)
+        await eventually(lambda: rig.statistic(HEALTHY), until=lambda value: value == 0)
         assert await rig.infer() == "w2"
 
 

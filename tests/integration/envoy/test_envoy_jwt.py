@@ -111,11 +111,9 @@ async def test_an_issuer_s_new_keys_are_taken_in_while_requests_flow(tmp_path: P
         assert jwt.jwks_file is not None
         renewed.write(Path(jwt.jwks_file))
         rig.envoy.renew_secrets()
-
-        async def is_taken() -> bool:
-            return (await grpc_status(rig, authorization=token))[0] == OK
-
-        await eventually(is_taken, "the new key is known")
+        await eventually(
+            lambda: grpc_status(rig, authorization=token), "the new key is known", until=lambda found: found[0] == OK
+        )
         assert (await grpc_status(rig, authorization=bearer(issuer.token())))[0] == UNAUTHENTICATED
 
 

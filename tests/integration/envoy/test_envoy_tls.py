@@ -100,11 +100,7 @@ async def test_a_certificate_that_was_renewed_is_shown_without_a_restart(tmp_pat
         new.key.rename(folder / "listener.key")
         assert await shown() == before
         new.cert.rename(folder / "listener.crt")
-
-        async def is_shown() -> bool:
-            return await shown() != before
-
-        await eventually(is_shown)
+        await eventually(shown, until=lambda found: found != before)
         # Connections that were open live on.
         assert await rig.infer() in {"w0", "w1", "w2"}
         assert await rig.statistic(r"http\.inference\.downstream_cx_destroy_local") == 0

@@ -132,12 +132,11 @@ async def test_a_worker_that_joins_gets_what_the_others_have(stack: Stack) -> No
     await stack.start_triton(1)
     await eventually(lambda: ready(stack, 1), "the restarted worker has the model")
     await stack.all_ready()
-
-    async def replayed() -> bool:
-        return await stack.metric("balancer_fleet_replays_total", result="done") >= 2
-
-    # A worker is ready a moment before it has answered.
-    await eventually(replayed, "both replays are counted")
+    await eventually(
+        lambda: stack.metric("balancer_fleet_replays_total", result="done"),
+        "both replays are counted",
+        until=lambda value: value >= 2,
+    )
 
 
 async def counted(stack: Stack) -> tuple[int, str]:

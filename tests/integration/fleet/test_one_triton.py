@@ -218,11 +218,9 @@ async def test_models_are_loaded_and_unloaded_everywhere_by_tritons_own_clients(
         assert await on_all(stack, lambda index: index["string_upper"] == "READY")
         assert await client.is_model_ready("string_upper")
         await client.unload_model("string_upper")
-
-        async def unloaded() -> bool:
-            return await on_all(stack, lambda index: index["string_upper"] == "UNAVAILABLE")
-
-        await eventually(unloaded, "string_upper is unloaded")
+        await eventually(
+            lambda: on_all(stack, lambda index: index["string_upper"] == "UNAVAILABLE"), "string_upper is unloaded"
+        )
         assert not await client.is_model_ready("string_upper")
     async with triton_http.InferenceServerClient(stack.url) as rest:
         own = json.loads((await rest.get_model_config(MODEL)) and config)
@@ -262,9 +260,9 @@ async def test_no_call_about_the_fleet_counts_as_a_request_to_a_worker(stack: St
     assert await stack.metric("balancer_fleet_calls_total", call="ModelConfig", result="answered") == calls + 5
     async with triton_grpc.InferenceServerClient(stack.url) as client:
         await infer(client)
-
-    async def counted() -> bool:
-        return await stack.metric("balancer_requests_total") == requests + 1
-
-    await eventually(counted, "the inference alone is counted")
+    await eventually(
+        lambda: stack.metric("balancer_requests_total"),
+        "the inference alone is counted",
+        until=lambda value: value == requests + 1,
+    )
     assert await stack.metric("balancer_fallbacks_total") == before

@@ -189,10 +189,7 @@ async def the_proxy_forwards(fleet: Fleet) -> None:
 
 
 async def test_from_the_chart_to_an_answer_and_to_its_end(fleet: Fleet) -> None:
-    async def ready() -> bool:
-        return bool((await fleet.admin("/ready"))["ready"])
-
-    await eventually(ready, "the agent's reports have come")
+    await eventually(lambda: fleet.admin("/ready"), "the agent's reports have come", until=lambda found: found["ready"])
 
     async def answered() -> bool:
         return (await fleet.infer()).status == 200
@@ -219,12 +216,11 @@ async def the_config_is_swapped(fleet: Fleet) -> None:
     assert (await fleet.admin("/config"))["applied"] == 0
     new = old | {"policy": {"name": "round_robin"}}
     fleet.gateway.swap("config", {"balancer.yaml": yaml.safe_dump(new).encode()})
-
-    async def swapped() -> bool:
-        page = await fleet.admin("/config")
-        return bool(page["applied"] == 1 and page["waiting_for_restart"] == [])
-
-    await eventually(swapped, "the balancer has the new config")
+    await eventually(
+        lambda: fleet.admin("/config"),
+        "the balancer has the new config",
+        until=lambda page: page["applied"] == 1 and page["waiting_for_restart"] == [],
+    )
     assert (await fleet.infer()).status == 200
     assert (await fleet.admin("/explain?model=digits"))["policy"] == "round_robin"
 
@@ -253,11 +249,11 @@ async def the_gateway_drains(fleet: Fleet) -> None:
     admin = f"http://127.0.0.1:{fleet.ports['gateway.ports.envoyAdmin']}"
     await eventually(lambda: in_flight(admin, 1), "the upload has begun")
     hooks = {each: asyncio.create_task(fleet.gateway.pre_stop(each)) for each in ("envoy", "balancer")}
-
-    async def told_to_go() -> bool:
-        return (await fleet.infer()).headers.get("Connection") == "close"
-
-    await eventually(told_to_go, "clients are told to use another connection")
+    await eventually(
+        fleet.infer,
+        "clients are told to use another connection",
+        until=lambda served: served.headers.get("Connection") == "close",
+    )
     assert not uploading.done()
     assert not any(hook.done() for hook in hooks.values())
     body_goes_on.set()

@@ -262,16 +262,8 @@ async def test_a_balancer_that_serves_knows_the_pods_and_ends_though_it_watches(
         assert await balancer.metric("balancer_kubernetes_pods", state="ready") == 1
         assert await balancer.metric("balancer_kubernetes_lists_total", why="start") == 1
         await namespace.delete("a")
-
-        async def drains() -> bool:
-            return bool((await balancer.worker())["draining"])
-
-        await eventually(drains, "the pod drains")
+        await eventually(balancer.worker, "the pod drains", until=lambda worker: worker["draining"])
         await namespace.end("a")
-
-        async def gone() -> bool:
-            return await balancer.worker() is None
-
-        await eventually(gone, "the pod is gone")
+        await eventually(balancer.worker, "the pod is gone", until=lambda worker: worker is None)
     finally:
         await balancer.stop()

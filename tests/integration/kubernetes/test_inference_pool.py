@@ -218,11 +218,11 @@ async def test_an_objective_of_the_pool_is_the_priority_of_who_names_it(
     )
     try:
         await balancer.start()
-
-        async def known() -> bool:
-            return await balancer.metric("balancer_kubernetes_objectives") == 2
-
-        await eventually(known, "the objectives are read")
+        await eventually(
+            lambda: balancer.metric("balancer_kubernetes_objectives"),
+            "the objectives are read",
+            until=lambda value: value == 2,
+        )
         assert await balancer.metric("balancer_kubernetes_connected") == 1
         assert await balancer.metric("balancer_kubernetes_pool_changes_total") == 1
         async with grpc.aio.insecure_channel(f"127.0.0.1:{gateways}") as channel:
@@ -232,10 +232,8 @@ async def test_an_objective_of_the_pool_is_the_priority_of_who_names_it(
             names = ("batch", "chat", "far", "unheard-of", "")
             assert {name: await gateway.ask(name) for name in names} == dict.fromkeys(names, 200) | {"batch": 429}
             await patch(namespace, objective("batch", 3))
-
-            async def picked() -> bool:
-                return await gateway.ask("batch") == 200
-
-            await eventually(picked, "the objective's new priority counts")
+            await eventually(
+                lambda: gateway.ask("batch"), "the objective's new priority counts", until=lambda answer: answer == 200
+            )
     finally:
         await balancer.stop()

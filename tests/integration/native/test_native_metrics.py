@@ -166,11 +166,7 @@ async def test_a_client_that_leaves_before_its_request_is_there(rig: BothFronts)
     _, writer = await asyncio.open_connection(host, int(port))
     writer.write(b'POST /v2/models/m/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{"inputs": [{')
     await writer.drain()
-
-    async def arrived() -> bool:
-        return await rig.statistic(r"http\.inference\.downstream_rq_active") == 1
-
-    await eventually(arrived)
+    await eventually(lambda: rig.statistic(r"http\.inference\.downstream_rq_active"), until=lambda value: value == 1)
     writer.close()
     await writer.wait_closed()
     await counted(rig, 1)

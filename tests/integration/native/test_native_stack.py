@@ -147,18 +147,12 @@ async def test_the_decision_log_may_begin_and_end_under_requests(stack: Stack, t
 
     async with steady_load(stack.url, MODEL, clients=4) as load:
         stack.write_config({"name": "expected_latency"}, decision_log={"folder": str(folder)})
-
-        async def recorded() -> bool:
-            return await written() > 200
-
-        await eventually(recorded, "decisions are recorded")
+        await eventually(written, "decisions are recorded", until=lambda found: found > 200)
         stack.write_config({"name": "wlpr"}, decision_log={"folder": str(folder)})
         before = await written()
-
-        async def goes_on() -> bool:
-            return await written() > before + 200
-
-        await eventually(goes_on, "decisions are recorded under another policy")
+        await eventually(
+            written, "decisions are recorded under another policy", until=lambda found: found > before + 200
+        )
         stack.write_config({"name": "round_robin"})
 
         async def ended() -> bool:
@@ -186,9 +180,5 @@ async def test_what_cannot_be_decided_there_is_asked_for(stack: Stack) -> None:
     before = await decided(stack)
     async with triton_grpc.InferenceServerClient(stack.url) as client:
         assert len({await infer(client) for _ in range(6)}) == 3
-
-    async def counted() -> bool:
-        return await decided(stack) - before >= 6
-
-    await eventually(counted, "every decision is counted")
+    await eventually(lambda: decided(stack), "every decision is counted", until=lambda found: found - before >= 6)
     stack.write_config({"name": "round_robin"})

@@ -79,16 +79,16 @@ async def test_both_answer_and_each_counts_what_the_other_sent(gateways: Gateway
     before = [await answers(admin) for admin in gateways.admins]
     async with steady_load(gateways.stack.url, clients=16) as load:
         for admin, count in zip(gateways.admins, before, strict=True):
-
-            async def more(admin: str = admin, count: float = count) -> bool:
-                return await answers(admin) > count + 100
-
-            await eventually(more, f"{admin} is asked again and again")
-
-        async def seen() -> bool:
-            return await peers(gateways) >= 4
-
-        await eventually(seen, "the second balancer knows of requests that the first has in flight")
+            await eventually(
+                lambda admin=admin: answers(admin),
+                f"{admin} is asked again and again",
+                until=lambda found, count=count: found > count + 100,
+            )
+        await eventually(
+            lambda: peers(gateways),
+            "the second balancer knows of requests that the first has in flight",
+            until=lambda found: found >= 4,
+        )
     assert not load.failures()
 
 

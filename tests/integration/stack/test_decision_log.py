@@ -39,11 +39,7 @@ async def test_recorded_while_requests_flow_and_replayed(stack: Stack) -> None:
     folder = stack.directory / "decisions"
     async with steady_load(stack.url, "emulated_tft", clients=8) as load:
         stack.write_config(stack.policy, decision_log={"folder": "decisions"})
-
-        async def recording() -> bool:
-            return min(await lines_written(stack)) > 100
-
-        await eventually(recording, "both processes record")
+        await eventually(lambda: lines_written(stack), "both processes record", until=lambda found: min(found) > 100)
         value = grpc_aio.InferInput("INPUT", [2, 4], "FP32")
         value.set_data_from_numpy(np.ones((2, 4), np.float32))
         async with grpc_aio.InferenceServerClient(stack.url) as client:
@@ -57,11 +53,9 @@ async def test_recorded_while_requests_flow_and_replayed(stack: Stack) -> None:
 
         await eventually(swapped, "the other policy is in force")
         before = min(await lines_written(stack))
-
-        async def more() -> bool:
-            return min(await lines_written(stack)) > before + 100
-
-        await eventually(more, "both processes record on")
+        await eventually(
+            lambda: lines_written(stack), "both processes record on", until=lambda found: min(found) > before + 100
+        )
     assert not load.failures()
     await stack.balancer.stop()
     log = read_log(folder)

@@ -79,15 +79,15 @@ async def test_bad_inputs_leave_nobody_out(stack: Stack) -> None:
 
 async def test_a_worker_that_fails_at_everything_is_left_out_until_it_answers(stack: Stack) -> None:
     (stack.directory / "worker-1").touch()
-
-    async def without_it() -> bool:
-        return set(await load(stack, 1.0)) == {"worker-0", "worker-2"}
-
-    await eventually(without_it, "requests go to those that answer")
+    await eventually(
+        lambda: load(stack, 1.0),
+        "requests go to those that answer",
+        until=lambda found: set(found) == {"worker-0", "worker-2"},
+    )
     assert set(left_out(stack)) == {"worker-1"}
     (stack.directory / "worker-1").unlink()
-
-    async def with_it() -> bool:
-        return set(await load(stack, 1.0)) == {"worker-0", "worker-1", "worker-2"}
-
-    await eventually(with_it, "it is tried again")
+    await eventually(
+        lambda: load(stack, 1.0),
+        "it is tried again",
+        until=lambda found: set(found) == {"worker-0", "worker-1", "worker-2"},
+    )

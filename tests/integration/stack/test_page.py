@@ -65,31 +65,27 @@ async def test_a_policy_that_is_swapped_and_a_file_that_is_refused_are_shown(sta
     assert words in output
     try:
         stack.write_text(new.read_text())
-
-        async def swapped() -> Any:
-            page = await stack.get("/page.json")
-            return page if page["process"]["policy"] == "wlpr" else None
-
-        page = await eventually(swapped, "the policy is swapped")
+        page = await eventually(
+            lambda: stack.get("/page.json"),
+            "the policy is swapped",
+            until=lambda page: page["process"]["policy"] == "wlpr",
+        )
         assert words in page["config"]["history"][0]["changes"]
         assert any(event["kind"] == "config" and words in event["words"] for event in page["events"])
         assert (await command("check", str(new), "--against", stack.admin()))[0] == 0
         stack.write_text("policy: {name: wlprr}")
-
-        async def refused() -> Any:
-            page = await stack.get("/page.json")
-            return page if page["config"]["problems"] else None
-
-        page = await eventually(refused, "the file is refused")
+        page = await eventually(
+            lambda: stack.get("/page.json"), "the file is refused", until=lambda page: page["config"]["problems"]
+        )
         assert "wlprr" in page["config"]["problems"][0]
         assert page["events"][0]["level"] == "error"
     finally:
         stack.write_config(stack.policy)
-
-    async def back() -> bool:
-        return bool((await stack.get("/page.json"))["process"]["policy"] == "round_robin")
-
-    await eventually(back, "the first policy again")
+    await eventually(
+        lambda: stack.get("/page.json"),
+        "the first policy again",
+        until=lambda page: page["process"]["policy"] == "round_robin",
+    )
 
 
 @pytest.mark.skipif(chromium() is None, reason=MISSING)

@@ -34,11 +34,11 @@ async def matched(stack: Stack, process: int) -> float:
 async def test_both_pick_and_each_hears_of_its_own_picks(stack: Stack) -> None:
     async with steady_load(stack.url, clients=8) as load:
         for process in range(2):
-
-            async def hears(process: int = process) -> bool:
-                return await matched(stack, process) > 50
-
-            await eventually(hears, f"process {process} hears of its picks")
+            await eventually(
+                lambda process=process: matched(stack, process),
+                f"process {process} hears of its picks",
+                until=lambda found: found > 50,
+            )
     assert not load.failures()
 
     async def idle(process: int) -> bool:

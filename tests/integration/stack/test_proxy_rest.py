@@ -312,11 +312,11 @@ async def test_requests_count_once_and_none_goes_without_a_pick(stack: Stack) ->
     async with triton_http.InferenceServerClient(stack.url) as client:
         for _ in range(5):
             await client.infer(COUNTED, [tensor("TEXT", np.array([["a"]], np.object_), "BYTES")])
-
-    async def counted() -> bool:
-        return await stack.metric("balancer_requests_total", model=COUNTED) == 5
-
-    await eventually(counted, "each of them is counted once")
+    await eventually(
+        lambda: stack.metric("balancer_requests_total", model=COUNTED),
+        "each of them is counted once",
+        until=lambda value: value == 5,
+    )
     assert await stack.metric("balancer_fallbacks_total", cause="no_pick") == stack.unpicked
 
 

@@ -102,11 +102,11 @@ async def counts(stack: Stack) -> dict[str, float]:
 
 async def counted(stack: Stack, before: dict[str, float], **more: int) -> None:
     """Wait until that many more are counted, and no other one."""
-
-    async def counted() -> bool:
-        return await counts(stack) == {name: count + more.get(name, 0) for name, count in before.items()}
-
-    await eventually(counted, f"these more are counted: {more}")
+    await eventually(
+        lambda: counts(stack),
+        f"these more are counted: {more}",
+        until=lambda found: found == {name: count + more.get(name, 0) for name, count in before.items()},
+    )
 
 
 def text(of: Any, value: str) -> list[Any]:

@@ -49,11 +49,11 @@ async def test_triton_reads_the_version_that_was_given(stack: Stack, of: Any) ->
         for _ in range(10):
             result = await client.infer(MODEL, [tensor])
             assert result.as_numpy("UPPER")[0, 0] == b"A"
-
-    async def counted() -> bool:
-        return await stack.metric("balancer_split_requests_total", model=MODEL, version="1") == before + 10
-
-    await eventually(counted, "all ten count for version 1")
+    await eventually(
+        lambda: stack.metric("balancer_split_requests_total", model=MODEL, version="1"),
+        "all ten count for version 1",
+        until=lambda value: value == before + 10,
+    )
     assert await stack.metric("balancer_split_errors_total") == 0
     assert await stack.metric("balancer_handler_errors_total") == 0
 

@@ -56,11 +56,9 @@ async def test_every_connection_by_tls_and_the_picks_are_the_balancers(tmp_path:
         async with client:
             value = grpc_aio.InferInput("INPUT", [1, 4], "FP32")
             value.set_data_from_numpy(np.ones((1, 4), np.float32))
-
-            async def the_fleet_answers() -> bool:
-                return bool((await client.get_server_metadata()).name == "triton")
-
-            await eventually(the_fleet_answers, "the balancer answers by gRPC")
+            await eventually(
+                client.get_server_metadata, "the balancer answers by gRPC", until=lambda found: found.name == "triton"
+            )
 
             async def endpoints_have_arrived() -> bool:
                 try:

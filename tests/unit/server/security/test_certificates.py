@@ -88,11 +88,11 @@ async def test_grpc_shows_the_new_certificate_on_every_port_and_old_connections_
         first = await shown_by(ports[0], authority)
         authority.issue("balancer", dns=NAME)
         for port in ports:
-
-            async def renewed(port: int = port) -> bool:
-                return await shown_by(port, authority) != first
-
-            await eventually(renewed, f"port {port} shows the new certificate")
+            await eventually(
+                lambda port=port: shown_by(port, authority),
+                f"port {port} shows the new certificate",
+                until=lambda found: found != first,
+            )
         assert (await ask(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
         assert not watch.done()
         watch.cancel()
