@@ -18,7 +18,7 @@ from google.protobuf import struct_pb2
 from balancer.extproc.names import DESTINATION_NAMESPACE, EXTRACTION, SERVED, SUBSET, SUBSET_NAMESPACE
 from balancer.extproc.verdict import code
 from balancer.extproc.versions import LeftError, framed_with_version
-from balancer.scheduler.attending import Decision
+from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.canary.split import VersionDraw
 
 _SENT_BACK = (

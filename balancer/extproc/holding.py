@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 from balancer.kernel.settings import HoldingSettings
+from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.any_router import AnyRouter
-from balancer.scheduler.attending import Decision
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.holding.capacity import batches_there
 from balancer.scheduler.holding.waiting import Departure, Waiting

@@ -12,8 +12,8 @@ from balancer.extproc import responses
 from balancer.extproc.holding import Holding, longest_answer_s
 from balancer.extproc.kserve import Call, HeaderNames, Kind, Objectives
 from balancer.extproc.versions import COMPRESSED, NO_BODY, path_with_version, pinned_version
+from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.any_router import AnyRouter
-from balancer.scheduler.attending import Decision
 from balancer.scheduler.canary.split import Splits, VersionDraw
 from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
 from policies.base import Request

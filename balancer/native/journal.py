@@ -23,7 +23,7 @@ from balancer.kernel.settings import EstimatorSettings
 from balancer.native.envoy_module import Module
 from balancer.native.folder import JOURNAL, Folder, in_file
 from balancer.native.layouts import ASKED, ENDED, JOURNAL_RING_BYTES, SEEN, VOIDS, RecordFlag, RecordKind
-from balancer.scheduler.attending import Answered, Decision
+from balancer.scheduler.after_decision import Answered, Decision
 from balancer.scheduler.canary.selector import Role
 from balancer.scheduler.events import Finished, Void, Withdrawn
 from balancer.scheduler.fleet import Fleet

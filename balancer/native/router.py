@@ -25,10 +25,10 @@ from balancer.native.journal import Journal, TornError, basis_of
 from balancer.native.layouts import Decider
 from balancer.native.selector_feed import SelectorFeed
 from balancer.native.state import SharedState
-from balancer.scheduler.answering import LEAST_PENDING
-from balancer.scheduler.attending import Answered, Decision, DecisionObserver
+from balancer.scheduler.after_decision import Answered, Decision, DecisionObserver
 from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
 from balancer.scheduler.canary.split import Split, Splits
+from balancer.scheduler.checked_answer import LEAST_PENDING
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import Event, WorkerRemoved
 from balancer.scheduler.keys import OF_SEQUENCES, STICKY

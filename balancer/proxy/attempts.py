@@ -32,8 +32,8 @@ from balancer.proxy.rules.breakers import Breakers
 from balancer.proxy.rules.budget import Share, wait_s
 from balancer.proxy.rules.latencies import AttemptLatencies
 from balancer.proxy.settings import ProxySettings
+from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.any_router import AnyRouter
-from balancer.scheduler.attending import Decision
 from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed
 from balancer.scheduler.worker import table_objections
 from policies.base import Request

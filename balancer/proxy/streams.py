@@ -13,7 +13,7 @@ from balancer.extproc.verdict import By
 from balancer.proxy.attempts import Attempts, Clocks, failed
 from balancer.proxy.messages import CANCELLED, OK, STREAM, Arrived, Context, ProxyAnswer, passed_on
 from balancer.proxy.tenants import TenantLimits
-from balancer.scheduler.attending import Decision
+from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.errors import RoutingError
 
 

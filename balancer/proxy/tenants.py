@@ -8,7 +8,7 @@ from collections.abc import Callable
 from balancer.bounds import MAX_ROWS, OutOfBoundsError, shown
 from balancer.extproc.inference_bytes import read
 from balancer.extproc.kserve import Call, guessed_rows
-from balancer.extproc.picks import TurnedAway
+from balancer.extproc.pick_service import TurnedAway
 from balancer.proxy.rules.budget import Tenants
 from balancer.proxy.settings import ProxySettings, TenantLimitsSection
 

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 SERVICE = report_pb2.DESCRIPTOR.services_by_name["Reports"].full_name
 ACKNOWLEDGE_EVERY = 10
-"""Reports for each acknowledgement; the agent's window (`balancer.reports.streams.WINDOW`) is a few of them."""
+"""Reports for each acknowledgement; the agent's window (`balancer.reports.sending.WINDOW`) is a few of them."""
 ACKNOWLEDGE_WITHIN_S = 0.5
 """At the first report after that time in any case: an agent takes a balancer for away that says nothing for 2 s."""
 SILENCE_S = 1.0

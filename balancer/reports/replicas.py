@@ -13,7 +13,7 @@ from dataclasses import replace
 from balancer import bounds
 from balancer.balancer_tls import BalancerTls
 from balancer.files.schema import UNIX
-from balancer.reports.streams import Replica
+from balancer.reports.sending import Replica
 from balancer.scheduler.events import Report
 
 logger = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ from collections.abc import Collection
 from typing import Protocol
 
 from balancer.kernel.settings import Settings
-from balancer.scheduler.answering import LEAST_PENDING
-from balancer.scheduler.attending import Answered, Decision, DecisionObserver
+from balancer.scheduler.after_decision import Answered, Decision, DecisionObserver
 from balancer.scheduler.canary.selector import PolicySelector
+from balancer.scheduler.checked_answer import LEAST_PENDING
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import Event
 from balancer.scheduler.fleet import Fleet

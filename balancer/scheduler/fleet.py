@@ -17,7 +17,7 @@ from balancer.kernel.python_kernel import Kernel, Lines
 from balancer.kernel.settings import Settings
 from balancer.kernel.state import settings_row
 from balancer.scheduler.events import Finished, Report, WorkerAdded
-from balancer.scheduler.others import in_flight_by_model, others_by_model
+from balancer.scheduler.peers_in_flight import in_flight_by_model, others_by_model
 from balancer.scheduler.worker import Worker, kinds_of, objections, tier_of
 from policies.base import BoolArray, FloatArray, UintArray
 from policies.hashing import key_of

@@ -18,9 +18,9 @@ from balancer.kernel.deciding import AT_ONCE, COUNTS, FULL, NOBODY, ONE, SEQUENC
 from balancer.kernel.python_kernel import Asked, Kernel, new_tuple
 from balancer.kernel.settings import Settings
 from balancer.scheduler import refusals
-from balancer.scheduler.answering import LEAST_PENDING, answer
-from balancer.scheduler.attending import Answered, Decided, Decision, DecisionObserver, attend, in_names
+from balancer.scheduler.after_decision import Answered, Decided, Decision, DecisionObserver, attend, in_names
 from balancer.scheduler.canary.selector import PolicySelector, Role
+from balancer.scheduler.checked_answer import LEAST_PENDING, answer
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import (
     Event,

@@ -21,8 +21,8 @@ from balancer.discovery.workers import WorkerSpec, changes
 from balancer.extproc.endpoints import Ads, Endpoint, LastKnown, State
 from balancer.extproc.names import ENDPOINTS_SERVICE, PICKS_SERVICE
 from balancer.extproc.outcomes import AccessLog
+from balancer.extproc.pick_service import ExternalProcessor
 from balancer.extproc.picker import Addresses, Picker
-from balancer.extproc.picks import ExternalProcessor
 from balancer.files.schema import is_local
 from balancer.files.yaml_document import ConfigError
 from balancer.native.router import SharedRouter

@@ -22,7 +22,7 @@ from balancer.log_throttle import LogThrottle
 from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.canary.guard import PolicyChange
 from balancer.scheduler.canary.rollout import RolloutChange
-from balancer.scheduler.shown import silent
+from balancer.scheduler.snapshot import silent
 from balancer.server.metrics import Metrics
 
 logger = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from balancer.config.config import Config
 from balancer.discovery.workers import WorkerSpec
 from balancer.extproc.holding import Holding
 from balancer.extproc.kserve import Call, Kind
+from balancer.extproc.pick_service import TurnedAway
 from balancer.extproc.picker import Pick
-from balancer.extproc.picks import TurnedAway
 from balancer.extproc.verdict import OF_ABORTED, verdict
 from balancer.extproc.versions import pinned_version
 from balancer.proxy.attempts import Attempts, Clocks
@@ -30,7 +30,7 @@ from balancer.proxy.rest.service import Rest
 from balancer.proxy.service import Proxy
 from balancer.proxy.settings import ProxySettings
 from balancer.proxy.sharing import Sharing
-from balancer.scheduler.attending import Decision
+from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import Finished, Void
 from balancer.server.metrics.scraped import counter, gauge

@@ -22,7 +22,7 @@ from balancer.kernel.compiled.library import Compiled, Library
 from balancer.reports import report_pb2
 from balancer.reports.codec import ReportDecoder, ReportEncoder
 from balancer.reports.collector import Collector
-from balancer.reports.streams import METHOD
+from balancer.reports.sending import METHOD
 from balancer.scheduler.events import Event, ModelReport, Report, WorkerAdded
 from balancer.scheduler.router import Router
 from dev.bench.results import Options, Table

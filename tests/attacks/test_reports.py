@@ -19,7 +19,7 @@ from support.waiting import eventually
 from balancer import bounds
 from balancer.reports import report_pb2
 from balancer.reports.codec import ReportEncoder
-from balancer.reports.streams import METHOD
+from balancer.reports.sending import METHOD
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from balancer.proxy.messages import INFER, STREAM
-from balancer.reports.streams import METHOD as REPORTS
+from balancer.reports.sending import METHOD as REPORTS
 from fuzz import inputs, wire
 from fuzz.target import Target
 

@@ -18,7 +18,7 @@ from aiohttp import web
 from tritonclient.grpc import service_pb2
 
 from balancer.discovery.workers import WorkerSpec
-from balancer.reports.streams import METHOD
+from balancer.reports.sending import METHOD
 from balancer.stack.ports import free_port_range
 from balancer.stack.stack import OwnStack
 from dev.stack import MODEL

@@ -13,8 +13,8 @@ import grpc
 from prometheus_client.parser import text_string_to_metric_families
 
 from balancer.extproc.kserve import HeaderNames
+from balancer.extproc.pick_service import ExternalProcessor
 from balancer.extproc.picker import Addresses, Picker
-from balancer.extproc.picks import ExternalProcessor
 from balancer.kernel.settings import SplitSettings
 from balancer.server.metrics import Metrics
 from balancer.server.native.front import NativeFront

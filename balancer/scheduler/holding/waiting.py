@@ -18,8 +18,8 @@ from balancer.kernel.estimators.service import alone_s
 from balancer.kernel.policy_answers import Compiler
 from balancer.kernel.settings import HoldingSettings
 from balancer.kernel.state import FOUND_COLUMNS, RequestFeatures
+from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.any_router import AnyRouter
-from balancer.scheduler.attending import Decision
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.holding import wait_queue
 from balancer.scheduler.holding.dispatch import dispatching

@@ -18,7 +18,7 @@ from balancer import bounds
 from balancer.bounds import OutOfBoundsError, shown
 from balancer.config.sections import AdminSection
 from balancer.scheduler.canary.split import Splits
-from balancer.scheduler.shown import snapshot
+from balancer.scheduler.snapshot import snapshot
 from balancer.server.admin.server import AdminServer
 from balancer.server.admin.token import Token
 from balancer.server.internal_errors import InternalErrors

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.lib.introspect import opt_func_info
 
-from balancer.scheduler.attending import Answered, Decision
+from balancer.scheduler.after_decision import Answered, Decision
 from balancer.scheduler.canary.selector import Role
 from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
 from balancer.scheduler.events import Finished, Withdrawn

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from balancer.scheduler.after_decision import Answered, Decision
 from balancer.scheduler.any_router import AnyRouter
-from balancer.scheduler.attending import Answered, Decision
 from balancer.scheduler.canary.selector import Role
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import Finished, Withdrawn

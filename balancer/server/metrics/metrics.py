@@ -20,7 +20,7 @@ from balancer.extproc.endpoints import Ads
 from balancer.reports.collector import ReportCounts
 from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.fleet import ANY_MODEL
-from balancer.scheduler.shown import ready
+from balancer.scheduler.snapshot import ready
 from balancer.scheduler.view import LiveView
 from balancer.server.metrics.canary import policy_metrics
 from balancer.server.metrics.exposition import Exposition, Text

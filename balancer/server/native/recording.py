@@ -14,8 +14,8 @@ import numpy as np
 from balancer.extproc.responses import ERRORS
 from balancer.native.journal import JournalDecision, JournalRefusal, Told, TornError
 from balancer.native.router import SharedRouter
+from balancer.scheduler.after_decision import Answered, Decision
 from balancer.scheduler.any_router import AnyRouter
-from balancer.scheduler.attending import Answered, Decision
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import Finished, Withdrawn
 from balancer.scheduler.view import LiveView

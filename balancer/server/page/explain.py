@@ -15,13 +15,13 @@ from balancer import bounds
 from balancer.bounds import OutOfBoundsError
 from balancer.extproc.versions import pinned_version
 from balancer.kernel.python_kernel import RequestView
-from balancer.scheduler.answering import answer
+from balancer.scheduler.after_decision import Answered
 from balancer.scheduler.any_router import AnyRouter
-from balancer.scheduler.attending import Answered
 from balancer.scheduler.canary.split import Split, Splits
+from balancer.scheduler.checked_answer import answer
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.fleet import ANY_MODEL, Fleet
-from balancer.scheduler.shown import reasons as why_not
+from balancer.scheduler.snapshot import reasons as why_not
 from balancer.scheduler.view import LiveView
 from policies.base import FloatArray, Request
 from policies.columns import QUANTITIES

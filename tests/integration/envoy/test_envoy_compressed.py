@@ -21,8 +21,8 @@ from support.waiting import PATIENCE_S, eventually
 from tritonclient.grpc import service_pb2
 
 from balancer import bounds
+from balancer.extproc.pick_service import ExternalProcessor
 from balancer.extproc.picker import Addresses, Picker
-from balancer.extproc.picks import ExternalProcessor
 from balancer.scheduler.events import ModelReport
 from policies.round_robin import RoundRobin
 

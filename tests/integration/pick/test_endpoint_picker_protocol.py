@@ -16,8 +16,8 @@ from support.other_gateways import Listening
 from balancer.discovery.workers import WorkerSpec
 from balancer.extproc.kserve import NO_OBJECTIVE, Objectives
 from balancer.extproc.names import PICKS_SERVICE
+from balancer.extproc.pick_service import ExternalProcessor
 from balancer.extproc.picker import Addresses, Picker
-from balancer.extproc.picks import ExternalProcessor
 from balancer.kernel.settings import Limits, Settings
 from balancer.scheduler.router import Router
 from policies.round_robin import RoundRobin

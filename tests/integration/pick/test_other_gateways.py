@@ -31,8 +31,8 @@ from support.other_gateways import (
 from support.waiting import PATIENCE_S
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from balancer.extproc.pick_service import ExternalProcessor
 from balancer.extproc.picker import Addresses, Picker
-from balancer.extproc.picks import ExternalProcessor
 from balancer.kernel.settings import SplitSettings
 from balancer.scheduler.events import ModelReport
 from policies.round_robin import RoundRobin

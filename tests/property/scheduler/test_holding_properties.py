@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.fleets import model, report
 
 from balancer.kernel.settings import HeldModel, HoldingSettings, Limits, Order, Settings
-from balancer.scheduler.attending import Decision
+from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import Event, Finished, ReportsLost, WorkerAdded, WorkerRemoved
 from balancer.scheduler.holding.waiting import Departure, Waiting

@@ -19,7 +19,7 @@ from balancer.kernel.settings import Limits, Settings
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import Event, Finished, ModelReport, Report, ReportsLost, WorkerAdded, WorkerRemoved
 from balancer.scheduler.router import Router
-from balancer.scheduler.shown import snapshot
+from balancer.scheduler.snapshot import snapshot
 from policies import BUILTIN
 from policies.base import Request
 

@@ -30,7 +30,7 @@ from balancer.kernel.settings import (
     TokenSettings,
     ZoneSettings,
 )
-from balancer.scheduler.attending import Answered, Decision
+from balancer.scheduler.after_decision import Answered, Decision
 from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import (

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from support.fleets import model, report
 
 from balancer.kernel.settings import Settings
-from balancer.scheduler.attending import Decision
+from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import Event, Finished, ReportsLost, WorkerAdded, WorkerRemoved
 from balancer.scheduler.router import Router
-from balancer.scheduler.shown import reasons
+from balancer.scheduler.snapshot import reasons
 from policies import BUILTIN
 from policies.base import Request
 

@@ -13,7 +13,7 @@ from simulation.reference.reports import Reports
 from simulation.reference.worker import Worker
 from simulation.reference.world import World
 
-from balancer.scheduler.attending import Decision
+from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.canary.selector import CanaryPlan, Role
 from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed
 from balancer.scheduler.events import Finished, Void, Withdrawn

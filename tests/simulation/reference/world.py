@@ -5,7 +5,7 @@ from __future__ import annotations
 from simulation.reference.clock import Clock, Stream, draw
 from simulation.reference.worker import Worker
 
-from balancer.scheduler.attending import Answered, Decision
+from balancer.scheduler.after_decision import Answered, Decision
 from balancer.scheduler.canary.guard import PolicyChange
 from balancer.scheduler.canary.rollout import RolloutChange
 from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector, Role

@@ -24,7 +24,7 @@ from balancer.native.envoy_module import Module
 from balancer.native.folder import Folder
 from balancer.native.layouts import Source
 from balancer.native.router import SharedRouter
-from balancer.scheduler.attending import Decision
+from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
 from balancer.scheduler.errors import Shed
 from balancer.scheduler.events import Finished, WorkerAdded, WorkerRemoved

@@ -12,7 +12,7 @@ from support.reports import ReceivedEvents, collecting, report_of
 from balancer.reports import report_pb2
 from balancer.reports.codec import ReportEncoder
 from balancer.reports.collector import Collector
-from balancer.reports.streams import METHOD
+from balancer.reports.sending import METHOD
 from balancer.scheduler.events import Event, Report, ReportsLost, WorkerAdded
 from balancer.scheduler.router import Router
 from policies.round_robin import RoundRobin

@@ -14,7 +14,7 @@ from balancer.kernel.estimators.service import Service
 from balancer.kernel.settings import EstimatorSettings, Settings
 from balancer.kernel.state import RequestFeatures
 from balancer.kernel.worker_columns import bid_of, is_home
-from balancer.scheduler.attending import Decision
+from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.events import Finished, ModelReport, Report, WorkerAdded
 from balancer.scheduler.router import Router
 from policies import BUILTIN

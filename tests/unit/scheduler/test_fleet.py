@@ -14,7 +14,7 @@ from balancer.scheduler.errors import NoEligibleWorker, UnknownModel
 from balancer.scheduler.events import Finished, ReportsLost, WorkerAdded, WorkerRemoved, WorkersAdded
 from balancer.scheduler.fleet import ANY_MODEL
 from balancer.scheduler.router import Router
-from balancer.scheduler.shown import reasons
+from balancer.scheduler.snapshot import reasons
 from policies.base import Request
 from policies.expected_latency import ExpectedLatency
 from policies.hashing import key_of

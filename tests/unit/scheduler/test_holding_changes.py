@@ -13,7 +13,7 @@ from support.fronts import one_of
 
 from balancer.extproc.holding import Holding
 from balancer.kernel.settings import HeldModel, HoldingSettings, Order, Settings
-from balancer.scheduler.attending import Decision
+from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.events import Finished, WorkerAdded
 from balancer.scheduler.holding.waiting import Waiting
 from balancer.scheduler.router import Router

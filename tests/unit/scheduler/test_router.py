@@ -12,7 +12,7 @@ from balancer.kernel.settings import Limits, ModelSettings, Settings
 from balancer.scheduler.errors import NoEligibleWorker, Shed, UnknownModel
 from balancer.scheduler.events import Finished, ReportsLost, Withdrawn, WorkerAdded, WorkerRemoved
 from balancer.scheduler.router import Router
-from balancer.scheduler.shown import reasons
+from balancer.scheduler.snapshot import reasons
 from policies.base import FleetView, FloatArray, Policy, Request
 from policies.consistent_hash import ConsistentHash
 from policies.least_requests import LeastRequests

@@ -11,7 +11,7 @@ from support.fleets import make_router
 from balancer.kernel.settings import Limits, Settings, ZoneSettings
 from balancer.scheduler.events import Sent, Withdrawn, WorkerAdded, WorkersAdded
 from balancer.scheduler.router import Router
-from balancer.scheduler.shown import snapshot
+from balancer.scheduler.snapshot import snapshot
 from policies.base import Policy, Request
 from policies.consistent_hash import ConsistentHash
 from policies.round_robin import RoundRobin

@@ -24,7 +24,7 @@ from balancer.files.yaml_document import ConfigError
 from balancer.reports.collector import ReportCounts
 from balancer.scheduler.events import WorkerRemoved
 from balancer.scheduler.router import Router
-from balancer.scheduler.shown import snapshot
+from balancer.scheduler.snapshot import snapshot
 from balancer.server.metrics import Metrics, series
 from balancer.server.metrics.series import SLICE_SAMPLES, Counters, Histograms
 from policies.base import Request

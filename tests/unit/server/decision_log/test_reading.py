@@ -14,7 +14,7 @@ import pytest
 from support.decision_logs import LIMITS, history, recorded, write
 from support.fleets import make_router, model, report
 
-from balancer.scheduler.attending import Answered, Decision
+from balancer.scheduler.after_decision import Answered, Decision
 from balancer.scheduler.errors import RoutingError, Shed
 from balancer.scheduler.events import Finished, Void, Withdrawn, WorkerAdded
 from balancer.scheduler.router import Router

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from balancer.kernel.deciding import COUNTS, FULL, INVALID, LATE, NOBODY, SEQUENCE
 from balancer.kernel.python_kernel import Picked, RequestView, new_tuple
 from balancer.scheduler import refusals
-from balancer.scheduler.answering import LEAST
 from balancer.scheduler.canary.selector import Role, Selection, Ticket
+from balancer.scheduler.checked_answer import LEAST
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.view import LiveView
 from policies.base import BoolArray, FleetView, FloatArray, Policy, Request

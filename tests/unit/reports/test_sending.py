@@ -14,7 +14,7 @@ from balancer import bounds
 from balancer.reports import report_pb2
 from balancer.reports.collector import SERVICE
 from balancer.reports.replicas import Replicas, peer_in_flight
-from balancer.reports.streams import WINDOW
+from balancer.reports.sending import WINDOW
 from balancer.scheduler.events import Event, Report, ReportsLost
 
 _PATIENCE_S = 60.0

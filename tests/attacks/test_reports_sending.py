@@ -12,7 +12,7 @@ from support.waiting import eventually
 from balancer import bounds
 from balancer.reports import report_pb2
 from balancer.reports.codec import ReportEncoder
-from balancer.reports.streams import METHOD
+from balancer.reports.sending import METHOD
 from balancer.scheduler.events import Report, ReportsLost
 
 Method = grpc.aio.StreamStreamMultiCallable[report_pb2.WorkerReport, report_pb2.ReportAck]
