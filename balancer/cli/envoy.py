@@ -10,6 +10,7 @@ import click
 
 from balancer.bootstrap.bootstrap import BootstrapOptions, render, render_with_secrets, write_secrets
 from balancer.config import config as configs
+from balancer.config.for_envoy import bootstrap_options
 from balancer.config.frontend import AUTO
 from balancer.errors import OperatorError
 from balancer.extproc.endpoints import LastKnown
@@ -45,7 +46,7 @@ def envoy(file: Path | None, libraries: Path | None, secrets: Path | None) -> No
     """
     config = configs.load(file) if file is not None else configs.Config()
     _have_endpoints(config)
-    options = config.bootstrap_options()
+    options = bootstrap_options(config)
     if options.native is not None and libraries is None and config.envoy.frontend == AUTO:
         elsewhere = "for an Envoy in another container or on another machine give --libraries, or set pick"
         click.echo(

@@ -12,13 +12,11 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from balancer.bootstrap.bootstrap import BootstrapOptions
 from balancer.bootstrap.sections import EnvoySection
 from balancer.config.canary import GuardSection, RolloutSection, ShadowSection
 from balancer.config.changes import RESTART_FIELDS, leaves, waits_for_restart
 from balancer.config.discovery import DiscoverySection
 from balancer.config.fleet import FleetSection, check_reached
-from balancer.config.for_envoy import bootstrap_options
 from balancer.config.frontend import AUTO, Frontend, frontend_of, untraceable, untraceable_rule
 from balancer.config.listen import ListenSection, TlsSection
 from balancer.config.placing import HoldingSection, ZonesSection
@@ -246,9 +244,6 @@ class Config(StrictModel):
     def proxy_settings(self) -> ProxySettings:
         models = {name: row.proxy for name, row in self.models.items()}
         return ProxySettings(self.proxy, models, self.requests.header_names())
-
-    def bootstrap_options(self) -> BootstrapOptions:
-        return bootstrap_options(self)
 
     @property
     def forwards(self) -> bool:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from balancer.bootstrap.bootstrap import BootstrapOptions
 from balancer.bootstrap.fleet import FleetOptions
 from balancer.bootstrap.native import NativeOptions
 from balancer.bootstrap.without_balancer import Kept
+from balancer.config.config import Config
 from balancer.config.listen import rest_beside
+from balancer.config.sections import ModelSection
 from balancer.extproc.endpoints import LastKnown
 from balancer.extproc.kserve import HeaderNames
 from balancer.files.schema import reachable
 from balancer.kernel.compiled import library as kernel
 from balancer.native import envoy_module as module
-
-if TYPE_CHECKING:
-    from balancer.config.config import Config
-    from balancer.config.sections import ModelSection
 
 logger = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from balancer.bootstrap.bootstrap import render_with_secrets
 from balancer.bootstrap.keys import read_jwks, read_keys
 from balancer.config.config import Config
+from balancer.config.for_envoy import bootstrap_options
 from balancer.config.frontend import third_party_policies
 from balancer.discovery.cluster.api import MISSING, is_installed
 from balancer.discovery.file import load_workers
@@ -148,7 +149,7 @@ def _credentials(config: Config, notes: list[str]) -> Iterator[Problem]:
             return
     if config.envoy.overlay is not None:
         try:
-            render_with_secrets(config.bootstrap_options(), Path("/"))
+            render_with_secrets(bootstrap_options(config), Path("/"))
         except ConfigError as error:
             yield from error.problems
         except OperatorError:

@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from balancer.config.config import Config, load
+from balancer.config.for_envoy import bootstrap_options
 from balancer.discovery.file import dump_workers
 from balancer.discovery.workers import WorkerSpec
 from balancer.errors import OperatorError
@@ -173,7 +174,7 @@ class Stack:
     def new_envoy(self) -> EnvoyProcess:
         """To be started."""
         return EnvoyProcess(
-            options=self.config.bootstrap_options(),
+            options=bootstrap_options(self.config),
             log_path=self.directory / "envoy.log",
             extra_args=self.envoy_arguments,
             concurrency=self.envoy_threads,

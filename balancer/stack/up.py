@@ -20,6 +20,7 @@ from rich.table import Table
 
 from balancer.config.config import Config, load
 from balancer.config.fleet import ANYBODY
+from balancer.config.for_envoy import bootstrap_options
 from balancer.config.frontend import AUTO, untraceable
 from balancer.config.overrides import Overrides
 from balancer.discovery.file import dump_workers
@@ -193,7 +194,7 @@ class _Up:
     def _show(self) -> None:
         port, config = self._options.port, self._stack.config
         first = self._admin_urls()[0]
-        decides = "the balancer (pick)" if config.bootstrap_options().native is None else "Envoy (native)"
+        decides = "the balancer (pick)" if bootstrap_options(config).native is None else "Envoy (native)"
         table = Table.grid(padding=(0, 2))
         for name, value in (
             ("ready", f"workers: {self._options.workers}, policy: {config.policy.name}, decided by: {decides}"),

@@ -26,7 +26,6 @@ from balancer.balancer_tls import BalancerTls
 from balancer.bootstrap.sections import TritonTlsSection
 from balancer.extproc.endpoints import Endpoint
 from balancer.kernel.settings import Settings
-from balancer.reports import sending
 from balancer.reports.control import drain
 from balancer.scheduler.events import Event, Finished, ModelReport, Report, WorkerAdded
 from balancer.scheduler.router import Router

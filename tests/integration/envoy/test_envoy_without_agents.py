@@ -12,6 +12,7 @@ from support.waiting import PATIENCE_S, eventually
 from tritonclient.grpc import service_pb2_grpc
 
 from balancer.config.config import Config, from_mapping
+from balancer.config.for_envoy import bootstrap_options
 from balancer.files.yaml_document import dump
 from balancer.stack.envoyproxy import EnvoyProcess
 from balancer.stack.ports import free_port_range, free_ports
@@ -51,7 +52,7 @@ async def test_an_envoy_that_starts_while_all_agents_are_dead_serves(tmp_path: P
                     return False
             return True
 
-        envoy = EnvoyProcess(options=config.bootstrap_options(), log_path=tmp_path / "envoy.log")
+        envoy = EnvoyProcess(options=bootstrap_options(config), log_path=tmp_path / "envoy.log")
         async with running(balancer):
             await eventually(given_up, "every process has given up waiting for reports")
             async with running(envoy), grpc.aio.insecure_channel(envoy.endpoint) as channel:

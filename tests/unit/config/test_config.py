@@ -10,6 +10,7 @@ import pytest
 
 from balancer.config import config
 from balancer.config.config import Config, ConfigError
+from balancer.config.for_envoy import bootstrap_options
 from balancer.kernel.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings
 from balancer.native.folder import default_folder
 from policies import BUILTIN
@@ -276,7 +277,7 @@ def test_processes_have_addresses_of_their_own_and_envoy_knows_them() -> None:
     assert parsed.listen.envoy_addresses(1) == ("0.0.0.0:9002", "0.0.0.0:9004")
     assert [parsed.listen.reports_address(i) for i in range(2)] == ["a:9102", "a:9103"]
     assert [parsed.listen.admin_address(i) for i in range(2)] == ["[::1]:8090", "[::1]:8091"]
-    assert parsed.bootstrap_options().balancers == ("127.0.0.1:9003", "127.0.0.1:9004")
+    assert bootstrap_options(parsed).balancers == ("127.0.0.1:9003", "127.0.0.1:9004")
 
 
 def test_a_unix_socket_is_of_one_process() -> None:
@@ -284,7 +285,7 @@ def test_a_unix_socket_is_of_one_process() -> None:
     assert parsed.listen.envoy_addresses(1) == ("unix:/run/b/envoy.1",)
     assert parsed.listen.envoy_addresses(1)[-1] == "unix:/run/b/envoy.1"
     assert parsed.listen.reports_address(0) == "unix:/run/b/reports.0"
-    assert parsed.bootstrap_options().balancers == ("unix:/run/b/envoy.0", "unix:/run/b/envoy.1")
+    assert bootstrap_options(parsed).balancers == ("unix:/run/b/envoy.0", "unix:/run/b/envoy.1")
 
 
 def test_certificates_are_named_from_the_folder_of_the_config() -> None:
@@ -298,7 +299,7 @@ def test_certificates_are_named_from_the_folder_of_the_config() -> None:
 
 def test_envoy_reaches_balancers_at_unix_sockets_too() -> None:
     parsed = config.parse("envoy: {balancers: ['unix:/run/balancer/0.sock', '10.0.0.1:9003']}", "f")
-    assert parsed.bootstrap_options().balancers == ("unix:/run/balancer/0.sock", "10.0.0.1:9003")
+    assert bootstrap_options(parsed).balancers == ("unix:/run/balancer/0.sock", "10.0.0.1:9003")
     for wrong in ("unix:relative", "nowhere", "h:0", ":9000"):
         with pytest.raises(ConfigError, match=wrong):
             config.parse(f"envoy: {{balancers: ['{wrong}']}}", "f")

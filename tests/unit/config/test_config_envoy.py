@@ -11,6 +11,7 @@ from balancer.balancer_tls import BalancerTls
 from balancer.bootstrap.bootstrap import BootstrapOptions
 from balancer.config import config
 from balancer.config.config import ConfigError
+from balancer.config.for_envoy import bootstrap_options
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_envoy_gets_its_section_and_what_others_say() -> None:
             "requests": {"tenant_header": "x-org"},
         }
     )
-    assert parsed.bootstrap_options() == BootstrapOptions(
+    assert bootstrap_options(parsed) == BootstrapOptions(
         envoy=parsed.envoy, balancers=("balancer.svc:9002",), tenant_header="x-org"
     )
     assert parsed.envoy.triton_tls is not None
@@ -84,5 +85,5 @@ CONFIDENT = {"models": ["a", "b"], "output": "P", "threshold": 0.5}
 def test_what_only_a_balancer_keeps(
     sections: dict[str, Any], picked: dict[str, str], forwarded: dict[str, str], of_all: str
 ) -> None:
-    kept = config.from_mapping({"envoy": {"frontend": "proxy"}, **sections}).bootstrap_options().kept
+    kept = bootstrap_options(config.from_mapping({"envoy": {"frontend": "proxy"}, **sections})).kept
     assert (dict(kept.picked), dict(kept.forwarded), kept.of_all) == (picked, forwarded, of_all)

@@ -9,6 +9,7 @@ from balancer.bootstrap.bootstrap import render
 from balancer.bootstrap.fleet import FleetOptions
 from balancer.bootstrap.nodes import manager_of, mutations_of, routes_of
 from balancer.config.config import ConfigError, from_mapping
+from balancer.config.for_envoy import bootstrap_options
 from balancer.extproc import names
 
 TLS = {"cert_file": "c", "key_file": "k", "client_ca_file": "a"}
@@ -31,7 +32,7 @@ KEYS = {"api_keys": {"file": "keys.yaml"}}
 def test_calls_about_the_fleet_are_answered_wherever_envoy_is_ours(sections: dict[str, Any], address: str) -> None:
     config = from_mapping(sections)
     assert config.listen.fleet_at == address
-    assert (config.bootstrap_options().fleet is not None) == (address is not None)
+    assert (bootstrap_options(config).fleet is not None) == (address is not None)
     assert from_mapping(config.model_dump(mode="json")) == config
 
 
@@ -57,7 +58,7 @@ def test_calls_about_the_fleet_are_answered_wherever_envoy_is_ours(sections: dic
     ],
 )
 def test_envoy_knows_where_the_fleet_answers(sections: dict[str, Any], options: FleetOptions) -> None:
-    assert from_mapping({"listen": {"fleet": "127.0.0.1:9200"}, **sections}).bootstrap_options().fleet == options
+    assert bootstrap_options(from_mapping({"listen": {"fleet": "127.0.0.1:9200"}, **sections})).fleet == options
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,7 @@ def test_what_cannot_work_is_refused_with_a_remedy(sections: dict[str, Any], fie
 
 def clusters_of(**control: Any) -> dict[str, str]:
     """Cluster of each path or pattern of the listener; empty where Envoy itself answers."""
-    options = from_mapping({**LOCAL, "fleet": {"control": control}}).bootstrap_options()
+    options = bootstrap_options(from_mapping({**LOCAL, "fleet": {"control": control}}))
     bootstrap = yaml.safe_load(render(options))
     manager = manager_of(bootstrap["static_resources"]["listeners"][0])
     return {
@@ -136,7 +137,7 @@ def test_changes_go_to_the_balancer_where_somebody_may_make_them_and_never_to_a_
 def test_no_client_names_himself(front: str, callers: list[str]) -> None:
     """The header by which callers are told apart is taken out first: callers may be named while Envoy runs."""
     envoy = {**LOCAL["envoy"], "frontend": front}
-    options = from_mapping({**LOCAL, "envoy": envoy, "fleet": {"control": {"callers": callers}}}).bootstrap_options()
+    options = bootstrap_options(from_mapping({**LOCAL, "envoy": envoy, "fleet": {"control": {"callers": callers}}}))
     bootstrap = yaml.safe_load(render(options))
     manager = manager_of(bootstrap["static_resources"]["listeners"][0])
     assert mutations_of(manager)[0] == {"remove": names.PRINCIPAL_HEADER}

@@ -8,6 +8,7 @@ import yaml
 from balancer.bootstrap.bootstrap import render
 from balancer.bootstrap.nodes import manager_of
 from balancer.config import config
+from balancer.config.for_envoy import bootstrap_options
 from balancer.config.placing import MOST_HELD_S
 from balancer.extproc import names
 from balancer.extproc.holding import longest_answer_s
@@ -19,7 +20,7 @@ def test_nobody_waits_by_default() -> None:
     found = config.parse("policy: wlpr\n", "balancer.yaml")
     assert found.settings().holding == HoldingSettings()
     # Whatever is configured later, Envoy waits for as long as the balancer then asks.
-    bootstrap = yaml.safe_load(render(found.bootstrap_options()))
+    bootstrap = yaml.safe_load(render(bootstrap_options(found)))
     manager = manager_of(bootstrap["static_resources"]["listeners"][0])
     (picks,) = (each for each in manager["http_filters"] if each["name"] == names.PICKS_FILTER)
     most_s = float(picks["typed_config"]["max_message_timeout"].removesuffix("s"))

@@ -8,6 +8,7 @@ from support.chart import example, named
 from balancer.bootstrap.bootstrap import render
 from balancer.bootstrap.nodes import manager_of, routes_of
 from balancer.config.config import parse
+from balancer.config.for_envoy import bootstrap_options
 from balancer.extproc.kserve import SERVICE
 from balancer.extproc.names import GRPC_CLUSTER, PROXY_CLUSTER
 
@@ -21,7 +22,7 @@ def test_a_pool_says_which_pods_in_place_of_a_selector() -> None:
 
 def test_the_proxy_forwards_what_envoys_bootstrap_sends_it() -> None:
     config = parse(named(example("proxy"), "ConfigMap", "fleet-balancer-config")["data"]["balancer.yaml"], "f")
-    bootstrap = yaml.safe_load(render(config.bootstrap_options()))
+    bootstrap = yaml.safe_load(render(bootstrap_options(config)))
     resources = bootstrap["static_resources"]
     manager = manager_of(resources["listeners"][0])
     clusters = {route["match"].get("path"): route.get("route", {}).get("cluster") for route in routes_of(manager)}

@@ -10,6 +10,7 @@ import yaml
 from support.chart import CHART, EXAMPLES, OPERATORS, helm, of_kind, rendered, template
 
 from balancer.config.config import RESTART_FIELDS, parse
+from balancer.config.for_envoy import bootstrap_options
 
 TRY = EXAMPLES["try"]
 
@@ -125,7 +126,7 @@ def test_the_balancer_takes_the_config(name: str) -> None:
     config = parse(text, "balancer.yaml")
     assert config.envoy.on_this_machine
     assert config.discovery.kubernetes is not None
-    assert config.bootstrap_options().balancers[0].startswith("unix:")
+    assert bootstrap_options(config).balancers[0].startswith("unix:")
 
 
 def restart_stamp(values: dict[str, Any]) -> str:
