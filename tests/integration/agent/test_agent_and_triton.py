@@ -26,6 +26,7 @@ from balancer.balancer_tls import BalancerTls
 from balancer.bootstrap.sections import TritonTlsSection
 from balancer.extproc.endpoints import Endpoint
 from balancer.kernel.settings import Settings
+from balancer.reports import sending
 from balancer.reports.control import drain
 from balancer.scheduler.events import Event, Finished, ModelReport, Report, WorkerAdded
 from balancer.scheduler.router import Router
@@ -227,7 +228,7 @@ async def test_the_first_request_after_quiet_is_reported_by_an_agent_that_is_wok
     """An hour may pass between two reports, so only the wake can bring one."""
     pause_s, received = 3600.0, ReceivedEvents()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(streams, "_LONGEST_PAUSE_S", pause_s)
+        patched.setattr(sending, "_LONGEST_PAUSE_S", pause_s)
         # Of silence, a third is the most that is allowed.
         async with (
             collecting(received, silence_s=3 * pause_s, pause_s=lambda: pause_s) as (collector, address),
