@@ -134,7 +134,7 @@ _ASKING_ROUTE: Node = {
 
 def _module_filter(native: NativeOptions, forwarded: tuple[str, ...], leaves_metadata: bool) -> Node:
     """`leaves_metadata`: what was decided is left in metadata, for Envoy's log and traces; each request pays for it."""
-    lines = [str(native.kernel), str(native.folder), names.TOLD if leaves_metadata else ""]
+    lines = [str(native.kernel), str(native.folder), names.LEAVES_METADATA if leaves_metadata else ""]
     value = "\n".join([*lines, list_of(forwarded)] if forwarded else lines)
     text = {"@type": "type.googleapis.com/google.protobuf.StringValue", "value": value}
     return {

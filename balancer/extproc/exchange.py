@@ -41,7 +41,7 @@ class Served:
     status: int
     """HTTP status; 0: the stream ended without response headers: the client left."""
     grpc_status: int = -1
-    """-1: not gRPC, or told neither in the headers nor in trailers."""
+    """-1: not gRPC, or neither in the headers nor in trailers."""
     draw: VersionDraw | None = None
     """By which the request got its version; None: by none."""
 
@@ -62,7 +62,7 @@ class Exchange:
             first: The message with the request's headers, which names the modes.
             decision: What was decided.
             start_s: When it came.
-            lot: By which the request is to get a version.
+            draw: By which the request is to get a version.
             version: To be written into the body; empty: it stands in the path already, or there is none.
         """
         self._decision = decision

@@ -29,13 +29,13 @@ def _finite(value: Any) -> float | None:
 
 
 class HoldingListener(Protocol):
-    """Who is told what became of those who waited."""
+    """Is called with what became of those who waited."""
 
     def held(self, request: Request, seconds: float, how: str) -> None:
         """A request waits no longer: `placed`, `refused` or `withdrawn`, after so many seconds."""
 
     def failed_internally(self, error: Exception) -> None:
-        """A mistake of ours kept a dispatch from its end."""
+        """An internal error kept a dispatch from its end."""
 
 
 class Holding:
@@ -48,7 +48,7 @@ class Holding:
         self.listener: HoldingListener | None = None
         self._futures: dict[int, asyncio.Future[Decision | RoutingError]] = {}
         self._settings: HoldingSettings | None = None
-        self._turn_is_due = False
+        self._dispatch_is_due = False
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -67,17 +67,17 @@ class Holding:
         place = self.waiting.hold(request, now_s, subset, size_bytes)
         future = self._futures[place] = asyncio.get_running_loop().create_future()
         future.add_done_callback(lambda done: self._leave(place, request, now_s) if done.cancelled() else None)
-        self.turn()
+        self.dispatch()
         return future
 
     def soon(self) -> None:
         """Something happened: ask again, once for all that happens now."""
-        if self._futures and not self._turn_is_due:
-            self._turn_is_due = True
-            asyncio.get_running_loop().call_soon(self.turn)
+        if self._futures and not self._dispatch_is_due:
+            self._dispatch_is_due = True
+            asyncio.get_running_loop().call_soon(self.dispatch)
 
-    def turn(self) -> None:
-        self._turn_is_due = False
+    def dispatch(self) -> None:
+        self._dispatch_is_due = False
         try:
             if self._settings != self.waiting.settings:
                 self._take_settings()
@@ -150,4 +150,4 @@ class Holding:
             self._timer = None
         if self._futures:
             delay_s = max(self.waiting.due_s - self._clock(), 0.0)
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self.turn)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self.dispatch)

@@ -116,7 +116,7 @@ class UpstreamAnswer(NamedTuple):
 
 
 class OutcomeListener(Protocol):
-    """Who is told what Envoy tells. Called on the event loop."""
+    """Is called with what Envoy logged, on the event loop."""
 
     def outcomes(self, outcomes: list[Outcome]) -> None:
         """So these requests ended."""
@@ -131,7 +131,7 @@ class OutcomeListener(Protocol):
         """A value of an outcome was refused; the rest of it counts."""
 
     def failed_internally(self, error: Exception) -> None:
-        """A mistake of ours: an outcome is lost."""
+        """An internal error: an outcome is lost."""
 
 
 class AccessLog:

@@ -40,31 +40,31 @@ Stream = grpc.aio.ServicerContext[ext_proc.ProcessingRequest, bytes]
 
 
 class TurnedAway(NamedTuple):
-    """What the client of a request is told whose tenant has sent too many."""
+    """What the client gets whose tenant has sent too many requests."""
 
     words: str
     wait_s: float
 
 
 class PickListener(Protocol):
-    """Who is told what the service did."""
+    """Is called with what the service did."""
 
     def picked(self, call: Call, pick: Pick, seconds: float) -> None:
         """A call was answered, in that many seconds of this process."""
 
     def served(self, call: Call, served: Served) -> None:
-        """A gateway said how a request ended."""
+        """A gateway reported how a request ended."""
 
     def refused(self, error: OutOfBoundsError) -> None:
         """A request was refused because a field of it was out of bounds."""
 
     def failed_internally(self, error: Exception) -> None:
-        """A mistake of ours: the request at hand was answered by an error."""
+        """An internal error: the request at hand was answered with one."""
 
 
 class ExternalProcessor:
     """Serves `Process`. Until `ready`, picks cannot be made: our own Envoy's streams fail, so that it falls back, and
-    other gateways are told 503, as the protocol has it."""
+    other gateways get a 503, as the protocol has it."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class ExternalProcessor:
         ready: Callable[[], bool],
         turned_away: Callable[[Call, bool], TurnedAway | None] = lambda call, counted: None,
     ) -> None:
-        """`turned_away` is asked about each request, with whether all of its rows are known: it may count it, and raise
+        """`turned_away` is called for each request, with whether all of its rows are known: it may count it, and raise
         OutOfBoundsError to refuse it."""
         self._picker = picker
         self._listener = listener
@@ -106,7 +106,7 @@ class ExternalProcessor:
         return pick.answer
 
     async def wait(self, _: object, stream: Stream) -> None:
-        """As `once`, where the request may wait until a worker has room: then Envoy is told so first.
+        """As `once`, where the request may wait until a worker has room: then Envoy gets that answer first.
 
         A client that leaves has Envoy end the stream, which cancels what waits here.
         """
@@ -232,7 +232,7 @@ class ExternalProcessor:
         return call, self._report(call, pick, time.perf_counter() - start_s)
 
     def _report(self, call: Call, pick: Pick, seconds: float) -> Pick:
-        """The pick; the listener is told of it, after so many seconds of work."""
+        """The pick; reported to the listener, after so many seconds of work."""
         try:
             self._listener.picked(call, pick, seconds)
         except Exception as error:
@@ -280,10 +280,9 @@ def _passed(message: ext_proc.ProcessingRequest) -> bytes:
 
 
 class _Handler(grpc.GenericRpcHandler):
-    """The method `Process` in two forms, which are the same on the wire.
+    """The method `Process`, by one of four handlers that are the same on the wire: the stream's metadata says which.
 
-    Where the gateway says that the headers are all it sends, the answer goes out together with the end of the stream:
-    that saves a quarter of what gRPC costs here.
+    With `once` the answer goes out together with the end of the stream: that saves a quarter of what gRPC costs here.
     """
 
     def __init__(self, processor: ExternalProcessor) -> None:

@@ -117,7 +117,7 @@ class Picker:
         """Decide for one call.
 
         Args:
-            call: What is asked for.
+            call: The request.
             subset: The endpoints (`address:port`, or an address for each worker there) that the gateway allows; None:
                 all.
             own: Our own Envoy asks. It goes by the metadata alone, as a header more could make a request too large that
@@ -203,7 +203,7 @@ class Picker:
         return Pick(responses.refusal(NoEligibleWorker(why), grpc) + self._refused)
 
     def failed(self, grpc: bool) -> Pick:
-        """Refuse a request that a mistake of ours kept from being decided."""
+        """Refuse a request that an internal error kept from being decided."""
         return Pick(responses.immediate(*responses.INTERNAL_CODES, _FAILED, grpc) + self._refused)
 
     def _log_metadata(self, call: Call, policy: str = "") -> bytes:

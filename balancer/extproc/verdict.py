@@ -7,7 +7,7 @@ from typing import Literal
 from balancer.scheduler.events import Void
 
 Verdict = tuple[bool, Void]
-"""Whether the worker did what it was asked, and, where that says nothing of it, who ended the request."""
+"""Whether the worker did its work, and, where that says nothing of it, who ended the request."""
 
 _ANSWER: Verdict = (True, "")
 _FAULT: Verdict = (False, "")
@@ -49,7 +49,7 @@ def verdict(grpc_status: int, http_status: int) -> Verdict:
 
 
 def of_version(grpc_status: int, http_status: int, by: By = "") -> bool | None:
-    """Whether the version of the model that a request got did what it was asked; None: the end says nothing of it.
+    """Whether the version of the model that a request got did its work; None: the end says nothing of it.
 
     Unlike a worker, a version speaks by NOT_FOUND, as it may not be there, and by a deadline that passed.
 

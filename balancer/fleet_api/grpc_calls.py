@@ -72,7 +72,7 @@ class GrpcCalls:
             try:
                 answer = await method(name, REQUESTS[name].FromString(sent), context)
             except DecodeError:
-                # A client's, and no sign of trouble with Envoy, as it would be elsewhere.
+                # A client's, and no sign that Envoy fails, as it would be elsewhere.
                 self._counts.calls.labels(name, "invalid").inc()
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the message is not one of {name}")
             except FailedError as error:

@@ -13,7 +13,7 @@ from balancer.native.layouts import DIRECTORY_MAGIC, ENDPOINT_BYTES, ENTRY, HEAD
 from balancer.scheduler.canary.split import Split
 from balancer.scheduler.fleet import Fleet
 
-UNHEARD_OF = "\0"
+UNLISTED_MODEL = "\0"
 """A model that no worker has: what is true of it is true of all that are not listed."""
 
 
@@ -33,8 +33,8 @@ class Deciding(NamedTuple):
     """In the order of `Decider`."""
     headers: tuple[str | None, ...]
     """That may stand in for what the body says, in the order of `NAMED_HEADERS`."""
-    told: bool = False
-    """Whether decisions are told of in the journal."""
+    recorded: bool = False
+    """Whether decisions are written into the journal."""
     limits_tenants: bool = False
     """Whether the balancer limits those whose requests it forwards."""
     splits: Mapping[str, Split] = {}
@@ -79,7 +79,7 @@ def directory_of(fleet: Fleet, endpoints: Sequence[tuple[str, str]], deciding: D
     listed = set(fleet.listed())
     anybody = not settings.reports_required
     if anybody:
-        listed |= {(UNHEARD_OF, ""), *_given_versions(fleet, deciding.splits)}
+        listed |= {(UNLISTED_MODEL, ""), *_given_versions(fleet, deciding.splits)}
     for model, version in listed:
         servable, members = fleet.servable(model, version), fleet.members(model, version)
         placed = [masks.setdefault(mask.tobytes(), len(masks)) for mask in (servable, members)]
@@ -112,10 +112,10 @@ def directory_of(fleet: Fleet, endpoints: Sequence[tuple[str, str]], deciding: D
         "strings": len(strings.content),
         "flags": Flag.REPORTS_REQUIRED * settings.reports_required
         | Flag.STICKY_KEYS * settings.sticky_keys
-        | Flag.DECISION_LOG * deciding.told
+        | Flag.DECISION_LOG * deciding.recorded
         | Flag.GIVES_VERSIONS * bool(deciding.splits or any(row.versions for row in settings.models.values()))
         | Flag.LIMITS_TENANTS * deciding.limits_tenants,
-        "any_model": order.index((UNHEARD_OF, "")) if anybody else NO_ENTRY,
+        "any_model": order.index((UNLISTED_MODEL, "")) if anybody else NO_ENTRY,
         "no_model": order.index(("", "")),
     }
     for name, value in values.items():

@@ -1,7 +1,8 @@
-"""What Envoys tell of their decisions for the decision log: file `journal`, see envoy/module/journal.h.
+"""What Envoys write of their decisions for the decision log: file `journal`, see envoy/module/journal.h.
 
-Another process writes it, so that everything in it is checked before it is used. What a policy saw is told as the state
-that its columns are made of; they are made here, by the same functions as for a decision of Python's, for many at once.
+Another process writes it, so that everything in it is checked before it is used. Of what a policy
+saw it has the state behind the columns, which are made here for many decisions at once, by the functions that a
+decision in Python calls.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ from balancer.extproc.responses import ERRORS
 from balancer.kernel.settings import EstimatorSettings
 from balancer.native.envoy_module import Module
 from balancer.native.folder import JOURNAL, Folder, in_file
-from balancer.native.layouts import ASKED, ENDED, JOURNAL_RING_BYTES, SEEN, VOIDS, RecordFlag, RecordKind
+from balancer.native.layouts import (
+    ENDED_RECORD,
+    JOURNAL_RING_BYTES,
+    REQUEST_RECORD,
+    SEEN,
+    VOIDS,
+    RecordFlag,
+    RecordKind,
+)
 from balancer.scheduler.after_decision import Answered, Decision
 from balancer.scheduler.canary.selector import Role
 from balancer.scheduler.events import Finished, Void, Withdrawn
@@ -44,14 +53,14 @@ class TornError(Exception):
 
 
 class Member(NamedTuple):
-    """A worker, as its rows are told of."""
+    """A worker that has a row."""
 
     name: str
     device: str
 
 
 class DecisionBasis(NamedTuple):
-    """What decisions by one directory rest on, beside what is told of each."""
+    """What decisions by one directory rest on, beside what is recorded of each."""
 
     changes: int
     """As `Fleet.changes`."""
@@ -105,17 +114,17 @@ class JournalOutcome(NamedTuple):
     void: Void
 
     def event(self, worker: str) -> Finished | Withdrawn:
-        """As the router would hear of it; `worker`: at the endpoint."""
+        """As the router takes it in; `worker`: at the endpoint."""
         if not self.endpoint:
             return Withdrawn(self.number)
         return Finished(self.number, worker, self.latency_s, self.ok, self.void)
 
 
-Told = JournalDecision | JournalRefusal | JournalOutcome
+JournalEntry = JournalDecision | JournalRefusal | JournalOutcome
 """`at`: where in the journal it begins."""
 
 
-class _Asked(NamedTuple):
+class _RawDecision(NamedTuple):
     """A decision as it was written; `numbers`, `(_ARRAYS + 1, n)`: what was seen, and the probabilities."""
 
     at: int
@@ -135,7 +144,7 @@ class Journal:
     """One balancer's, while it keeps a decision log."""
 
     def __init__(self, module: Module, folder: Folder, share: float) -> None:
-        """`share`: of the decisions, that Envoys are to tell of. `OSError` where there is no room for it."""
+        """`share`: of the decisions, that Envoys are to record. `OSError` where there is no room for it."""
         self._module, self._folder, self._share = module, folder, share
         self._chunk = np.empty(JOURNAL_RING_BYTES, np.uint8)
         self._bases: dict[int, DecisionBasis] = {}
@@ -156,7 +165,7 @@ class Journal:
         return self._module.call(f"journal_{name}", self._address, *arguments)
 
     def stand(self, serial: int, basis: DecisionBasis) -> None:
-        """Decisions that tell of the directory of that number rest on this."""
+        """Decisions by the directory of that number rest on this."""
         if self.caught_up:
             self._bases.clear()
         self._bases[serial] = basis
@@ -177,7 +186,7 @@ class Journal:
         return not self._left and int(self._call("written")) == self.read
 
     def dropped(self) -> int:
-        """Records that found no room since this was last asked."""
+        """Records that found no room since the last call."""
         dropped = int(self._call("dropped"))
         new, self._dropped = max(dropped - self._dropped, 0), dropped
         return new
@@ -201,13 +210,13 @@ class Journal:
         """Let go of the file."""
         (self._folder.path / JOURNAL).unlink(missing_ok=True)
 
-    def take(self, most_bytes: int) -> list[Told]:
+    def take(self, most_bytes: int) -> list[JournalEntry]:
         """What was written next, some `most_bytes` of it, in order; it may be written over then. Raises `TornError`."""
         content = self._next(most_bytes)
         try:
             # Numbers of any kind may be in there.
             with np.errstate(all="ignore"):
-                told, taken = self._understand(content)
+                entries, taken = self._understand(content)
         except (struct.error, ValueError, LookupError, OverflowError) as error:
             raise TornError(f"{type(error).__name__}: {error}") from error
         self.read += taken
@@ -215,7 +224,7 @@ class Journal:
             self._left = self._left[taken:]
         else:
             self._call("done", self.read)
-        return told
+        return entries
 
     def _next(self, most_bytes: int) -> bytes:
         """Whole records, and part of another, unless there are none or the first is torn."""
@@ -232,9 +241,9 @@ class Journal:
             raise TornError("more was written than there is room for")
         return count
 
-    def _understand(self, content: bytes) -> tuple[list[Told], int]:
+    def _understand(self, content: bytes) -> tuple[list[JournalEntry], int]:
         """What it says, and how much of it was whole."""
-        raw: list[_Asked | JournalRefusal | JournalOutcome] = []
+        raw: list[_RawDecision | JournalRefusal | JournalOutcome] = []
         at = 0
         while at + 8 <= len(content):
             size_bytes, kind = struct.unpack_from("=IB", content, at)
@@ -248,31 +257,31 @@ class Journal:
         if content and not at:
             raise ValueError("a record that does not end")
         made: list[JournalDecision] = []
-        for serial, asked in groupby((one for one in raw if isinstance(one, _Asked)), lambda one: one.serial):
-            made += _decisions(list(asked), self._bases[serial])
+        for serial, same in groupby((one for one in raw if isinstance(one, _RawDecision)), lambda one: one.serial):
+            made += _decisions(list(same), self._bases[serial])
             self._bases = {known: basis for known, basis in self._bases.items() if known >= serial}
         decisions = iter(made)
-        return [next(decisions) if isinstance(one, _Asked) else one for one in raw], at
+        return [next(decisions) if isinstance(one, _RawDecision) else one for one in raw], at
 
 
-def _record(kind: int, content: bytes, at: int) -> _Asked | JournalRefusal | JournalOutcome:
+def _record(kind: int, content: bytes, at: int) -> _RawDecision | JournalRefusal | JournalOutcome:
     """One record; raises `ValueError` and the like where it cannot be one."""
     if kind == RecordKind.RECORD_OUTCOME:
-        _check(len(content) == ENDED.itemsize, "a length")
-        (_, _, flags, _, void, number, at_s), latency_s, endpoint = np.frombuffer(content, ENDED)[0].item()
+        _check(len(content) == ENDED_RECORD.itemsize, "a length")
+        (_, _, flags, _, void, number, at_s), latency_s, endpoint = np.frombuffer(content, ENDED_RECORD)[0].item()
         _check(number < bounds.MAX_COUNT and math.isfinite(at_s), "an outcome")
         measured_s = latency_s if math.isfinite(latency_s) else None
         _check(measured_s is None or 0 <= measured_s <= bounds.MAX_LATENCY_S, "a latency")
         served = endpoint.partition(b"\0")[0].decode("ascii")
         return JournalOutcome(at, number, at_s, served, measured_s, bool(flags & _OK), VOIDS[void])
     _check(kind in {RecordKind.RECORD_DECISION, RecordKind.RECORD_REFUSAL}, "a kind")
-    (_, _, flags, decider, why, number, at_s), serial, key, *rest = np.frombuffer(content, ASKED, 1)[0].item()
+    (_, _, flags, decider, why, number, at_s), serial, key, *rest = np.frombuffer(content, REQUEST_RECORD, 1)[0].item()
     rows, deadline_s, priority, propensity, row, fallback_rows, n, model, version, tenant = rest
     named = fallback_rows.tolist()
     _check(number < bounds.MAX_COUNT and math.isfinite(at_s), "a number")
     _check(0 <= rows <= bounds.MAX_ROWS and 0 <= priority <= bounds.MAX_PRIORITY and deadline_s >= 0, "a request")
     _check(max(model, version, tenant) <= bounds.MAX_TEXT_BYTES, "a text")
-    texts, start = [], ASKED.itemsize
+    texts, start = [], REQUEST_RECORD.itemsize
     for length in (model, version, tenant):
         texts.append(content[start : start + length].decode("utf-8"))
         start += length
@@ -297,7 +306,7 @@ def _record(kind: int, content: bytes, at: int) -> _Asked | JournalRefusal | Jou
     fallbacks = tuple(named[: named.index(-1)] if -1 in named else named)
     _check(-1 <= row < n and all(0 <= each < n for each in fallbacks), "a row")
     _check(0 <= propensity <= 1, "an answer")
-    return _Asked(
+    return _RawDecision(
         *(at, serial, request, at_s, decider, bool(flags & _QUESTION)),
         *(propensity, row, fallbacks, numbers, eligible),
     )
@@ -345,20 +354,20 @@ class _Seen(View):
         return np.where(self._keyed, self._saving_s(), 0.0)
 
 
-def _decisions(asked: Sequence[_Asked], basis: DecisionBasis) -> Iterator[JournalDecision]:
+def _decisions(raw: Sequence[_RawDecision], basis: DecisionBasis) -> Iterator[JournalDecision]:
     """Decisions of one basis."""
-    n, count = len(basis.workers), len(asked)
-    numbers = np.stack([each.numbers for each in asked], axis=1)
+    n, count = len(basis.workers), len(raw)
+    numbers = np.stack([each.numbers for each in raw], axis=1)
     _check(numbers.shape[-1] == n, f"{numbers.shape[-1]} of {n} workers")
-    seen, shares, eligible = numbers[:-1], numbers[-1], np.stack([each.eligible for each in asked])
+    seen, shares, eligible = numbers[:-1], numbers[-1], np.stack([each.eligible for each in raw])
     _check(bool(np.isfinite(shares).all()) and not (eligible > 1).any(), "an answer")
     eligible = eligible.view(np.bool_)
-    rows = np.repeat(np.array([each.request.rows for each in asked], np.float64), n)
-    now_s = np.repeat(np.array([each.at_s for each in asked]), n)
-    keyed = np.repeat(np.array([each.request.key is not None for each in asked]), n)
+    rows = np.repeat(np.array([each.request.rows for each in raw], np.float64), n)
+    now_s = np.repeat(np.array([each.at_s for each in raw]), n)
+    keyed = np.repeat(np.array([each.request.key is not None for each in raw]), n)
     view = _Seen(seen.reshape(_ARRAYS, count * n), rows, keyed, now_s, basis.estimators)
     columns = {name: getattr(view, name).reshape(count, n) for name in _COLUMNS}
-    for place, each in enumerate(asked):
+    for place, each in enumerate(raw):
         policy, role = basis.deciders[each.decider]
         if policy is None:
             raise ValueError("a decider that there is not")
@@ -369,10 +378,10 @@ def _decisions(asked: Sequence[_Asked], basis: DecisionBasis) -> Iterator[Journa
         yield JournalDecision(each.at, answered, _made(each, policy, basis), each.question, basis)
 
 
-def _made(asked: _Asked, policy: Policy, basis: DecisionBasis) -> Decision | None:
-    if asked.row < 0:
+def _made(raw: _RawDecision, policy: Policy, basis: DecisionBasis) -> Decision | None:
+    if raw.row < 0:
         return None
-    names = [basis.workers[row].name for row in (asked.row, *asked.fallbacks)]
-    number = asked.request.number
+    names = [basis.workers[row].name for row in (raw.row, *raw.fallbacks)]
+    number = raw.request.number
     assert isinstance(number, int)  # arrays are for the simulator's views
-    return Decision(number, names[0], tuple(names[1:]), asked.propensity, policy.name, asked.at_s)
+    return Decision(number, names[0], tuple(names[1:]), raw.propensity, policy.name, raw.at_s)

@@ -23,7 +23,7 @@ SLOTS, OUTCOMES, LINES, SEATS = 65_536, 16_384, 1024, 64
 RINGS = ("outcomes", "trials", "lines")
 """What waits to be read."""
 TRIALS, OWED = 16_384, 4096
-"""Decisions and ends that guard and rollout are to be told of, and numbers left to the balancer, at most."""
+"""Decisions and ends that guard and rollout are to learn of, and numbers left to the balancer, at most."""
 ENDPOINT_BYTES = 64
 """Of an `address:port` with the zero that ends it."""
 ENDPOINT = f"S{ENDPOINT_BYTES}"
@@ -49,7 +49,7 @@ NO_ENTRY = -1
 
 
 class Source(IntEnum):
-    """Who said where a request goes."""
+    """Who decided where a request goes."""
 
     BY_POLICY = 1
     BY_LEAST_REQUEST = 2
@@ -72,7 +72,7 @@ class Decider(IntEnum):
 
 
 class GuardEvent(IntEnum):
-    """What guard and rollout are told of a request."""
+    """What guard and rollout learn of a request."""
 
     TRIAL_TAKEN = 1
     TRIAL_SHED = 2
@@ -87,7 +87,7 @@ class Flag(IntFlag):
     REPORTS_REQUIRED = 1
     STICKY_KEYS = 2
     DECISION_LOG = 4
-    """Decisions are told of in the journal."""
+    """Decisions are written into the journal."""
     GIVES_VERSIONS = 8
     """Requests for some model that name no version get one."""
     LIMITS_TENANTS = 16
@@ -95,12 +95,12 @@ class Flag(IntFlag):
 
 
 class DrawFlags(IntFlag):
-    """Of a request whose model is split: what its lot says."""
+    """Of a request whose model is split: what was drawn for it."""
 
     DRAWN_NEW = 1
     """The new version."""
     DRAWN_BY_KEY = 2
-    """The lot is the key's."""
+    """Drawn by a hash of its key."""
 
 
 class RecordKind(IntEnum):
@@ -130,8 +130,8 @@ COUNTS = {
     "asked": "left to the balancer, which is asked",
     "refusals": "refused",
     "slots_full": "left to Envoy, since too many are in flight",
-    "outcomes_lost": "ended and not told, since too many outcomes wait to be read",
-    "trials_lost": "told to no guard or rollout, since too many wait to be read",
+    "outcomes_lost": "ended and not reported, since too many outcomes wait to be read",
+    "trials_lost": "reported to no guard or rollout, since too many wait to be read",
     "lines_lost": "without the line in the log that it was to have, since too many wait to be read",
 }
 """What the module counts of requests, and what that says."""
@@ -149,7 +149,7 @@ SEEN: dict[str, tuple[str, ...]] = {
     "decision": ("reported_s", "cached", "behind"),
 }
 """What the columns of a view are made of, in the journal's order: records of the fleet's state and their arrays, of
-which those with an axis of models are told of for the request's."""
+of which those with an axis of models are written for the request's."""
 
 
 class Struct(NamedTuple):
@@ -194,7 +194,7 @@ _OUTCOME = Struct(
         ("first_byte_s", np.float64, "from the decision, or the end of its body if later, to the response's headers"),
         ("latency_s", np.float64, "and to the end of the response"),
         ("propensity", np.float64, ""),
-        ("key", np.uint64, "where the lot is its"),
+        ("key", np.uint64, "where it was drawn by that"),
         ("directory", np.uint64, "serial of the one that it was decided by; from here on alike for many"),
         ("column", np.int32, "of the model; 0: it is about none, UNKNOWN_MODEL: the fleet has not that one"),
         ("split", np.uint32, "that gave it a version, from 1, in the order of the directory; 0: none"),
@@ -245,7 +245,7 @@ _SIDE = Struct(
     (
         ("decider", np.uint64, ""),
         ("looks_from_s", np.float64, "from then on a guard is to look at a decision"),
-        ("slow_s", np.float64, "decisions that take longer are told of; infinite: nobody watches them"),
+        ("slow_s", np.float64, "decisions that take longer are reported; infinite: nobody watches them"),
     ),
 )
 _SELECTOR = Struct(
@@ -258,13 +258,13 @@ _SELECTOR = Struct(
         ("share", np.float64, "of the numbers, of the second side"),
         ("shadow_share", np.float64, ""),
         ("until_s", np.float64, "from then on who decides may be another"),
-        ("told_from_s", np.float64, "from then on decisions are told of"),
+        ("compared_from_s", np.float64, "from then on guard or rollout compare decisions"),
         ("sides", (_SIDE.dtype, SIDES), ""),
     ),
 )
 _TRIAL = Struct(
     "trial",
-    "What guard and rollout are told of a request.",
+    "What guard and rollout learn of a request.",
     (
         ("number", np.uint64, "of the decision"),
         ("watched", np.uint64, "decisions of its side so far that a guard counts"),
@@ -335,8 +335,8 @@ _RECORD = Struct(
         ("at_s", np.float64, ""),
     ),
 )
-_ASKED = Struct(
-    "asked_record",
+_REQUEST_RECORD = Struct(
+    "request_record",
     "A decision or a refusal. What follows: model, version and tenant, then zeros up to a multiple of 8; of a decision "
     "then JOURNAL_SEEN arrays of `workers` doubles, its probabilities, and a byte for each that says who was eligible, "
     "with zeros likewise.",
@@ -356,7 +356,7 @@ _ASKED = Struct(
         ("tenant_bytes", np.uint32, ""),
     ),
 )
-_ENDED = Struct(
+_ENDED_RECORD = Struct(
     "ended_record",
     "How the request of a decision ended.",
     (
@@ -367,10 +367,15 @@ _ENDED = Struct(
 )
 STRUCTS = (
     *(_SLOT, _OUTCOME, _LINE, _SIDE, _SELECTOR, _TRIAL, _PIECE, _CANDIDATE, _HEAD, _ENDPOINTS, _ENTRY),
-    *(_RECORD, _ASKED, _ENDED),
+    *(_RECORD, _REQUEST_RECORD, _ENDED_RECORD),
 )
 SLOT, OUTCOME, LINE, HEAD, ENTRY = (each.dtype for each in (_SLOT, _OUTCOME, _LINE, _HEAD, _ENTRY))
-SELECTOR, TRIAL, ASKED, ENDED = _SELECTOR.dtype, _TRIAL.dtype, _ASKED.dtype, _ENDED.dtype
+SELECTOR, TRIAL, REQUEST_RECORD, ENDED_RECORD = (
+    _SELECTOR.dtype,
+    _TRIAL.dtype,
+    _REQUEST_RECORD.dtype,
+    _ENDED_RECORD.dtype,
+)
 
 
 ENUMS: dict[str, tuple[str, ...] | type[IntEnum] | type[IntFlag]] = {

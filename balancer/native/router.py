@@ -59,7 +59,7 @@ class SharedRouter:
         self._now_s = 0.0
         """Of the last step."""
         self._deciders: OrderedDict[int, tuple[tuple[str, ...], tuple[Split, ...]]] = OrderedDict()
-        """Names of policies, and splits, by the directories that told of them."""
+        """Names of policies, and splits, by the number of the directory that has them."""
         self._splits = Splits()
         self._published: tuple[object, ...] | None = None
         self._grpc: Mapping[str, str] = {}
@@ -78,13 +78,13 @@ class SharedRouter:
             pass
 
     @property
-    def asked_because(self) -> str:
+    def not_deciding_because(self) -> str:
         """Why Envoys cannot decide by what is configured, and ask; empty: they can."""
         shadow = None if self.selector is None else self.selector.shadow
         if shadow is not None and shadow.share >= 1:
             return "the shadow is asked about each decision"
         if self.observer is not None and self.journal is None:
-            return "there is no room to tell of decisions for the decision log"
+            return "there is no room for a journal of decisions, from which the decision log is made"
         return "" if any(self._compiled) else f"policy {self.policy.name} is not compiled"
 
     def _find_deciders(self) -> None:
@@ -96,9 +96,9 @@ class SharedRouter:
     def serve(self, wanted: bool) -> None:
         """Whether Envoys are to decide; they do where they can."""
         self._wanted = wanted
-        self.state.serve(wanted and not self.asked_because)
+        self.state.serve(wanted and not self.not_deciding_because)
 
-    def tell(self, grpc: Mapping[str, str], http: Mapping[str, str]) -> None:
+    def list_endpoints(self, grpc: Mapping[str, str], http: Mapping[str, str]) -> None:
         """The workers' `address:port`, by name."""
         with self._locked():
             self._grpc, self._http, self._published = dict(grpc), dict(http), None
@@ -159,8 +159,8 @@ class SharedRouter:
         self._trials.restart()
         self.serve(self._wanted)
 
-    def tell_decisions(self, share: float | None) -> None:
-        """Have Envoys tell of so many of their decisions in a journal; None: of none any more. Where there is no room
+    def record_decisions(self, share: float | None) -> None:
+        """Have Envoys write that share of their decisions into a journal; None: none any more. Where there is no room
         for one, they ask."""
         with self._locked():
             self._published = self.journal = None
@@ -204,7 +204,7 @@ class SharedRouter:
         try:
             self._write_directory()
         except OSError as error:
-            # What was told before no longer holds: Envoys ask until there is room.
+            # The last directory no longer holds: Envoys ask until there is room.
             self.state.publish(0)
             self._published = None
             if not self._no_room:
@@ -215,8 +215,8 @@ class SharedRouter:
 
     def _write_directory(self) -> None:
         fleet, serial = self.fleet, self.serial + 1
-        told, limits, splits = self.journal is not None, self._limits_tenants, self._splits.of
-        deciding = Deciding(self._candidates(serial), self._headers, told, limits, splits)
+        recorded, limits, splits = self.journal is not None, self._limits_tenants, self._splits.of
+        deciding = Deciding(self._candidates(serial), self._headers, recorded, limits, splits)
         content = directory_of(fleet, endpoints_of(fleet, self._grpc, self._http), deciding, serial)
         self._folder.write(f"directory-{serial}", content)
         if self.journal is not None:
@@ -232,13 +232,13 @@ class SharedRouter:
         """Name of the policy by which Envoys decided with that directory, as `Decider`."""
         if decider in (Decider.STICKY, Decider.SEQUENCES):
             return STICKY.name
-        told = self._deciders.get(serial)
-        return self.policy.name if told is None else told[0][decider]
+        known = self._deciders.get(serial)
+        return self.policy.name if known is None else known[0][decider]
 
     def split_of(self, serial: int, number: int) -> Split | None:
         """The one of that number, from 1, in that directory; None: there is none, or it is not known any more."""
-        told = self._deciders.get(serial)
-        return told[1][number - 1] if told is not None and 1 <= number <= len(told[1]) else None
+        known = self._deciders.get(serial)
+        return known[1][number - 1] if known is not None and 1 <= number <= len(known[1]) else None
 
     def _candidates(self, serial: int) -> tuple[Candidate, ...]:
         """In the order of `Decider`."""
@@ -252,7 +252,7 @@ class SharedRouter:
         )
 
     def _candidate(self, policy: Policy | None, compiled: bool, file: str) -> Candidate:
-        """With what it is told in that file."""
+        """With its options in that file."""
         if policy is None:
             return Candidate("", False, "")
         found = answering(policy, Compiler())

@@ -1,4 +1,4 @@
-"""Guard, rollout and shadow of decisions that Envoys make: what they are told, and what they tell."""
+"""Guard, rollout and shadow of decisions that Envoys make: what is written for Envoys, and what is read from them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class SelectorFeed:
     """Between a `PolicySelector` and the Envoys that decide as it says.
 
     Envoys keep to what stands. A request that may change it, or that the shadow is asked about, they leave to the
-    balancer with its number; of the others they tell what guard and rollout need. A guard looks at the inputs of such a
-    decision some milliseconds later.
+    balancer with its number; of the rest they report what guard and rollout need. A guard looks at the inputs of
+    such a decision some milliseconds later.
     """
 
     def __init__(self, state: SharedState) -> None:
@@ -39,20 +39,20 @@ class SelectorFeed:
         self.restart()
 
     def restart(self) -> None:
-        """The state is another one, which nobody was told anything by."""
-        self._told = b""
+        """A new shared-memory block: nothing was written to it or read from it yet."""
+        self._written = b""
         self._watched = [0, 0]
 
     def learn(self, selector: PolicySelector | None, workers: Sequence[Worker]) -> None:
-        """Take in what was told so far; `workers`: by row. Without the lock, too."""
+        """Take in what was reported so far; `workers`: by row. Without the lock, too."""
         if selector is None and not self._tickets:
             return
         for batch in self._state.trials():
-            for told in batch.tolist():
-                self._take(selector, workers, told)
+            for trial in batch.tolist():
+                self._take(selector, workers, trial)
 
-    def _take(self, selector: PolicySelector | None, workers: Sequence[Worker], told: tuple[Any, ...]) -> None:
-        number, watched, at_s, seconds, value_s, rows, priority, row, what, side, ok, look, name = told
+    def _take(self, selector: PolicySelector | None, workers: Sequence[Worker], trial: tuple[Any, ...]) -> None:
+        number, watched, at_s, seconds, value_s, rows, priority, row, what, side, ok, look, name = trial
         if what in (GuardEvent.TRIAL_ENDED, GuardEvent.TRIAL_DROPPED):
             ticket = self._tickets.pop(number, None)
             if ticket is not None and what == GuardEvent.TRIAL_ENDED:
@@ -74,7 +74,7 @@ class SelectorFeed:
             self._tickets[number] = found, workers[row].name, at_s
 
     def _count(self, guard: Guard | None, side: int, watched: int) -> None:
-        """Decisions that were not told of, since they were quick."""
+        """Decisions that were not reported, since they were quick."""
         if guard is not None:
             guard.were_quick(watched - self._watched[side])
         self._watched[side] = watched
@@ -99,18 +99,18 @@ class SelectorFeed:
                 self._count(side.choice.guard, number, self._state.watched(number))
 
     def publish(self, selector: PolicySelector | None) -> None:
-        """Say what stands, if that changed; with the lock held."""
-        said, self._standing = _NOBODY, None
+        """Write what stands, if that changed; with the lock held."""
+        now, self._standing = _NOBODY, None
         if selector is not None:
             self._standing = selector.standing()
-            said = _said(selector, self._standing)
-        if said != self._told:
-            self._state.steer(said)
-            self._told = said
+            now = _packed(selector, self._standing)
+        if now != self._written:
+            self._state.steer(now)
+            self._written = now
 
     def claimed(self) -> None:
-        """What Envoys waited for may have been done: what stands is to be said again."""
-        self._told = b""
+        """What Envoys waited for may have been done: what stands is to be written again."""
+        self._written = b""
 
     def gone(self, worker: str) -> None:
         """It was removed, so what is in flight there says nothing."""
@@ -124,7 +124,7 @@ class SelectorFeed:
                 ticket[0].dropped()
 
     def expire(self, before_s: float) -> None:
-        """Likewise of what was decided before that: its end may have been told to nobody."""
+        """Likewise of what was decided before that: its end may have been reported to nobody."""
         due = []
         for number, (_, _, at_s) in self._tickets.items():
             if at_s >= before_s:
@@ -143,10 +143,10 @@ def _side(side: Side) -> tuple[int, float, float]:
     return _DECIDERS[choice.role], side.looks_from_s, slow_s
 
 
-def _said(selector: PolicySelector, standing: Standing) -> bytes:
+def _packed(selector: PolicySelector, standing: Standing) -> bytes:
     """As `SELECTOR`."""
     shadow = selector.shadow
     draws, share = (shadow.draws, shadow.share) if shadow is not None else (0, 0.0)
-    said = 1, standing.draws, draws, standing.share, share, standing.until_s, standing.tickets_from_s
+    values = 1, standing.draws, draws, standing.share, share, standing.until_s, standing.tickets_from_s
     first, second = standing.sides
-    return _SELECTOR.pack(*said, *_side(first), *_side(second))
+    return _SELECTOR.pack(*values, *_side(first), *_side(second))

@@ -32,7 +32,7 @@ class SharedState:
     """One file `control`; another one takes its place where somebody keeps its lock."""
 
     def __init__(self, module: Module, folder: Folder, seed: int) -> None:
-        """`seed`: of the lots, mixed. `OSError` where there is no room for it."""
+        """`seed`: of the draws, mixed. `OSError` where there is no room for it."""
         self._module, self._folder, self._seed = module, folder, seed
         self._read = np.zeros(_MOST_AT_ONCE, OUTCOME)
         self._read_trials = np.zeros(_MOST_AT_ONCE, TRIAL)
@@ -151,16 +151,16 @@ class SharedState:
         self._lines_share = share
         self._call("tell_lines", share)
 
-    def steer(self, said: bytes) -> None:
+    def steer(self, selector: bytes) -> None:
         """With the lock held: who decides, as `SELECTOR`."""
-        self._call("steer", said)
+        self._call("steer", selector)
 
     def watched(self, side: int) -> int:
         """With the lock held: decisions of that side, ever, that a guard counts."""
         return int(self._call("watched", side))
 
     def trials(self) -> Iterator[npt.NDArray[Any]]:
-        """What guard and rollout are told, as `TRIAL`, in batches as of `outcomes`."""
+        """What guard and rollout learn, as `TRIAL`, in batches as of `outcomes`."""
         return self._waiting("trials", self._read_trials)
 
     def expired(self, before_s: float) -> npt.NDArray[Any]:

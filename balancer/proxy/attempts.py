@@ -52,7 +52,7 @@ Found = TypeVar("Found")
 
 
 class AttemptObserver(Protocol):
-    """Is told what became of requests."""
+    """Is called with what became of requests."""
 
     def placed(self, arrived: Arrived, decision: Decision | None, error: RoutingError | None, seconds: float) -> None:
         """A worker was picked, or none, in that many seconds."""

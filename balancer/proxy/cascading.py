@@ -59,7 +59,7 @@ class Cascades:
         return answer
 
     def _first(self, arrived: Arrived, models: tuple[str, ...]) -> str:
-        """Without any worker, the first, so that its absence is told; a sequence stays with the first."""
+        """Without any worker, the first, so that its absence is reported; a sequence stays with the first."""
         among = models[:1] if arrived.call.request.sequence else models
         left_s = float(arrived.call.request.deadline_s)
         return in_time(among, lambda model: self._expected_s(arrived, model), left_s) or models[0]

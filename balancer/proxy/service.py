@@ -60,7 +60,7 @@ REPEATABLE_HEADER = "x-repeatable"
 
 
 class ProxyListener(AttemptObserver, Protocol):
-    """Who is told what the service did."""
+    """Is called with what the service did."""
 
     def answered(self, arrived: Arrived, answer: ProxyAnswer, sent_bytes: int, stream: bool) -> None:
         """A request ended; `sent_bytes`: of its client's messages."""

@@ -32,7 +32,7 @@ class TenantLimits:
     """Counts the requests that are forwarded, and those that go to a worker by Envoy because they cannot be."""
 
     def __init__(self, now: Callable[[], float], over_limit: Callable[[], None]) -> None:
-        """`over_limit` is told of each request that is turned away."""
+        """`over_limit` is called for each request that is turned away."""
         self._now, self._over_limit = now, over_limit
         self._tenants = Tenants()
         self.configure(ProxySettings())

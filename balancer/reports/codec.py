@@ -44,7 +44,9 @@ class ReportEncoder:
             memory_used_bytes=report.memory_used_bytes,
             utilisation=None if math.isnan(report.utilisation) else report.utilisation,
             draining=report.draining,
-            others=None if report.others is None else report_pb2.Others(in_flight=in_flight_of(report.others)),
+            others=None
+            if report.peers_in_flight is None
+            else report_pb2.Others(in_flight=in_flight_of(report.peers_in_flight)),
         )
         for key, model in models.items():
             before = self._carried.get(key)
@@ -141,7 +143,7 @@ class ReportDecoder:
             memory_used_bytes=_count("memory_used_bytes", message.memory_used_bytes),
             utilisation=utilisation if message.HasField("utilisation") else math.nan,
             draining=message.draining,
-            others=_decode_others(message),
+            peers_in_flight=_decode_peers(message),
             stream=stream,
         )
         self.worker, self._incarnation, self._models, self._tuple = worker, incarnation, models, models_tuple
@@ -156,7 +158,7 @@ class ReportDecoder:
         bounds.text("worker", worker)
 
 
-def _decode_others(message: report_pb2.WorkerReport) -> tuple[tuple[str, int], ...] | None:
+def _decode_peers(message: report_pb2.WorkerReport) -> tuple[tuple[str, int], ...] | None:
     if not message.HasField("others"):
         return None
     return tuple(decode_in_flight("others.in_flight", message.others.in_flight, bounds.MAX_PENDING).items())

@@ -113,9 +113,9 @@ class _Stream:
     """The last acknowledgement."""
 
     def watch(self, due_s: float = math.inf) -> None:
-        """End the stream once nothing was heard for `silence_s`; looks again by itself until then.
+        """End the stream once nothing was received for `silence_s`; looks again by itself until then.
 
-        A timer for each report would cost more than the report: one a stream looks when the last was heard.
+        A timer for each report would cost more than the report: one a stream looks when the last was received.
         """
         loop = asyncio.get_running_loop()
         now_s = loop.time()
@@ -199,13 +199,13 @@ class Collector:
         """Nothing is opened yet.
 
         Args:
-            on_event: Told of everything.
+            on_event: Called with everything.
             silence_s: A stream that carries nothing for so long is ended.
-            may_speak: Asked when a stream's first report names its worker.
-            in_flight: Asked what this balancer has in flight at a worker, by model.
-            pause_s: Asked how many seconds may pass between two reports now; 0: as few as can be.
-            refused: Told of each report out of bounds, by the field that is; and `streams` for one stream too many.
-            failed: Told of each stream that ended by a mistake of ours.
+            may_speak: Called when a stream's first report names its worker.
+            in_flight: Returns what this balancer has in flight at a worker, by model.
+            pause_s: Returns how many seconds may pass between two reports now; 0: as few as can be.
+            refused: Called with each report out of bounds, by the field that is; and `streams` for one stream too many.
+            failed: Called with each stream that ended by an internal error.
             max_streams: Open at once.
         """
         self.counts = ReportCounts()
@@ -268,7 +268,7 @@ class Collector:
         await context.abort(ended.code, ended.why)
 
     async def wake(self) -> None:
-        """Requests flow from now on: tell the agents that were told otherwise."""
+        """Requests flow from now on: wake the agents that may pause."""
         for count, stream in enumerate([each for each in self._streams if each.granted_pause_s], 1):
             acknowledging = asyncio.create_task(self._acknowledge(stream))
             self._acknowledging.add(acknowledging)

@@ -74,8 +74,7 @@ class Replicas:
         """Send the report to all, as soon as each can take one, and with it what all other balancers have in flight."""
         answers = {address: each.in_flight for address, each in self._replicas.items() if each.connected}
         for address, replica in self._replicas.items():
-            others = peer_in_flight(address, answers)
-            replica.offer(report if others is None else replace(report, others=others))
+            replica.offer(replace(report, peers_in_flight=peers_in_flight(address, answers)))
 
     async def run(self) -> None:
         """Resolve the targets, now and then again, and stream to what they resolve to; until cancelled."""
@@ -111,7 +110,9 @@ class Replicas:
         return {f"[{address[0]}]:{port}" if ":" in str(address[0]) else f"{address[0]}:{port}" for *_, address in found}
 
 
-def peer_in_flight(address: str, answers: Mapping[str, Mapping[str, int] | None]) -> tuple[tuple[str, int], ...] | None:
+def peers_in_flight(
+    address: str, answers: Mapping[str, Mapping[str, int] | None]
+) -> tuple[tuple[str, int], ...] | None:
     """(model, requests) of all balancers but that at `address`; None where one has not answered, or they are too many.
 
     `answers`: of each connected balancer, by its address.

@@ -1,4 +1,4 @@
-"""What keeps an agent from a balancer, in words: cause and remedy, said once and again each minute while it lasts."""
+"""What keeps an agent from a balancer, in words: cause and remedy, logged once and again each minute while it lasts."""
 
 from __future__ import annotations
 

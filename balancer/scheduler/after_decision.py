@@ -60,7 +60,7 @@ class DecisionObserver(Protocol):
 
 
 class Decided(NamedTuple):
-    """A decision that was asked for."""
+    """What a decision was made of."""
 
     request: Request
     """With its number."""
@@ -121,9 +121,9 @@ def attend(
 
 def _shown(router: Router, decided: Decided) -> tuple[RequestView, FloatArray]:
     """The view and the answer of the last decision, as long as its pick is not counted."""
-    fleet, request, asked = router.fleet, decided.request, router.fleet.kernel.asked
-    if asked is not None and asked.probabilities is not None:
-        return asked.view, asked.probabilities
+    fleet, request, answer = router.fleet, decided.request, router.fleet.kernel.asked
+    if answer is not None and answer.probabilities is not None:
+        return answer.view, answer.probabilities
     mask = decided.mask if decided.how & SEQUENCE else fleet.decision.mask[0].copy()
     view = LiveView(fleet, mask, decided.column, float(request.rows), decided.now_s, request.key)
     return view, fleet.decision.shares[0].copy()
@@ -150,11 +150,11 @@ def _stand_in(router: Router, decided: Decided, by: Policy, role: Role) -> tuple
 
 def _failure(router: Router, decided: Decided, by: Policy) -> tuple[FleetView, str]:
     """The view by which the policy had no valid answer, and why not."""
-    asked = router.fleet.kernel.asked
-    if asked is None:
+    answer = router.fleet.kernel.asked
+    if answer is None:
         mask = router.fleet.decision.mask[0].copy()
-        asked = router.ask(by, decided.request, decided.column, mask, decided.now_s)
-    return asked.view, asked.failure
+        answer = router.ask(by, decided.request, decided.column, mask, decided.now_s)
+    return answer.view, answer.failure
 
 
 def _decide_again(router: Router, decided: Decided, by: Policy) -> Picked:

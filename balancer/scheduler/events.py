@@ -1,4 +1,4 @@
-"""What the router is told. Events are facts with no clock in them: time comes beside them, as `now_s`."""
+"""What the router takes in. Events are facts with no clock in them: time comes beside them, as `now_s`."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ class Report:
     utilisation: float = float("nan")
     """Of the device, 0 to 1."""
     draining: bool = False
-    """Whether the worker's agent was told that it is about to stop: it finishes what it has and gets nothing new."""
-    others: tuple[tuple[str, int], ...] | None = None
-    """(model, requests) of all that other balancers have in flight there; None: not known, or there are no others."""
+    """Whether the worker is about to stop, as its agent knows: it finishes what it has and gets nothing new."""
+    peers_in_flight: tuple[tuple[str, int], ...] | None = None
+    """(model, requests) of all that other balancers have in flight there; None: not known, or there are none."""
     stream: int = 0
     """Which of this process's streams carried it, numbered by the receiver as they come: the newest stream of a worker
     is the worker, whatever numbers the older ones carried."""
@@ -105,7 +105,7 @@ class Sent:
 
 
 class Finished(NamedTuple):
-    """The outcome of a request, as Envoy's access log tells it. One comes of each request, and this takes half the time
+    """The outcome of a request, as Envoy's access log has it. One comes of each request, and this takes half the time
     of a frozen dataclass to make."""
 
     number: int

@@ -17,7 +17,7 @@ from balancer.kernel.python_kernel import Kernel, Lines
 from balancer.kernel.settings import Settings
 from balancer.kernel.state import settings_row
 from balancer.scheduler.events import Finished, Report, WorkerAdded
-from balancer.scheduler.peers_in_flight import in_flight_by_model, others_by_model
+from balancer.scheduler.peers_in_flight import in_flight_by_model, peers_by_model
 from balancer.scheduler.worker import Worker, kinds_of, objections, tier_of
 from policies.base import BoolArray, FloatArray, UintArray
 from policies.hashing import key_of
@@ -42,10 +42,10 @@ class Fleet:
         """Theirs, in the order of the rows."""
         self.index: dict[str, int] = {}
         self.models: dict[str, int] = {}
-        self._ledger = FleetBlock(self.kernel.memory, self.kernel.stamp)
-        self.queue, self.service = self._ledger.queue, self._ledger.service
-        self.latency, self.tokens = self._ledger.latency, self._ledger.tokens
-        self.caches = self._ledger.caches
+        self._blocks = FleetBlock(self.kernel.memory, self.kernel.stamp)
+        self.queue, self.service = self._blocks.queue, self._blocks.service
+        self.latency, self.tokens = self._blocks.latency, self._blocks.tokens
+        self.caches = self._blocks.caches
         self._find_arrays()
         self.changes = 0
         """Of who there is, with what weight and on what device: counted, for whoever writes them down."""
@@ -80,16 +80,16 @@ class Fleet:
     @property
     def block(self) -> Block:
         """What all arrays lie in; another one once there is no room for more workers or models."""
-        return self._ledger.block
+        return self._blocks.block
 
     def renew_block(self) -> None:
         """Go on in another block, since somebody else may write to this one out of turn."""
-        self._ledger.resize(self._ledger.sizes, anew=True)
+        self._blocks.resize(self._blocks.sizes, anew=True)
         self._find_arrays()
 
     def _find_arrays(self) -> None:
-        """Take the ledger's, which laid them out anew. A kernel is told by the scratch, which is another one then."""
-        self.decision = self._ledger.decision
+        """Take the block's arrays, which were laid out anew. Kernels see that by the scratch, which is new."""
+        self.decision = self._blocks.decision
         self.decision.settings[0] = settings_row(self.settings)
         self.reported_s: FloatArray = self.decision.reported_s
         """When each worker's last report was received; minus infinity: none, or its stream broke."""
@@ -105,7 +105,7 @@ class Fleet:
         made = max(len(new) - len(self._free), 0)
         if made:
             size = self.service.fixed_s.shape[1]
-            self._ledger.add(models=made)
+            self._blocks.add(models=made)
             self._find_arrays()
             self._free.extend(range(size + made - 1, size - 1, -1))
         for model in new:
@@ -141,7 +141,7 @@ class Fleet:
         known = len(self.workers)
         new = {event.worker: event.device for event in events if event.worker not in self.index}
         if new:
-            self._ledger.add(workers=len(new))
+            self._blocks.add(workers=len(new))
             self._find_arrays()
             for row, (name, device) in enumerate(new.items(), known):
                 self.index[name] = row
@@ -168,7 +168,7 @@ class Fleet:
             return
         del self.workers[row], self.names[row]
         self.index = {name: i for i, name in enumerate(self.names)}
-        self._ledger.remove_worker(row)
+        self._blocks.remove_worker(row)
         self._find_arrays()
         self._take_kinds()
         self.changes += 1
@@ -277,7 +277,7 @@ class Fleet:
             self.add_models(sorted(new))
         lines: list[tuple[float, ...]] = []
         batches: list[tuple[float, ...]] = []
-        for model, others in zip(event.models, others_by_model(event), strict=True):
+        for model, peers in zip(event.models, peers_by_model(event), strict=True):
             column = self.models.get(model.model)
             if column is None:
                 continue
@@ -286,7 +286,7 @@ class Fleet:
             executions = sum(executions for _, executions, _ in model.batches)
             executed_rows = sum(rows * executions for rows, executions, _ in model.batches)
             most, instances = max(model.max_batch_rows, 1), max(model.instances, 1)
-            counts = (model.pending, model.executing, executions, executed_rows, model.succeeded, others)
+            counts = (model.pending, model.executing, executions, executed_rows, model.succeeded, peers)
             lines.append((column, most, instances, *counts))
         return lines, batches
 

@@ -1,4 +1,4 @@
-"""What balancers tell each other, by way of the workers' agents: how many requests each has in flight where."""
+"""How many requests other balancers have in flight at each worker; the worker's agent passes the counts on."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def in_flight_by_model(requests: FloatArray, models: Mapping[str, int]) -> dict[
     return {model: int(requests[column]) for model, column in models.items() if column in columns}
 
 
-def others_by_model(report: Report) -> Iterator[float]:
+def peers_by_model(report: Report) -> Iterator[float]:
     """Of each of the report's models, the requests that other balancers have in flight there; not a number: not known.
 
-    They are told by model. Where several versions of it are ready, nobody knows whose they are.
+    The counts are by model. Where several versions of one are ready, they could be of any.
     """
-    told = None if report.others is None else dict(report.others)
-    ready = Counter(model.model for model in report.models if model.ready) if told is not None else Counter()
+    counts = None if report.peers_in_flight is None else dict(report.peers_in_flight)
+    ready = Counter(model.model for model in report.models if model.ready)
     for model in report.models:
-        known = told is not None and model.ready and ready[model.model] == 1
-        yield told.get(model.model, 0) if known and told is not None else math.nan
+        known = counts is not None and model.ready and ready[model.model] == 1
+        yield counts.get(model.model, 0) if known and counts is not None else math.nan

@@ -44,8 +44,8 @@ def silent(fleet: Fleet, now_s: float) -> BoolArray:
 
 def ready(fleet: Fleet, now_s: float) -> BoolArray:
     """Whether each worker is, `(n,)`: by its last report, which is not old, and it is not draining."""
-    said = [worker.ready and not (worker.draining or worker.stopping) for worker in fleet.workers]
-    found: BoolArray = np.array(said, bool) & ~silent(fleet, now_s)
+    up = [worker.ready and not (worker.draining or worker.stopping) for worker in fleet.workers]
+    found: BoolArray = np.array(up, bool) & ~silent(fleet, now_s)
     return found
 
 

@@ -57,7 +57,7 @@ void tell_decided(struct attached *attached, const struct ask *ask, struct decis
   if (out->side >= SIDES) return;
   struct side *side = &control->selector.sides[out->side];
   uint64_t watched = isfinite(side->slow_s) ? ++control->watched[out->side] : control->watched[out->side];
-  bool look = out->at_s >= side->looks_from_s, compared = out->at_s >= control->selector.told_from_s;
+  bool look = out->at_s >= side->looks_from_s, compared = out->at_s >= control->selector.compared_from_s;
   if (!look && !compared && !(seconds > side->slow_s)) return;
   struct trial *told = ring_place(control, TRIALS_RING);
   if (!told) return;

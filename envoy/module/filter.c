@@ -51,7 +51,7 @@ HOOKED const void *HOOK(http_filter_config_new)(void *envoy, struct text name, s
     snprintf(paths + length + 1, sizeof paths - kernel.length - 1, "%.*s", (int)folder.length, folder.ptr);
     why = lacking;
     if (!lacking) source = source_new(paths, paths + length + 1, &why);
-    if (source) source->told = same(told, TEXT(NAME_TOLD));
+    if (source) source->told = same(told, TEXT(NAME_LEAVES_METADATA));
     if (source && forwarded_read(&source->forwarded, rest)) return source;
     if (source) why = "its config is no list of models";
   }

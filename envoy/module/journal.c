@@ -103,13 +103,13 @@ static char *put(char *at, struct text text) {
 }
 
 /* The record of a request, with `more` bytes behind its texts, which `behind` is set to. */
-static struct asked_record *place_request(struct attached *attached, const struct ask *ask,
+static struct request_record *place_request(struct attached *attached, const struct ask *ask,
                                           const struct decision *decision, uint64_t more, char **behind) {
   uint64_t texts = filled_up(ask->model.length + ask->version.length + ask->tenant.length);
-  uint64_t bytes = sizeof(struct asked_record) + texts + more;
-  struct asked_record *asked = place_for(&attached->writer, bytes);
+  uint64_t bytes = sizeof(struct request_record) + texts + more;
+  struct request_record *asked = place_for(&attached->writer, bytes);
   if (!asked) return NULL;
-  *asked = (struct asked_record){
+  *asked = (struct request_record){
     .record = {.bytes = (uint32_t)bytes, .number = decision->number, .at_s = decision->at_s},
     .serial = attached->directory->head.serial,
     .key = ask->key,
@@ -137,7 +137,7 @@ void journal_asks(struct attached *attached, const struct ask *ask, const struct
   writer->open = NULL;
   writer->lacks_room = false;
   if (!wants(writer, decision->number)) return;
-  struct asked_record *asked = place_request(attached, ask, decision, arrays, &behind);
+  struct request_record *asked = place_request(attached, ask, decision, arrays, &behind);
   writer->lacks_room = !asked;
   if (!asked) return;
   asked->record.kind = RECORD_DECISION;
@@ -162,7 +162,7 @@ void journal_asks(struct attached *attached, const struct ask *ask, const struct
 
 void journal_answered(struct attached *attached, const struct ask *ask, int64_t row, const uint8_t *eligible) {
   struct writer *writer = &attached->writer;
-  struct asked_record *asked = writer->open;
+  struct request_record *asked = writer->open;
   if (writer->lacks_room) count_dropped(writer);
   if (!asked) return;
   writer->open = NULL;
@@ -178,7 +178,7 @@ void journal_refuses(struct attached *attached, const struct ask *ask, const str
   char *behind;
   attached->writer.open = NULL;
   if (!wants(&attached->writer, decision->number)) return;
-  struct asked_record *asked = place_request(attached, ask, decision, 0, &behind);
+  struct request_record *asked = place_request(attached, ask, decision, 0, &behind);
   if (!asked) {
     count_dropped(&attached->writer);
     return;

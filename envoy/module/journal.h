@@ -28,7 +28,7 @@ struct writer {
   uint64_t inode;
   double share;
   uint64_t at; /* where the next record goes */
-  struct asked_record *open; /* of the decision being made; null: it is not told of */
+  struct request_record *open; /* of the decision being made; null: it is not told of */
   uint64_t open_bytes;
   bool lacks_room; /* for that decision */
   double *shares;    /* its */

@@ -53,7 +53,7 @@ def left_behind(path: Path, policy: str) -> Path:
         models = tuple(ModelReport(model, "1", ready=True, pending=float(number % 3)) for model in MODELS)
         router.observe(Report(f"w{number}", 1, 1, True, models=models), now_s)
     places = {name: f"10.0.0.{row}:8000" for row, name in enumerate(router.fleet.names)}
-    router.tell(places, places)
+    router.list_endpoints(places, places)
     router.serve(True)
     return path
 

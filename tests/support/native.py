@@ -78,7 +78,7 @@ class NativeRig(Rig):
         self.router = SharedRouter(self.policy, self.settings, 7, library, module.Module(library), taken)
         for worker in self.workers:
             self.router.observe(WorkerAdded(worker.name), time.monotonic())
-        self.router.tell(
+        self.router.list_endpoints(
             {worker.name: worker.grpc_endpoint for worker in self.workers},
             {worker.name: worker.http_endpoint for worker in self.workers},
         )

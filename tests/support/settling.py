@@ -72,7 +72,7 @@ def a_shared(path: Path, policy: Policy, settings: Settings) -> SharedRouter:
     library = Library()
     shared = SharedRouter(policy, settings, SEED, library, Module(library), Folder(path))
     names = [f"w{number}" for number in range(WORKERS)]
-    shared.tell({n: endpoint(n, True) for n in names}, {n: endpoint(n, False) for n in names})
+    shared.list_endpoints({n: endpoint(n, True) for n in names}, {n: endpoint(n, False) for n in names})
     return shared
 
 
@@ -84,7 +84,7 @@ def leave(path: Path, settings: Settings, rollout: RolloutSettings) -> None:
     selector = PolicySelector(router.policy, plan)
     selector.choose(0, time.monotonic())
     router.configure(router.policy, settings, selector)
-    router.tell_decisions(1.0)
+    router.record_decisions(1.0)
     router.serve(True)
 
 

@@ -1,6 +1,6 @@
 """The guard: replaces a policy by a baseline while something is wrong with it or with what it sees.
 
-A state machine, pure: time is an argument, and so is all that it is told of. Who decides asks `arm`, tells what came of
+A state machine, pure: time is an argument, and so is all that happens. Who decides asks `arm`, tells what came of
 it, and has inputs looked at from `looks_from_s` on; `selector.py` does so. The README of `balancer/scheduler` has a
 table of the reasons.
 """
@@ -42,7 +42,7 @@ class Look:
     out_of_range: float
     """As `Policy.out_of_range` says."""
     failure: str = ""
-    """Why the policy's answer is none; empty: it is one, or it was not asked."""
+    """Why the policy's answer is none; empty: it is one, or there was no question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Guard:
     def __init__(
         self, settings: GuardSettings, seed: int = 0, on_change: Callable[[PolicyChange], None] = lambda change: None
     ) -> None:
-        """`seed`: of the windows; `on_change` is told of every fall and return, and must not raise."""
+        """`seed`: of the windows; `on_change` is called at every fall and return, and must not raise."""
         self.settings = settings
         self.on_change = on_change
         self.switchback = Switchback(settings, seed)
@@ -116,13 +116,13 @@ class Guard:
         return self.switchback.measured_s if self.breach is None else math.inf
 
     def ticket(self, model: str, deadline_s: float, now_s: float) -> WindowTicket | None:
-        """For a request that the arm of now decided, to be told how it ended; None: nobody wants to know."""
+        """For a request that the arm of now decided, by which its end is reported; None: nobody wants to know."""
         return self.switchback.ticket(model, deadline_s, now_s) if self.breach is None else None
 
     def looks_from_s(self, arm: Arm) -> float:
-        """From when on the inputs of a decision by that arm are to be looked at, and told to `looked`.
+        """From when on the inputs of a decision by that arm are to be looked at, and reported to `looked`.
 
-        While the baseline decides, the policy is to be asked as well, and its failure told; not in a window.
+        While the baseline decides, the policy is to answer as well, and its failure is reported; not in a window.
         """
         return math.inf if arm is Arm.BASELINE and self.breach is None else self._check_s
 

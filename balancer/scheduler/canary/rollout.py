@@ -53,7 +53,7 @@ class RolloutChange(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class RolloutTicket:
-    """A request that one of the two decided; told how it ended, it counts there."""
+    """A request that one of the two decided, for which its end counts."""
 
     rollout: Rollout
     new: bool
@@ -103,7 +103,7 @@ class Rollout:
         seed: int = 0,
         on_change: Callable[[RolloutChange], None] = lambda change: None,
     ) -> None:
-        """`on_change` is told of every step, of the end and of the return, and must not raise."""
+        """`on_change` is called at every step, at the end and at the return, and must not raise."""
         self._settings = settings
         self.draws = mix(seed ^ 0x7011007)
         """Their seed."""
@@ -114,7 +114,7 @@ class Rollout:
         self._step = -1
         self._step_s = -math.inf
         self._held: Finding | None = None
-        self._held_told = ""
+        self._held_logged = ""
         self._windows: Switchback | None = None
         """Once the rollout is watched."""
         self._quiet_s, self._quiet_pair, self._seen_pair = math.inf, 0, 0
@@ -267,12 +267,12 @@ class Rollout:
             return
         self._held = None if self._step < 0 else self._objection()
         if self._held is not None:
-            if self._held.reason != self._held_told:
-                self._held_told = self._held.reason
+            if self._held.reason != self._held_logged:
+                self._held_logged = self._held.reason
                 self.on_change(RolloutChange(now_s, self.state, self.share, None, self._held))
             return
         self._step += 1
-        self._step_s, self._held_told = now_s, ""
+        self._step_s, self._held_logged = now_s, ""
         if self.share >= 1:
             self._begin_watch(now_s)
         else:

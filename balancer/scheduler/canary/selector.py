@@ -22,7 +22,7 @@ from balancer.scheduler.checked_answer import answer
 from policies.base import FleetView, FloatArray, Policy, Request
 
 Role = Literal["in_force", "hash", "baseline", "rollout"]
-"""What a policy that was asked is there for: `policy` of the config; the router's own hash of keys and sequences; the
+"""What a policy that answers is there for: `policy` of the config; the router's own hash of keys and sequences; the
 guard's baseline; the policy that is being rolled out."""
 Ticket = WindowTicket | RolloutTicket
 """What the router keeps with a request, and tells how that ended."""
@@ -54,7 +54,7 @@ class CanaryPlan:
 
 
 class CanaryListener(Protocol):
-    """Is told what changes. Must not raise."""
+    """Is called with what changes. Must not raise."""
 
     def guard_changed(self, policy: str, change: PolicyChange) -> None:
         """A guard replaced the policy, or put it back."""
@@ -95,7 +95,7 @@ class Standing(NamedTuple):
 
     sides: tuple[Side, Side]
     share: float
-    """The second one's: the numbers k with `unit(mix(lots ^ k)) < share`."""
+    """The second one's: the numbers k with `unit(mix(draws ^ k)) < share`."""
     draws: int
     until_s: float
     """From when on a request may change it: by `choose`."""
@@ -144,7 +144,7 @@ class PolicySelector:
         return self._seat(self.policy, "in_force", self.guard, rollout.state == "returned", now_s)
 
     def standing(self) -> Standing:
-        """What `choose` says until it is asked at `until_s` or later, or something is told."""
+        """What `choose` returns until `until_s`, or until something is reported."""
         rollout, new = self.rollout, self.plan.new
         if rollout is None or new is None:
             side, until_s = self._side(self.policy, _IN_FORCE, self.guard, True)
@@ -327,7 +327,7 @@ class PolicySelector:
         return Guard(settings, seed, tell)
 
     def _trial_guard(self, before: PolicySelector | None) -> Guard | None:
-        """Trained or not: it is asked for valid answers in time, and a trained one for inputs as in training."""
+        """Trained or not: its answers must be valid and in time, and a trained one's inputs as in training."""
         new, rollout = self.plan.new, self.plan.rollout
         if new is None or rollout is None:
             return None

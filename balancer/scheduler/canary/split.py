@@ -115,7 +115,7 @@ class Splits:
 
     def __init__(self) -> None:
         self.returned: Callable[[Split], None] = lambda split: None
-        """Is told of a split that returned."""
+        """Is called for a split that returned."""
         self.of: dict[str, Split] = {}
         """By model."""
         self.left: Counter[tuple[str, str]] = Counter()

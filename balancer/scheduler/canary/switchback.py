@@ -1,6 +1,6 @@
 """Compares a policy with a baseline in pairs of short windows: how late, how slow, how many errors.
 
-Now and then come two windows of equal length, one of the policy and one of the baseline, in an order drawn by lot (a
+Now and then come two windows of equal length, one of the policy and one of the baseline, in random order (a
 hash of the seed and the pair's number). The first part of each is left out, since its requests meet the queues of
 before. If both policies do the same, then the difference between the two windows is as likely to be d as -d, whatever
 the traffic does: bursts, daily rhythm and dependence between requests hit either order alike. The bet on it is
@@ -113,7 +113,7 @@ class _Window:
 
 @dataclass(slots=True, eq=False)
 class WindowTicket:
-    """A request that was decided in a window; told how it ended, it counts there."""
+    """A request that was decided in a window, where its end counts."""
 
     window: _Window
     model: str
@@ -158,7 +158,7 @@ class Switchback:
         self._against = against
         self._stretches, self._stretch = stretches, 1.0
         self.pairs = 0
-        """That told anything."""
+        """That could be compared."""
         self._seed = mix(seed ^ 0x5717C4BAC4)
         self._pair = 0
         self._usual = Usual()
@@ -212,7 +212,7 @@ class Switchback:
         self.stop(now_s)
 
     def ticket(self, model: str, deadline_s: float, now_s: float) -> WindowTicket | None:
-        """For a request decided now by the arm that `arm` said; None: it is not in the measured part of a window."""
+        """For a request decided now by the arm that `arm` returned; None: not in the measured part of a window."""
         if now_s < self.measured_s:
             return None
         window = self._windows[self._arm]
@@ -271,13 +271,13 @@ class Switchback:
             window.close(now_s)
         if min(window.requests for window in self._windows.values()) < _LEAST_REQUESTS:
             self._lengthen()
-        told = False
+        compared = False
         for metric in METRICS:
             policy, baseline = (self._windows[arm].value(metric) for arm in Arm)
             difference = policy - baseline
             if math.isnan(difference):
                 continue
-            told = True
+            compared = True
             self._shown[metric].append((policy, baseline))
             scale = math.sqrt(max(self._squares[metric], _FLOORS[metric] ** 2))
             evidence = self._evidence[metric]
@@ -285,7 +285,7 @@ class Switchback:
             if evidence.close():
                 self.finding = Finding(metric, self._words(metric))
             self._squares[metric] += (1 - _SCALE_KEEP) * (difference**2 - self._squares[metric])
-        self.pairs += told
+        self.pairs += compared
 
     def _words(self, metric: str) -> str:
         policy, baseline = np.mean(self._shown[metric], axis=0)

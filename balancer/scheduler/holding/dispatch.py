@@ -72,10 +72,10 @@ def is_near(
 
 
 def close(held: Held, e: int, b: int, model: int) -> int:
-    """Note that no worker has capacity for the model in this dispatch; returns 1 where that is news."""
-    news = held.shut[e, b, model] != held.dispatches[e, b]
+    """Note that no worker has capacity for the model in this dispatch; returns 1 where that is new."""
+    new = held.shut[e, b, model] != held.dispatches[e, b]
     held.shut[e, b, model] = held.dispatches[e, b]
-    return int(news)
+    return int(new)
 
 
 def remember(held: Held, e: int, b: int, at: int, worker: int, gone: int) -> None:

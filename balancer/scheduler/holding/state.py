@@ -35,7 +35,7 @@ MOST_LOOKS = 256
 MOST_UNDO = 1024
 """Picks and plans of one dispatch."""
 MOST_TENANTS = 1024
-"""Told apart by the order `fair`."""
+"""Whose turns the order `fair` keeps apart."""
 
 # Columns of `Held.undo`: the worker's row and the model, then what stood there; see `dispatch.count_for_now`.
 UNDO_COLUMNS = 19

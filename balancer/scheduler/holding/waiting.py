@@ -81,7 +81,7 @@ class Waiting:
         self._due: list[tuple[float, int, int, Waiter]] = []
         """When, entry, place and who; also of those who have left."""
         self._gone: list[Departure] = []
-        """Who left beyond a bound, and has not been told of yet."""
+        """Who left beyond a bound, and was not returned yet."""
         self._tenants: dict[str, int] = {}
         self._held: Held = held_arrays({**lengths_of_held(1, False), "e": 1, "b": 1, "m": 0})
 
@@ -124,7 +124,7 @@ class Waiting:
 
     def dispatch(self, now_s: float) -> list[Departure]:
         """Ask again for all that are held, in their order; returns who leaves."""
-        gone = self._tell()
+        gone = self._take_gone()
         if not self.waiters:
             return gone
         self._lay_out()
@@ -148,7 +148,7 @@ class Waiting:
             place, waiter = heapq.heappop(self._due)[2:]
             self._take_out(place)
             self._overflow(place, HELD_LONG.of(model=waiter.request.model, held_s=now_s - waiter.since_s), now_s)
-        return self._tell()
+        return self._take_gone()
 
     def _overflow(self, place: int, error: RoutingError, now_s: float) -> None:
         """Who is out of the queue, but has no worker, is placed all the same, or turned away by this error."""
@@ -161,7 +161,7 @@ class Waiting:
         self._gone.append(waiter.left(place, outcome))
         self.size_bytes -= self.waiters.pop(place).size_bytes
 
-    def _tell(self) -> list[Departure]:
+    def _take_gone(self) -> list[Departure]:
         """Who left beyond a bound; from now on their places are free."""
         gone, self._gone = self._gone, []
         self._free.extend(left.place for left in gone)
@@ -235,10 +235,10 @@ class Waiting:
         places = self.places()
         left_s = held.deadline_s[0, places] - (now_s - held.since_s[0, places])
         waited_s = now_s - held.since_s[0, places]
-        asked = HeldRequests(held.rows[0, places], left_s, held.priority[0, places], waited_s)
+        requests = HeldRequests(held.rows[0, places], left_s, held.priority[0, places], waited_s)
         view = LiveView(fleet, np.ones(len(fleet.workers), bool), self.router.fleet.column(""), 1.0, now_s)
         try:
-            urgency = policy.urgency(asked, view)
+            urgency = policy.urgency(requests, view)
             ranks = None if urgency is None else -np.asarray(urgency, float)
         except Exception as error:  # a third party's policy may raise anything
             self.router.count_failure(policy.name, repr(error), _IN_ORDER)

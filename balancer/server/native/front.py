@@ -55,7 +55,7 @@ class NativeFront:
 
     def workers(self, workers: Iterable[WorkerSpec]) -> None:
         listed = list(workers)
-        self._router.tell(
+        self._router.list_endpoints(
             {worker.name: worker.grpc_endpoint for worker in listed},
             {worker.name: worker.http_endpoint for worker in listed},
         )
@@ -102,7 +102,7 @@ class NativeFront:
         """Whether there is more to be read at once."""
         state = self._router.state
         self._router.serve(may_pick)
-        why = self._router.asked_because
+        why = self._router.not_deciding_because
         if why and why != self._warned_of:
             logger.warning("Envoy asks the balancer for each request, and does not decide itself: %s", why)
         self._warned_of = why

@@ -1,4 +1,4 @@
-"""The decision log where Envoys decide too: what they tell of in the journal and what is decided here, in one order."""
+"""The decision log where Envoys decide too: what they write into the journal and what is decided here, in one order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from balancer.extproc.responses import ERRORS
-from balancer.native.journal import JournalDecision, JournalRefusal, Told, TornError
+from balancer.native.journal import JournalDecision, JournalEntry, JournalRefusal, TornError
 from balancer.native.router import SharedRouter
 from balancer.scheduler.after_decision import Answered, Decision
 from balancer.scheduler.any_router import AnyRouter
@@ -45,13 +45,13 @@ class NativeRecording(Recording):
         self._shared = router
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         """What happened here, and how far the journal was written then."""
-        router.tell_decisions(share)
+        router.record_decisions(share)
         self._journal = router.journal
 
     def close(self) -> None:
-        """Have Envoys tell no more, and record what they decided."""
+        """Have Envoys write no more, and record what they decided."""
         if self._shared.journal is self._journal:
-            self._shared.tell_decisions(None)
+            self._shared.record_decisions(None)
         while self.drain():
             self._shared.state.beat()
         if self._journal is not None:
@@ -112,7 +112,7 @@ class NativeRecording(Recording):
         while self._waiting and self._waiting[0][0] <= at:
             self._waiting.popleft()[1]()
 
-    def _take(self, entry: Told) -> None:
+    def _take(self, entry: JournalEntry) -> None:
         if isinstance(entry, JournalDecision):
             self._record(entry.answered, entry.decision, entry.basis)
             if entry.question and entry.decision is not None:

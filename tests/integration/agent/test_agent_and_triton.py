@@ -142,16 +142,16 @@ async def test_each_of_two_balancers_hears_what_the_other_has_in_flight_of_the_s
             collecting_there = collecting(telling(b), in_flight=router.fleet.in_flight_at)
             addresses.append((await stack.enter_async_context(collecting_there))[1])
         await stack.enter_async_context(agent_beside(triton, *addresses))
-        await received[1].report(lambda report: report.ready and report.others == ())
+        await received[1].report(lambda report: report.ready and report.peers_in_flight == ())
         decisions = [routers[0].route(Request("seconds"), asyncio.get_running_loop().time()) for _ in range(4)]
         requests = asyncio.gather(*(client.infer("seconds", seconds(2.0)) for _ in decisions))
-        await received[1].report(lambda report: report.others == (("seconds", 4),))
+        await received[1].report(lambda report: report.peers_in_flight == (("seconds", 4),))
         # None of its own, none waits or all do: by what it was told, 4 are there, long before any ends.
         assert routers[1].fleet.queue.others[0] == 4
         await requests
         for decision in decisions:
             routers[0].observe(Finished(decision.number, "w", 2.0, True), asyncio.get_running_loop().time())
-        await received[1].report(lambda report: report.others == (), after=len(received[1].events))
+        await received[1].report(lambda report: report.peers_in_flight == (), after=len(received[1].events))
 
 
 async def test_reports_say_what_triton_does(received: ReceivedEvents, client: Any) -> None:

@@ -54,7 +54,7 @@ reports = st.builds(
     st.lists(model_reports, max_size=4).map(tuple),
     balancers=st.sampled_from([1, 2, bounds.MAX_BALANCERS]),
     draining=st.booleans(),
-    others=st.none() | st.lists(told, max_size=2).map(tuple),
+    peers_in_flight=st.none() | st.lists(told, max_size=2).map(tuple),
     stream=st.integers(0, 3),
 )
 membership = st.one_of(

@@ -220,7 +220,7 @@ class Host:
         stopping = draw % 31 == 0
         ready = draw % 37 != 0
         others = None if draw % 4 == 0 else tuple((model, (draw >> 5 * i) % 9) for i, model in enumerate(MODELS[:-1]))
-        told = {"balancers": 1 + worker % 3, "others": others}
+        told = {"balancers": 1 + worker % 3, "peers_in_flight": others}
         return Report(f"w{worker}", starts, n, ready, known, **told, device=device, draining=stopping)
 
     def state(self) -> dict[str, np.ndarray]:

@@ -33,7 +33,7 @@ class Reports:
         """The first reports, received at once; then samples for ever."""
         for worker in self.world.workers:
             if worker.state == "up":
-                self.world.tell(replace(self._take(worker), others=()))
+                self.world.tell(replace(self._take(worker), peers_in_flight=()))
             self._schedule(worker, self.world.u(Stream.PHASE, worker.index), 0)
 
     def resume(self, worker: Worker) -> None:
@@ -64,7 +64,7 @@ class Reports:
             k = (worker.index * world.fleet.balancers + b) << 40 | report.number
             if world.u(Stream.REPORT_LOSS, k) < settings.loss:
                 continue
-            heard = replace(report, others=_all_but(b, told))
+            heard = replace(report, peers_in_flight=_all_but(b, told))
             jitter_s = -settings.jitter_s * math.log1p(-world.u(Stream.REPORT_JITTER, k))
             at_s = world.clock.now_s + world.fleet.report_delay_s + jitter_s
             world.clock.at(at_s, Kind.REPORT, (worker.index, b), self._receive, worker, b, heard, worker.stream)

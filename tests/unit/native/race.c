@@ -140,7 +140,7 @@ static void steer(struct control *control) {
     .on = 1,
     .share = 0.5,
     .until_s = now_s + 0.01,
-    .told_from_s = now_s,
+    .compared_from_s = now_s,
     .sides = {{POLICY, now_s + 0.001, 1}, {NEW, now_s, 1e-6}},
   };
   balancer_state_steer(control, &selector);

@@ -36,7 +36,7 @@ library, folder = Library(), Folder(pathlib.Path(sys.argv[1]))
 router = SharedRouter(BUILTIN["learned"](), Settings(reports_required=False), 1, library, Module(library), folder)
 router.observe(WorkerAdded("w0"), time.monotonic())
 router.serve(True)
-print(balancer.__file__, router.asked_because or "Envoy decides", router.route(Request("m"), time.monotonic()).worker)
+print(balancer.__file__, router.not_deciding_because or "Envoy", router.route(Request("m"), time.monotonic()).worker)
 """
 
 

@@ -113,7 +113,7 @@ def test_the_log_is_the_routers_own(settle: Path, tmp_path: Path, name: str, how
         begin(router, began_ns * 1e-9)
     told, wanted = record(shared, tmp_path / "told"), record(own, tmp_path / "wanted")
     own.recording = wanted.recording
-    assert shared.asked_because == ""
+    assert shared.not_deciding_because == ""
     shared.serve(True)
     lines = list(script(own, began_ns + 60_000_000))
     decided = said_by((settle, PATH, tmp_path / "shared"), [line for line, _ in lines])
@@ -283,7 +283,7 @@ def test_a_journal_torn_by_hand_costs_what_was_in_it(settle: Path, tmp_path: Pat
     both.envoy(20)
     while recording.drain():
         pass
-    if both.shared.asked_because == "":
+    if both.shared.not_deciding_because == "":
         both.envoy(20)
     assert len(both.told.log()) <= 60
 
@@ -297,11 +297,11 @@ def test_without_room_for_a_journal_envoys_ask(tmp_path: Path, monkeypatch: pyte
     with monkeypatch.context() as patched:
         patched.setattr("balancer.native.journal.in_file", full)
         told = record(shared, tmp_path / "told")
-    assert "no room" in shared.asked_because
+    assert "no room" in shared.not_deciding_because
     begin(shared, time.monotonic())
     shared.route(Request("a"), time.monotonic())
     assert len(told.log()) == 1
-    assert shared.asked_because == ""
+    assert shared.not_deciding_because == ""
 
 
 def test_a_config_begins_and_ends_it(settle: Path, tmp_path: Path) -> None:
@@ -315,12 +315,12 @@ def test_a_config_begins_and_ends_it(settle: Path, tmp_path: Path) -> None:
     assert isinstance(shared, SharedRouter)
     at_ns = time.monotonic_ns()
     begin(shared, at_ns * 1e-9)
-    shared.tell({n: endpoint(n, True) for n in NAMES}, {n: endpoint(n, False) for n in NAMES})
+    shared.list_endpoints({n: endpoint(n, True) for n in NAMES}, {n: endpoint(n, False) for n in NAMES})
     log = {"decision_log": {"folder": str(tmp_path / "decisions")}}
     for number, asked in enumerate([config("wlpr"), config("wlpr", **log), config("prequal", **log), config("wlpr")]):
         files = app._decision_log.files
         app._apply(asked)
-        assert shared.asked_because == ""
+        assert shared.not_deciding_because == ""
         shared.serve(True)
         lines = [line_of(*request_of(k), at_ns + 10_000_000 * number + 100_000 * k) for k in range(20)]
         decided = said_by((settle, PATH, tmp_path / "shared"), lines)

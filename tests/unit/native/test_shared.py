@@ -115,11 +115,11 @@ def test_envoys_decide_by_policies_that_are_compiled(tmp_path: Path) -> None:
             return super().probabilities(request, fleet)
 
     router = a_router(Folder(tmp_path / "shared"))
-    assert router.asked_because == ""
+    assert router.not_deciding_because == ""
     router.configure(Own(), router.settings)
-    assert router.asked_because == "policy own is not compiled"
+    assert router.not_deciding_because == "policy own is not compiled"
     router.configure(BUILTIN["learned"](), router.settings)
-    assert router.asked_because == ""
+    assert router.not_deciding_because == ""
 
 
 def test_a_lock_that_is_kept_costs_the_state_and_not_the_balancer(tmp_path: Path) -> None:

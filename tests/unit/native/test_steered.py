@@ -155,7 +155,7 @@ def pair(settle: Path, path: Path, plan: CanaryPlan, policy: Policy = POLICY) ->
         begin(router, began_ns * 1e-9)
         router.configure(policy, SETTINGS, PolicySelector(policy, plan, SEED))
     names = own.fleet.names
-    shared.tell({n: endpoint(n, True) for n in names}, {n: endpoint(n, False) for n in names})
+    shared.list_endpoints({n: endpoint(n, True) for n in names}, {n: endpoint(n, False) for n in names})
     shared.serve(True)
     with subprocess.Popen([settle, PATH, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as envoy:
         assert envoy.stdin is not None

@@ -159,10 +159,10 @@ def test_envoys_decide_where_any_policy_is_compiled_and_not_all_is_to_be_seen(tm
     router = SharedRouter(Moody(), Settings(), SEED, library, Module(library), Folder(tmp_path / "shared"))
     guarded = PolicySelector(router.policy, CanaryPlan(guard=GUARD, baseline=LEAST))
     router.configure(router.policy, router.settings, guarded)
-    assert router.asked_because == ""
+    assert router.not_deciding_because == ""
     everything = CanaryPlan(shadow=LEAST, shadow_share=1.0)
     router.configure(LEAST, router.settings, PolicySelector(LEAST, everything))
-    assert router.asked_because == "the shadow is asked about each decision"
+    assert router.not_deciding_because == "the shadow is asked about each decision"
 
 
 def test_a_guard_looks_at_what_it_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:

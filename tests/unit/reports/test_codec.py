@@ -49,7 +49,7 @@ REPORTS = st.builds(
     memory_used_bytes=COUNTERS,
     utilisation=st.one_of(st.just(math.nan), st.floats(0, 1, width=32)),
     draining=st.booleans(),
-    others=st.one_of(
+    peers_in_flight=st.one_of(
         st.none(),
         st.dictionaries(st.sampled_from(["a", "b", "ünïcode"]), st.integers(0, int(bounds.MAX_PENDING))).map(
             lambda counts: tuple(counts.items())
@@ -203,7 +203,7 @@ def largest() -> Report:
     worker = "w" * bounds.MAX_TEXT_BYTES
     others = tuple((f"{name}{i:04}", int(bounds.MAX_PENDING)) for i in range(bounds.MAX_MODELS_IN_FLIGHT))
     known = (models, bounds.MAX_BALANCERS, worker, count, count, 0.5)
-    return Report(worker, count, count, True, *known, draining=True, others=others)
+    return Report(worker, count, count, True, *known, draining=True, peers_in_flight=others)
 
 
 def test_the_largest_report_within_bounds_is_taken_and_fits_the_limit_of_a_message() -> None:

@@ -13,7 +13,7 @@ from support.waiting import eventually
 from balancer import bounds
 from balancer.reports import report_pb2
 from balancer.reports.collector import SERVICE
-from balancer.reports.replicas import Replicas, peer_in_flight
+from balancer.reports.replicas import Replicas, peers_in_flight
 from balancer.reports.sending import WINDOW
 from balancer.scheduler.events import Event, Report, ReportsLost
 
@@ -70,13 +70,17 @@ async def test_each_balancer_hears_what_all_others_have_in_flight() -> None:
         ]
         replicas = Replicas([address for _, address in balancers])
         await stack.enter_async_context(running(replicas, asking=True))
-        told = [await each.report(lambda report: bool(report.others)) for each in received]
-        assert [dict(report.others or ()) for report in told] == [{"a": 20, "b": 3}, {"a": 1}, {"a": 21, "b": 3}]
+        reports = [await each.report(lambda report: bool(report.peers_in_flight)) for each in received]
+        assert [dict(each.peers_in_flight or ()) for each in reports] == [
+            {"a": 20, "b": 3},
+            {"a": 1},
+            {"a": 21, "b": 3},
+        ]
 
         counts[1] = {"b": 2}
-        await received[0].report(lambda report: report.others == (("b", 2),))
+        await received[0].report(lambda report: report.peers_in_flight == (("b", 2),))
         counts[1] = {}
-        await received[0].report(lambda report: report.others == ())
+        await received[0].report(lambda report: report.peers_in_flight == ())
 
 
 async def test_what_a_balancer_had_in_flight_goes_with_its_stream() -> None:
@@ -84,8 +88,8 @@ async def test_what_a_balancer_had_in_flight_goes_with_its_stream() -> None:
     async with collecting(first) as (_, address), contextlib.AsyncExitStack() as stack:
         async with collecting(second, in_flight=lambda _: {"a": 5}) as (_, other):
             await stack.enter_async_context(running(Replicas([address, other]), asking=True))
-            await first.report(lambda report: report.others == (("a", 5),))
-        await first.report(lambda report: report.others is None, after=len(first.events))
+            await first.report(lambda report: report.peers_in_flight == (("a", 5),))
+        await first.report(lambda report: report.peers_in_flight is None, after=len(first.events))
 
 
 async def test_a_balancer_allows_pauses_while_no_requests_flow_and_says_at_once_when_they_do() -> None:
@@ -108,7 +112,7 @@ async def test_a_lone_balancer_is_not_asked() -> None:
     received = ReceivedEvents()
     async with collecting(received) as (collector, address), running(Replicas([address]), asking=True):
         report = await received.report(lambda report: report.number > 20)
-        assert report.others is None
+        assert report.peers_in_flight is None
         assert collector.counts.questions == 0
 
 
@@ -121,9 +125,9 @@ async def test_a_balancer_whose_answers_are_out_of_bounds_is_left_out(caplog: py
         running(Replicas([address, other]), asking=True),
     ):
         # It hears what the other has, which hears nothing of it.
-        await second.report(lambda report: report.others == ())
+        await second.report(lambda report: report.peers_in_flight == ())
         await eventually(lambda: odd.counts.questions > 2)
-        assert all(report.others is None for report in first.events if isinstance(report, Report))
+        assert all(report.peers_in_flight is None for report in first.events if isinstance(report, Report))
     said = [record.getMessage() for record in caplog.records if "its answers are left out" in record.getMessage()]
     why = "in_flight: '257 entries' is refused; it has 256 at most"
     assert said == [f"balancer {other}: its answers are left out: {why}"]
@@ -237,6 +241,6 @@ async def test_an_address_that_left_its_name_is_dropped_when_its_stream_breaks(m
 def test_a_sum_of_too_many_models_or_without_one_of_the_balancers_is_none() -> None:
     half = bounds.MAX_MODELS_IN_FLIGHT // 2
     first, second = ({f"{name}{i}": 1 for i in range(half)} for name in "ab")
-    assert len(peer_in_flight("x", {"y": first, "z": second}) or ()) == bounds.MAX_MODELS_IN_FLIGHT
-    assert peer_in_flight("x", {"y": first, "z": {**second, "one more": 1}}) is None
-    assert peer_in_flight("x", {"y": None, "z": first}) is None
+    assert len(peers_in_flight("x", {"y": first, "z": second}) or ()) == bounds.MAX_MODELS_IN_FLIGHT
+    assert peers_in_flight("x", {"y": first, "z": {**second, "one more": 1}}) is None
+    assert peers_in_flight("x", {"y": None, "z": first}) is None

@@ -52,12 +52,12 @@ async def test_who_waits_waits_on_by_the_order_in_force(before: Order, after: Or
     router.configure(router.policy, held_by(after, "m", window_batches=0))
     left, finished = [], running
     for _ in range(4):
-        holding.turn()
+        holding.dispatch()
         assert len(holding.waiting) == 4 - len(left), "nobody is placed without room"
         decision = finished.result()
         assert isinstance(decision, Decision)
         router.observe(Finished(decision.number, "w0", 0.01, True), 1.0)
-        holding.turn()
+        holding.dispatch()
         (name,) = (name for name, future in asked.items() if future.done() and name not in left)
         left.append(name)
         finished = asked[name]
@@ -78,10 +78,10 @@ async def test_whose_model_is_held_no_more_is_placed_and_others_wait_on() -> Non
     holding = Holding(router, lambda: 1.0)
     asked = [holding.ask(Request(name), None, 0) for name in ("m", "m", "other", "m")]
     router.configure(router.policy, held_by("arrival", "m", window_batches=0))
-    holding.turn()
+    holding.dispatch()
     assert [future.done() for future in asked] == [True, False, True, False]
     router.configure(router.policy, Settings())
-    holding.turn()
+    holding.dispatch()
     assert all(future.done() for future in asked)
 
 

@@ -31,7 +31,7 @@ def others(router: Router) -> float:
 
 def test_what_others_have_in_flight_takes_the_place_of_the_average_that_executes() -> None:
     # Of 2 own requests and 9 of others, 3 wait: 8 execute.
-    told = executing(balancers=2, others=(("m", 9),))
+    told = executing(balancers=2, peers_in_flight=(("m", 9),))
     assert others(told) == 9
     # As many by the average.
     assert others(executing(balancers=2)) == pytest.approx(3 + 2.5 - 2)
@@ -39,7 +39,7 @@ def test_what_others_have_in_flight_takes_the_place_of_the_average_that_executes
 
 def test_what_executes_by_it_is_counted_in_batches() -> None:
     """Work: 3 rows wait, 8 execute: a batch each."""
-    router = executing(balancers=2, others=(("m", 9),))
+    router = executing(balancers=2, peers_in_flight=(("m", 9),))
     queue, service, m = router.fleet.queue, router.fleet.service, router.fleet.models["m"]
     fixed_s, per_row_s = service.fixed_s[0, m], service.per_row_s[0, m]
     assert queue.own_work_s[0] + queue.others_work_s[0] == pytest.approx(2 * fixed_s + 11 * per_row_s)
@@ -47,16 +47,16 @@ def test_what_executes_by_it_is_counted_in_batches() -> None:
 
 def test_models_that_others_have_nothing_of_are_left_out() -> None:
     """All 2 own requests may wait among the 3 that do; somebody else's queue is seen all the same."""
-    assert others(executing(balancers=2, others=())) == 3 - 2
-    assert others(executing(balancers=2, others=(("another", 7),))) == 3 - 2
+    assert others(executing(balancers=2, peers_in_flight=())) == 3 - 2
+    assert others(executing(balancers=2, peers_in_flight=(("another", 7),))) == 3 - 2
 
 
 def test_a_lone_balancer_goes_by_its_own_counts() -> None:
-    assert others(executing(balancers=1, others=(("m", 9),))) == 3 - 2
+    assert others(executing(balancers=1, peers_in_flight=(("m", 9),))) == 3 - 2
 
 
 def test_nobody_knows_which_of_several_versions_others_requests_are_of() -> None:
-    known = executing(balancers=2, versions=("1", "2"), others=(("m", 9),))
+    known = executing(balancers=2, versions=("1", "2"), peers_in_flight=(("m", 9),))
     assert others(known) == others(executing(balancers=2, versions=("1", "2"))) == pytest.approx(2 * 5.5 - 2)
 
 

@@ -45,7 +45,7 @@ def take(router: SharedRouter) -> Take:
     metrics = Metrics(router, lambda: 1.0)
     metrics.register(lambda: native_metrics(router))
     outcomes = NativeOutcomes(router, Tally(metrics, Recent()), None, None)  # type: ignore[arg-type]  # neither is wanted
-    router.tell({"w0": "10.0.0.1:8001"}, {"w0": "10.0.0.1:8000"})
+    router.list_endpoints({"w0": "10.0.0.1:8001"}, {"w0": "10.0.0.1:8000"})
 
     def samples(name: str) -> dict[tuple[str, ...], float]:
         families = text_string_to_metric_families(metrics.exposition().decode())
