@@ -30,37 +30,37 @@ WORKERS = [Worker("w0")]
 
 
 class FakeState:
-    """Tells what a test wants told."""
+    """Has the trials that a test wants read."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
-        self.said = np.zeros((), SELECTOR)
+        self.waiting: list[Any] = []
+        self.written = np.zeros((), SELECTOR)
         self.decisions = [0, 0]
 
     def trials(self) -> Iterator[Any]:
-        if self.told:
-            yield np.array(self.told, TRIAL)
-        self.told = []
+        if self.waiting:
+            yield np.array(self.waiting, TRIAL)
+        self.waiting = []
 
     def watched(self, side: int) -> int:
         return self.decisions[side]
 
-    def steer(self, said: bytes) -> None:
-        self.said = np.frombuffer(said, SELECTOR)[0]
+    def steer(self, selector: bytes) -> None:
+        self.written = np.frombuffer(selector, SELECTOR)[0]
 
-    def tell(self, **values: Any) -> None:
-        told = np.zeros((), TRIAL)
+    def report(self, **values: Any) -> None:
+        trial = np.zeros((), TRIAL)
         for name, value in values.items():
-            told[name] = value
-        self.told.append(told)
+            trial[name] = value
+        self.waiting.append(trial)
 
     def decided(self, number: int, what: int = GuardEvent.TRIAL_TAKEN, side: int = 0, **values: Any) -> None:
         self.decisions[side] += 1
         watched, at_s = self.decisions[side], 0.01 * number
-        self.tell(number=number, at_s=at_s, watched=watched, what=what, side=side, value_s=1.0, model=b"m", **values)
+        self.report(number=number, at_s=at_s, watched=watched, what=what, side=side, value_s=1.0, model=b"m", **values)
 
     def ended(self, number: int, *, ok: bool = True, what: int = GuardEvent.TRIAL_ENDED) -> None:
-        self.tell(number=number, at_s=0.01 * number + 0.02, value_s=0.02, what=what, ok=ok)
+        self.report(number=number, at_s=0.01 * number + 0.02, value_s=0.02, what=what, ok=ok)
 
 
 def trials_of(state: FakeState) -> SelectorFeed:
@@ -85,7 +85,7 @@ def test_slow_decisions_are_weighed_among_the_quick_ones_that_are_not_told(quick
     trials.publish(together)
     assert together.guard is not None
     assert (together.guard.breach is None) == (selector.guard.breach is None) == (quick > 0)
-    assert state.said["sides"][0]["decider"] == (Decider.POLICY if quick else Decider.BASELINE)
+    assert state.written["sides"][0]["decider"] == (Decider.POLICY if quick else Decider.BASELINE)
 
 
 def rolled_out(state: FakeState) -> tuple[PolicySelector, SelectorFeed]:
@@ -106,9 +106,9 @@ def compared(selector: PolicySelector) -> tuple[int, int]:
 def test_who_decides_half_is_said_and_what_ended_counts_for_who_decided_it() -> None:
     state = FakeState()
     selector, trials = rolled_out(state)
-    assert [int(side["decider"]) for side in state.said["sides"]] == [Decider.POLICY, Decider.NEW]
-    assert state.said["share"] == 0.5
-    assert state.said["told_from_s"] == -math.inf
+    assert [int(side["decider"]) for side in state.written["sides"]] == [Decider.POLICY, Decider.NEW]
+    assert state.written["share"] == 0.5
+    assert state.written["compared_from_s"] == -math.inf
     for number, side in ((1, 0), (2, 1), (3, 1), (4, 1), (5, 1), (6, 0)):
         state.decided(number, side=side)
     for number in (1, 2, 3):
@@ -149,9 +149,9 @@ def test_ends_that_were_lost_are_waited_for_no_longer_than_outcomes() -> None:
 def test_without_guard_rollout_and_shadow_nothing_is_steered() -> None:
     state = FakeState()
     _, trials = rolled_out(state)
-    assert state.said["on"] == 1
+    assert state.written["on"] == 1
     trials.publish(None)
-    assert state.said["on"] == 0
+    assert state.written["on"] == 0
 
 
 def test_envoys_decide_where_any_policy_is_compiled_and_not_all_is_to_be_seen(tmp_path: Path) -> None:
