@@ -370,12 +370,8 @@ STRUCTS = (
     *(_RECORD, _REQUEST_RECORD, _ENDED_RECORD),
 )
 SLOT, OUTCOME, LINE, HEAD, ENTRY = (each.dtype for each in (_SLOT, _OUTCOME, _LINE, _HEAD, _ENTRY))
-SELECTOR, TRIAL, REQUEST_RECORD, ENDED_RECORD = (
-    _SELECTOR.dtype,
-    _TRIAL.dtype,
-    _REQUEST_RECORD.dtype,
-    _ENDED_RECORD.dtype,
-)
+SELECTOR, TRIAL = _SELECTOR.dtype, _TRIAL.dtype
+REQUEST_RECORD, ENDED_RECORD = _REQUEST_RECORD.dtype, _ENDED_RECORD.dtype
 
 
 ENUMS: dict[str, tuple[str, ...] | type[IntEnum] | type[IntFlag]] = {
