@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 from support.guarded_listener import overlay
+from support.running import running
 from support.stack import Stack
 
 SETTINGS = {
@@ -37,9 +38,6 @@ async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtur
         settings={**SETTINGS, "envoy": envoy},
         policy=policy,
     )
-    try:
-        await stack.start()
+    async with running(stack):
         await stack.count_unpicked()
         yield stack
-    finally:
-        await stack.stop()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.balancer_alone import WORKER, BalancerAlone
+from support.running import running
 from support.waiting import eventually
 
 from balancer.files.schema import split_address
@@ -62,11 +63,8 @@ class Balancer(BalancerAlone):
 @pytest.fixture
 async def balancer(tmp_path: Path) -> AsyncIterator[Balancer]:
     balancer = Balancer(tmp_path)
-    try:
-        await balancer.start()
+    async with running(balancer):
         yield balancer
-    finally:
-        await balancer.stop()
 
 
 async def ended(reader: asyncio.StreamReader) -> None:
@@ -242,8 +240,7 @@ async def test_a_stranger_cannot_slow_picks_down_by_scraping(balancer: Balancer)
 async def test_a_stranger_cannot_read_without_the_token(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(TOKEN)
     balancer = Balancer(tmp_path, admin={"token_file": "token"})
-    try:
-        await balancer.start()
+    async with running(balancer):
         pages = (
             "/",
             "/config",
@@ -264,8 +261,6 @@ async def test_a_stranger_cannot_read_without_the_token(tmp_path: Path) -> None:
         # What asks whether it lives has no token.
         assert (await balancer.get("/live"))[0] == 200
         assert TOKEN not in (tmp_path / "balancer.log").read_text()
-    finally:
-        await balancer.stop()
 
 
 async def test_a_stranger_cannot_fill_the_log(balancer: Balancer) -> None:

@@ -13,6 +13,7 @@ from envoy.data.accesslog.v3 import accesslog_pb2
 from envoy.service.accesslog.v3 import als_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from support.balancer_alone import WORKER, BalancerAlone
+from support.running import running
 from support.waiting import eventually
 
 from balancer.extproc.names import OUTCOMES_SERVICE
@@ -69,11 +70,8 @@ class Gateway(BalancerAlone):
 @pytest.fixture
 async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
     gateway = Gateway(tmp_path)
-    try:
-        await gateway.start()
+    async with running(gateway):
         yield gateway
-    finally:
-        await gateway.stop()
 
 
 def entry(

@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 from support.balancer_alone import WORKER, BalancerAlone
 from support.reports import report_of
+from support.running import running
 from support.waiting import eventually
 
 from balancer import bounds
@@ -59,11 +60,8 @@ class Balancer(BalancerAlone):
 async def balancer(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Balancer]:
     """One for all attacks: each is to leave it as it was."""
     balancer = Balancer(tmp_path_factory.mktemp("attacked"), reports_required=True)
-    try:
-        await balancer.start()
+    async with running(balancer):
         yield balancer
-    finally:
-        await balancer.stop()
 
 
 @contextlib.asynccontextmanager

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from support.running import running
 from support.stack import Stack
 
 from balancer.extproc.endpoints import LastKnown
@@ -35,8 +36,5 @@ async def stack(tmp_path: Path, envoy: dict[str, str]) -> AsyncIterator[Stack]:
     listen = {"fleet": f"unix:{tmp_path}/fleet"} if envoy["frontend"] == "proxy" else {}
     settings = {"log": {"decisions_share": 1.0}, "envoy": envoy, "listen": listen}
     stack = Stack(tmp_path, settings=settings, patient=False)
-    try:
-        await stack.start()
+    async with running(stack):
         yield stack
-    finally:
-        await stack.stop()

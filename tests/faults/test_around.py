@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import tritonclient.grpc.aio as triton_grpc
 import tritonclient.http.aio as triton_http
+from support.running import running
 from support.stack import Stack
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 from tritonclient.utils import InferenceServerException
 
 from balancer.stack.ports import free_port_range
@@ -39,11 +40,8 @@ async def stack(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     }
     models_of_all = (ONCE, ON_ONE, ON_NONE, PLAIN)
     stack = Stack(tmp_path, workers=2, processes=processes, settings=settings, models=models_of_all, patient=False)
-    try:
-        await stack.start()
+    async with running(stack):
         yield stack
-    finally:
-        await stack.stop()
 
 
 def _inputs(of: Any, model: str) -> list[Any]:
@@ -62,9 +60,11 @@ def _inputs(of: Any, model: str) -> list[Any]:
     return tensors
 
 
-async def ask(stack: Stack, model: str, of: Any = triton_grpc, request_id: str = "") -> str:
+async def ask(
+    stack: Stack, model: str, of: Any = triton_grpc, request_id: str = "", limit_s: float = PATIENCE_S
+) -> str:
     """Why it was refused; empty: it was answered."""
-    limit = {"client_timeout": 1.0} if of is triton_grpc else {}
+    limit = {"client_timeout": limit_s} if of is triton_grpc else {}
     async with of.InferenceServerClient(stack.url) as client:
         try:
             await client.infer(model, _inputs(of, model), request_id=request_id, **limit)
@@ -87,7 +87,8 @@ async def kept_without_a_balancer(stack: Stack) -> None:
     """Return once Envoy refuses what it cannot keep; what nobody keeps is served."""
 
     async def refused() -> bool:
-        answers = await ask(stack, ON_ONE), await ask(stack, ONCE, request_id="same")
+        # A balancer that hangs answers nothing until Envoy has noticed.
+        answers = await ask(stack, ON_ONE, limit_s=1.0), await ask(stack, ONCE, request_id="same", limit_s=1.0)
         return all(AWAY in answer for answer in answers)
 
     await eventually(refused, "Envoy refuses what it cannot keep")

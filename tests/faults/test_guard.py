@@ -1,4 +1,5 @@
-"""A trained policy misbehaves, or loses its reports, under load: a baseline steps in, and it comes back."""
+"""A policy misbehaves, loses its reports, or meets what it was not trained for, under load: a baseline steps in, and it
+comes back."""
 
 from __future__ import annotations
 
@@ -8,37 +9,32 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import support
+from support import fronts
 from support.load import steady_load
+from support.plugins import installed
+from support.running import running
 from support.stack import Stack, records
 from support.waiting import eventually
 
-from balancer.config.policy_options import installed_policies
 from balancer.stack.stack import read_samples, sum_of
+from policies.learned.artifact import make_artifact, write_artifact
+from policies.learned.features import FEATURES
+from policies.learned.network import untrained
 
 pytestmark = pytest.mark.integration
 
-PLUGIN = Path(support.__file__).parent / "moody_plugin"
 GUARD = {"quiet_s": 0.5}
 CLIENTS = 4
 
 
-class Moody:
-    """A stack whose policy, or rolled-out policy, does as a file says."""
+class Guarded:
+    """A stack whose policy, or rolled-out policy, the guard watches."""
 
-    def __init__(self, directory: Path, envoy: dict[str, str]) -> None:
-        self._file = directory / "mood"
-        self.be("good")
-        self.policy: Mapping[str, Any] = {"name": "moody_file", "options": {"mood": str(self._file)}}
-        settings = {"guard": GUARD, "envoy": envoy}
-        self.stack = Stack(directory / "stack", settings=settings, policy=self.policy, patient=False)
-
-    def be(self, mood: str) -> None:
-        """From the next decision on; whole, by renaming."""
-        draft = self._file.with_suffix(".new")
-        draft.write_text(mood)
-        draft.rename(self._file)
+    def __init__(self, directory: Path, envoy: Mapping[str, str], policy: Mapping[str, Any], **options: Any) -> None:
+        self.policy = policy
+        self.stack = Stack(directory, settings={"guard": GUARD, "envoy": envoy}, policy=policy, **options)
 
     async def decided(self, policy: str) -> float:
         """Decisions by that policy so far."""
@@ -52,14 +48,15 @@ class Moody:
         )
 
     async def falls(self, reason: str, times: int = 1) -> None:
-        """Wait until the guard has taken the policy out of service for that reason."""
+        """Wait until the guard has taken the policy out of service for that reason, and the baseline decides."""
 
         async def fallen() -> bool:
             name, page = self.policy["name"], await read_samples(self.stack.admin())
             count = sum_of(page, "balancer_guard_breaches_total", policy=name, reason=reason)
-            return count == times and sum_of(page, "balancer_guard_fallen_back", policy=name) == 1
+            return count >= times and sum_of(page, "balancer_guard_fallen_back", policy=name) == 1
 
         await eventually(fallen, f"out of service because of {reason}\n{self.stack.logs()}")
+        await self.decides("expected_latency")
 
     async def returns(self) -> None:
         """Wait until the policy is in service again."""
@@ -70,19 +67,28 @@ class Moody:
         )
 
 
+class Moody(Guarded):
+    """Its policy does as a file says."""
+
+    def __init__(self, directory: Path, envoy: Mapping[str, str]) -> None:
+        self._file = directory / "mood"
+        self.be("good")
+        policy = {"name": "moody_file", "options": {"mood": str(self._file)}}
+        super().__init__(directory / "stack", envoy, policy, patient=False)
+
+    def be(self, mood: str) -> None:
+        """From the next decision on; whole, by renaming."""
+        draft = self._file.with_suffix(".new")
+        draft.write_text(mood)
+        draft.rename(self._file)
+
+
 @pytest.fixture
-async def moody(tmp_path: Path, envoy: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Moody]:
-    # As if installed, for the balancer and for this process, which reads the config too.
-    monkeypatch.setenv("PYTHONPATH", str(PLUGIN), prepend=os.pathsep)
-    monkeypatch.syspath_prepend(PLUGIN)
-    installed_policies.cache_clear()
-    moody = Moody(tmp_path, envoy)
-    try:
-        await moody.stack.start()
-        yield moody
-    finally:
-        await moody.stack.stop()
-        installed_policies.cache_clear()
+async def moody(tmp_path: Path, envoy: dict[str, str]) -> AsyncIterator[Moody]:
+    with installed("moody_plugin"):
+        moody = Moody(tmp_path, envoy)
+        async with running(moody.stack):
+            yield moody
 
 
 async def test_a_policy_that_misbehaves_is_replaced_costs_no_request_and_comes_back(moody: Moody) -> None:
@@ -94,7 +100,6 @@ async def test_a_policy_that_misbehaves_is_replaced_costs_no_request_and_comes_b
             moody.be(mood)
             seen[reason] = seen.get(reason, 0) + 1
             await moody.falls(reason, seen[reason])
-            await moody.decides("expected_latency")
             page = await moody.stack.get("/explain?model=emulated_tft")
             assert page["decides"] == "expected_latency"
             assert page["guards"]["moody_file"]["reason"] == reason
@@ -103,9 +108,9 @@ async def test_a_policy_that_misbehaves_is_replaced_costs_no_request_and_comes_b
         await moody.decides("moody_file")
     assert not load.failures()
     logged = [r for r in records(moody.stack.directory / "balancer.log") if r["message"].startswith("guard: ")]
-    assert [(r["level"], r["reason"]) for r in logged] == [
-        (level, reason) for reason in causes.values() for level in ("WARNING", "INFO")
-    ]
+    # In this order; a busy machine may be slow in between.
+    events = iter([(r["level"], r["reason"]) for r in logged])
+    assert all((level, reason) in events for reason in causes.values() for level in ("WARNING", "INFO")), logged
 
 
 async def test_without_reports_it_is_replaced_until_they_are_back(moody: Moody) -> None:
@@ -116,7 +121,6 @@ async def test_without_reports_it_is_replaced_until_they_are_back(moody: Moody) 
             os.killpg(pid, signal.SIGSTOP)
         try:
             await moody.falls("reports")
-            await moody.decides("expected_latency")
         finally:
             for pid in agents:
                 os.killpg(pid, signal.SIGCONT)
@@ -146,3 +150,25 @@ async def test_a_rollout_returns_when_the_new_policy_misbehaves(moody: Moody) ->
         assert (page["from"], page["to"], page["reason"], page["share"]) == ("wlpr", "moody_file", "invalid", 0.0)
         assert await stack.metric("balancer_rollout_share", policy="moody_file") == 0
     assert not load.failures()
+
+
+NARROW = {name: np.log1p(4.0) for name in ("pending", "mean_pending", "reported_pending")}
+"""Trained, as it were, on queues of four clients at most; of all else it has seen everything."""
+
+
+@fronts.frontend("native", "pick")
+async def test_a_learned_policy_is_replaced_while_the_load_is_beyond_its_training(
+    tmp_path: Path, envoy: dict[str, str]
+) -> None:
+    highest = np.array([NARROW.get(feature.name, 20.0) for feature in FEATURES])
+    weights = write_artifact(make_artifact(untrained(), np.zeros(len(FEATURES)), highest, {}))
+    (tmp_path / "narrow.npz").write_bytes(weights)
+    policy = {"name": "learned", "options": {"file": str(tmp_path / "narrow.npz")}}
+    learned = Guarded(tmp_path / "stack", envoy, policy)
+    async with running(learned.stack), steady_load(learned.stack.url, clients=4) as load:
+        await learned.decides("learned")
+        async with steady_load(learned.stack.url, clients=40) as flood:
+            await learned.falls("range")
+        await learned.decides("learned")
+    assert not load.failures()
+    assert not flood.failures()

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc.aio as triton_grpc
 import tritonclient.http.aio as triton_http
+from support.inputs import input_of
 from support.stack import Stack
 from support.waiting import eventually
 from tritonclient.utils import InferenceServerException
@@ -25,8 +26,8 @@ PROXY = {
     "repeatable": True,
     "hedge": True,
     "batch": {"max_rows": 16, "wait_s": 0.002},
-    "cache_ttl_s": 0.05,
-    "once_s": 0.05,
+    "cache_ttl_s": 0.25,
+    "once_s": 0.25,
 }
 VALUES = 24
 CLIENTS = 12
@@ -83,8 +84,7 @@ def _checksum(result: Any, value: int) -> float:
 async def _by_grpc(
     client: triton_grpc.InferenceServerClient, value: int, name: str, timeout_s: float
 ) -> tuple[str, float]:
-    tensor = triton_grpc.InferInput("INPUT", _rows(value).shape, "FP32")
-    tensor.set_data_from_numpy(_rows(value))
+    tensor = input_of(triton_grpc, "INPUT", _rows(value))
     result = await client.infer("emulated_tft", [tensor], request_id=name, client_timeout=timeout_s)
     return str(result.get_response().id), _checksum(result, value)
 
@@ -92,8 +92,7 @@ async def _by_grpc(
 async def _by_rest(
     client: triton_http.InferenceServerClient, value: int, name: str, timeout_s: float
 ) -> tuple[str, float]:
-    tensor = triton_http.InferInput("INPUT", _rows(value).shape, "FP32")
-    tensor.set_data_from_numpy(_rows(value), binary_data=value % 2 == 0)
+    tensor = input_of(triton_http, "INPUT", _rows(value), binary_data=value % 2 == 0)
     output = triton_http.InferRequestedOutput("CHECKSUM", binary_data=value % 5 == 0)
     async with asyncio.timeout(timeout_s):
         result = await client.infer("emulated_tft", [tensor], request_id=name, outputs=[output])

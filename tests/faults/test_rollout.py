@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import support
 from support import fronts
 from support.load import steady_load
+from support.plugins import installed
+from support.running import running
 from support.stack import Stack
 from support.waiting import eventually
 
-from balancer.config.policy_options import installed_policies
-
 pytestmark = pytest.mark.integration
 
-PLUGIN = Path(support.__file__).parent / "slowest_plugin"
 MODEL = "emulated_bert_large"
 """Takes many times as long on a T4 as on an A100."""
 GUARD = {"window_s": 0.5, "window_every_s": 1.5}
 
 
 @pytest.fixture
-async def stack(tmp_path: Path, envoy: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stack]:
-    # As if installed, for the balancer and for this process, which reads the config too.
-    monkeypatch.setenv("PYTHONPATH", str(PLUGIN), prepend=os.pathsep)
-    monkeypatch.syspath_prepend(PLUGIN)
-    installed_policies.cache_clear()
-    stack = Stack(
-        tmp_path, models=(MODEL,), settings={"guard": GUARD, "envoy": envoy}, policy={"name": "expected_latency"}
-    )
-    try:
-        await stack.start()
-        yield stack
-    finally:
-        await stack.stop()
-        installed_policies.cache_clear()
+async def stack(tmp_path: Path, envoy: dict[str, str]) -> AsyncIterator[Stack]:
+    settings = {"guard": GUARD, "envoy": envoy}
+    stack = Stack(tmp_path, models=(MODEL,), settings=settings, policy={"name": "expected_latency"})
+    with installed("slowest_plugin"):
+        async with running(stack):
+            yield stack
 
 
 @pytest.mark.parametrize("shares", [[0.5, 1.0], pytest.param([1.0], marks=pytest.mark.long)], ids=str)

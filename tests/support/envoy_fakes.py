@@ -30,6 +30,7 @@ from balancer.extproc.outcomes import AccessLog, Outcome, OutcomeListener, Upstr
 from balancer.stack.envoyproxy import EnvoyProcess
 from balancer.stack.ports import free_ports
 from support.bootstrap import changed
+from support.running import running
 from support.waiting import PATIENCE_S, eventually
 
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -285,16 +286,6 @@ class FakeWorker(service_pb2_grpc.GRPCInferenceServiceServicer):
         body = await request.read()
         self.http_requests.append((request.path, dict(request.headers), len(body)))
         return web.Response(status=self.http_status, text=self.http_body or self.name)
-
-
-@contextlib.asynccontextmanager
-async def running(*parts: Any) -> AsyncIterator[None]:
-    """Start the parts in order, and stop all that were started."""
-    async with contextlib.AsyncExitStack() as stack:
-        for part in parts:
-            stack.push_async_callback(part.stop)
-            await part.start()
-        yield
 
 
 @dataclass

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from balancer.stack.ports import free_port_range
+from support.running import running
 from support.stack import Stack
 
 MODELS = ("identity", "sequence_sum", "string_upper")
@@ -44,8 +45,5 @@ async def fleet_stack(
         settings=settings,
         triton_arguments=("--model-control-mode=explicit", *loads, *arguments),
     )
-    try:
-        await stack.start()
+    async with running(stack):
         yield stack
-    finally:
-        await stack.stop()

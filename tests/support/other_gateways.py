@@ -20,7 +20,8 @@ from balancer.extproc.picker import Pick
 from balancer.stack.envoyproxy import EnvoyProcess
 from balancer.stack.ports import free_ports
 from support.bootstrap import options_of
-from support.envoy_fakes import FakeWorker, running
+from support.envoy_fakes import FakeWorker
+from support.running import running
 from support.waiting import eventually
 
 NONE, STREAMED, BUFFERED, PARTIAL = "NONE", "STREAMED", "BUFFERED", "BUFFERED_PARTIAL"

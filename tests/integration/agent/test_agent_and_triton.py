@@ -17,6 +17,7 @@ import tritonclient.grpc.aio as triton_aio
 from support.bootstrap import changed
 from support.certificates import Authority
 from support.envoy_fakes import Rig
+from support.inputs import input_of
 from support.real_triton import running
 from support.reports import ReceivedEvents, collecting
 from support.waiting import PATIENCE_S, eventually
@@ -111,9 +112,7 @@ async def client(triton: TritonServer) -> AsyncIterator[Any]:
 
 
 def seconds(value: float) -> list[Any]:
-    tensor = triton_grpc.InferInput("SECONDS", [1, 1], "FP32")
-    tensor.set_data_from_numpy(np.full((1, 1), value, np.float32))
-    return [tensor]
+    return [input_of(triton_grpc, "SECONDS", np.full((1, 1), value, np.float32))]
 
 
 def model_of(report: Report, name: str = "seconds") -> ModelReport:
@@ -316,9 +315,7 @@ async def test_a_drained_worker_is_known_to_every_balancer_and_has_nothing_left(
 
 
 def seconds_unbatched(value: float) -> list[Any]:
-    tensor = triton_grpc.InferInput("SECONDS", [1], "FP32")
-    tensor.set_data_from_numpy(np.full(1, value, np.float32))
-    return [tensor]
+    return [input_of(triton_grpc, "SECONDS", np.full(1, value, np.float32))]
 
 
 async def test_a_hanging_triton_is_not_ready_until_it_goes_on(received: ReceivedEvents, triton: TritonServer) -> None:

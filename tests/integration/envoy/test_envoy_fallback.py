@@ -9,7 +9,8 @@ from pathlib import Path
 import grpc
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
-from support.envoy_fakes import FakeBalancer, FakeBalancerProcess, Rig, go_on, running
+from support.envoy_fakes import FakeBalancer, FakeBalancerProcess, Rig, go_on
+from support.running import running
 from support.waiting import PATIENCE_S, eventually
 
 from balancer.bootstrap.bootstrap import BootstrapOptions
@@ -68,18 +69,6 @@ async def test_a_hung_balancer_is_left_alone_until_it_answers(tmp_path: Path) ->
         assert await rig.statistic(waits) == before
         balancer.hang.set()
         balancer.hang = None
-        await until_served_by(rig, "w0")
-
-
-async def test_one_of_two_balancers_carries_on(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, balancers=[FakeBalancer(), FakeBalancer()])
-    async with rig.running():
-        always_first(rig)
-        await rig.balancers[0].stop()
-        await until_served_by(rig, "w0")
-        # The endpoints come from the other as well.
-        rig.announce(w1="draining", w2="draining")
-        rig.balancers[1].respond = lambda _: go_on()
         await until_served_by(rig, "w0")
 
 

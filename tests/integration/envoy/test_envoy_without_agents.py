@@ -7,7 +7,8 @@ from pathlib import Path
 import aiohttp
 import grpc
 import pytest
-from support.envoy_fakes import FakeWorker, a_request, running
+from support.envoy_fakes import FakeWorker, a_request
+from support.running import running
 from support.waiting import PATIENCE_S, eventually
 from tritonclient.grpc import service_pb2_grpc
 

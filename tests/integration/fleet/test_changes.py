@@ -15,6 +15,7 @@ import pytest_asyncio
 import tritonclient.grpc.aio as triton_grpc
 from support import fronts
 from support.fleet_stack import fleet_stack
+from support.inputs import input_of
 from support.stack import Stack
 from support.waiting import PATIENCE_S, eventually
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -109,8 +110,7 @@ async def test_who_may_changes_all_and_that_is_shown(stack: Stack) -> None:
     assert (logged["call"], logged["about"], logged["result"]) == ("RepositoryModelLoad", f"model {MODEL}", "done")
     assert logged["workers"] == ["worker-0", "worker-1", "worker-2"]
     async with triton_grpc.InferenceServerClient(stack.url) as client:
-        text = triton_grpc.InferInput("TEXT", [1, 1], "BYTES")
-        text.set_data_from_numpy(np.array([["shout"]], np.object_))
+        text = input_of(triton_grpc, "TEXT", np.array([["shout"]], np.object_))
 
         async def served() -> bool:
             try:
@@ -148,8 +148,7 @@ async def counted(stack: Stack) -> tuple[int, str]:
 
 async def test_a_worker_that_dies_takes_nothing_from_the_sum_and_fails_a_change_by_name(stack: Stack) -> None:
     async with triton_grpc.InferenceServerClient(stack.url) as client:
-        value = triton_grpc.InferInput("INPUT", [1], "FP32")
-        value.set_data_from_numpy(np.ones(1, np.float32))
+        value = input_of(triton_grpc, "INPUT", np.ones(1, np.float32))
         before, missing = await counted(stack)
         assert not missing
         for _ in range(12):

@@ -24,6 +24,7 @@ import tritonclient.http as triton_http
 import tritonclient.utils.shared_memory as shm
 from support import fronts
 from support.fleet_stack import fleet_stack
+from support.inputs import input_of
 from support.stack import Stack
 from support.waiting import PATIENCE_S
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -45,9 +46,7 @@ async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtur
 
 def numbers(of: Any, name: str, values: list[int], kind: str = "INT32") -> Any:
     array = np.array(values, np.int32 if kind == "INT32" else np.int64)
-    value = of.InferInput(name, [1, len(values)], kind)
-    value.set_data_from_numpy(array.reshape(1, -1))
-    return value
+    return input_of(of, name, array.reshape(1, -1))
 
 
 async def test_contents_stand_in_the_message_by_type(stack: Stack) -> None:
@@ -77,8 +76,7 @@ async def test_own_parameters_and_arguments_of_the_channel(stack: Stack) -> None
         found = []
         for options in ({"keepalive_options": keep}, {"channel_args": arguments}):
             with triton_grpc.InferenceServerClient(stack.url, **options) as client:
-                text = triton_grpc.InferInput("TEXT", [1, 1], "BYTES")
-                text.set_data_from_numpy(np.array([["custom"]], np.object_))
+                text = input_of(triton_grpc, "TEXT", np.array([["custom"]], np.object_))
                 own = {"my_number": 3, "my_text": "x", "my_flag": True}
                 result = client.infer("string_upper", [text], request_id="7", parameters=own)
                 assert result.get_response().id == "7"
@@ -186,8 +184,7 @@ async def test_errors_are_those_of_a_triton(stack: Stack) -> None:
         words = []
         with triton_grpc.InferenceServerClient(url) as client:
             for name, shape, kind in (("A", [1, 3], "INT32"), ("A", [1, 4], "INT64"), ("C", [1, 4], "INT32")):
-                tensor = triton_grpc.InferInput(name, shape, kind)
-                tensor.set_data_from_numpy(np.zeros(shape, np.int32 if kind == "INT32" else np.int64))
+                tensor = input_of(triton_grpc, name, np.zeros(shape, np.int32 if kind == "INT32" else np.int64))
                 with pytest.raises(InferenceServerException) as error:
                     client.infer("several_outputs", [tensor, numbers(triton_grpc, "B", [1, 2, 3, 4])])
                 words.append(str(error.value))

@@ -15,6 +15,7 @@ import tritonclient.grpc.aio as triton_grpc
 import tritonclient.http.aio as triton_http
 from google.protobuf.json_format import MessageToDict
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.inputs import input_of
 from support.stack import Stack
 from support.waiting import PATIENCE_S, eventually
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -168,8 +169,7 @@ async def statistics(client: triton_grpc.InferenceServerClient) -> dict[str, Any
 
 
 async def infer(client: triton_grpc.InferenceServerClient) -> str:
-    value = triton_grpc.InferInput("INPUT", [4], "FP32")
-    value.set_data_from_numpy(np.ones(4, np.float32))
+    value = input_of(triton_grpc, "INPUT", np.ones(4, np.float32))
     result = await client.infer(MODEL, [value], client_timeout=PATIENCE_S)
     return str(result.as_numpy("WORKER").ravel()[0].decode())
 

@@ -14,6 +14,7 @@ from support.balancer_alone import BalancerAlone
 from support.chart import of_kind, role
 from support.kubernetes_api import KubernetesApi, Namespace
 from support.pods import Followed, until_stopped
+from support.running import running
 from support.waiting import eventually
 
 from balancer.discovery.cluster import api as pods_api
@@ -86,18 +87,6 @@ async def test_pods_come_become_ready_change_and_go(namespace: Namespace, access
         assert fleet.counts.failures == {}
 
 
-async def test_what_pods_say_of_themselves(namespace: Namespace, access: ClusterAccess) -> None:
-    await namespace.ready("six", address="fd00::7", ports={"grpc": 7001})
-    await namespace.ready("annotated", last=8, annotations={"balancer/grpc-port": "6001"})
-    await namespace.ready("bad", last=9, annotations={"balancer/grpc-port": "none"})
-    await namespace.ready("odd", last=10, annotations={"balancer/weight": "much"})
-    async with following(access, ports=(5001, 5000)) as fleet:
-        await fleet.until({"annotated": False, "odd": False, "six": False})
-        assert fleet.endpoints == {"annotated": "10.0.0.8:6001", "odd": "10.0.0.10:5001", "six": "[fd00::7]:7001"}
-        assert fleet.counts.invalid_values == {"grpc-port": 1, "weight": 1}
-        assert fleet.counts.pods == {"ready": 3, "refused": 1}
-
-
 async def test_300_pods_churning(namespace: Namespace, access: ClusterAccess) -> None:
     expected: dict[str, bool] = {}
     lives_of: dict[str, int] = {}
@@ -163,15 +152,6 @@ async def test_the_api_server_dies_and_returns_with_a_history_that_is_gone(
     # A server that has just started may refuse everybody, until it has read all roles.
     assert sum("403" not in message for message in logged) == 1
     assert sum("403" in message for message in logged) <= 1
-
-
-async def test_more_pods_than_are_kept(namespace: Namespace, access: ClusterAccess) -> None:
-    for number in range(1, 46):
-        await namespace.ready(f"pod-{number:02}", last=number)
-    async with following(access, max_pods=42) as fleet:
-        await fleet.until({f"pod-{number:02}": False for number in range(1, 43)})
-        await namespace.end("pod-07")
-        await fleet.until({f"pod-{number:02}": False for number in range(1, 44) if number != 7})
 
 
 async def test_the_role_allows_pods_to_be_read_and_nothing_else(
@@ -255,8 +235,7 @@ async def test_a_balancer_that_serves_knows_the_pods_and_ends_though_it_watches(
     await namespace.ready("a")
     section = {"label_selector": "app=triton", "kubeconfig": str(access.kubeconfig)}
     balancer = BalancerAlone(tmp_path, discovery={"kubernetes": section})
-    try:
-        await balancer.start()
+    async with running(balancer):
         assert (await balancer.worker())["worker"] == "a"
         assert await balancer.metric("balancer_kubernetes_connected") == 1
         assert await balancer.metric("balancer_kubernetes_pods", state="ready") == 1
@@ -265,5 +244,3 @@ async def test_a_balancer_that_serves_knows_the_pods_and_ends_though_it_watches(
         await eventually(balancer.worker, "the pod drains", until=lambda worker: worker["draining"])
         await namespace.end("a")
         await eventually(balancer.worker, "the pod is gone", until=lambda worker: worker is None)
-    finally:
-        await balancer.stop()

@@ -16,6 +16,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from support.balancer_alone import BalancerAlone
 from support.chart import role
 from support.kubernetes_api import KubernetesApi
+from support.running import running
 from support.waiting import eventually
 
 from balancer.extproc.names import PICKS_SERVICE
@@ -92,29 +93,25 @@ async def test_from_ready_to_the_first_pick_and_from_deletion_to_the_last(
         policy={"name": "round_robin"},
     )
     first_s, last_s = [], []
-    try:
-        await balancer.start()
-        async with picking(balancer.envoy) as picks:
-            for number in range(ROUNDS):
-                name = f"coming-{number}"
-                await namespace.create(name, address=COMING)
-                await namespace.status(name, address=COMING, ready=False)
-                picks.forget(COMING)
-                began_s = time.monotonic()
-                await namespace.status(name, address=COMING)
-                await eventually(lambda: COMING in picks.first_s, "it is picked")
-                first_s.append(picks.first_s[COMING] - began_s)
-                began_s = time.monotonic()
-                await namespace.delete(name)
-                begun = picks.made
-                await eventually(
-                    lambda begun=begun: picks.made - max(picks.last[COMING], begun) > SETTLED_PICKS,
-                    "it is left out",
-                )
-                last_s.append(max(picks.last_s[COMING] - began_s, 0.0))
-                await namespace.end(name)
-    finally:
-        await balancer.stop()
+    async with running(balancer), picking(balancer.envoy) as picks:
+        for number in range(ROUNDS):
+            name = f"coming-{number}"
+            await namespace.create(name, address=COMING)
+            await namespace.status(name, address=COMING, ready=False)
+            picks.forget(COMING)
+            began_s = time.monotonic()
+            await namespace.status(name, address=COMING)
+            await eventually(lambda: COMING in picks.first_s, "it is picked")
+            first_s.append(picks.first_s[COMING] - began_s)
+            began_s = time.monotonic()
+            await namespace.delete(name)
+            begun = picks.made
+            await eventually(
+                lambda begun=begun: picks.made - max(picks.last[COMING], begun) > SETTLED_PICKS,
+                "it is left out",
+            )
+            last_s.append(max(picks.last_s[COMING] - began_s, 0.0))
+            await namespace.end(name)
     assert len(first_s) == len(last_s) == ROUNDS
     with capsys.disabled():
         for what, found in (("ready to first pick", first_s), ("deletion to last pick", last_s)):

@@ -17,6 +17,7 @@ from support.chart import role
 from support.inference import KINDS, OBJECTIVES, POOLS, objective, pool
 from support.kubernetes_api import KubernetesApi, Namespace
 from support.pods import Followed, until_stopped
+from support.running import running
 from support.waiting import eventually
 
 from balancer.discovery.cluster.api import ClusterAccess
@@ -216,8 +217,7 @@ async def test_an_objective_of_the_pool_is_the_priority_of_who_names_it(
         listen={"gateways": f"127.0.0.1:{gateways}", "health": f"127.0.0.1:{health}"},
         limits={"sheddable_priority": 100, "sheddable_max_pending_per_worker": 1e-9},
     )
-    try:
-        await balancer.start()
+    async with running(balancer):
         await eventually(
             lambda: balancer.metric("balancer_kubernetes_objectives"),
             "the objectives are read",
@@ -235,5 +235,3 @@ async def test_an_objective_of_the_pool_is_the_priority_of_who_names_it(
             await eventually(
                 lambda: gateway.ask("batch"), "the objective's new priority counts", until=lambda answer: answer == 200
             )
-    finally:
-        await balancer.stop()

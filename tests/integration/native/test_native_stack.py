@@ -14,7 +14,9 @@ import pytest
 import pytest_asyncio
 import tritonclient.grpc.aio as triton_grpc
 from click.testing import CliRunner
+from support.inputs import input_of
 from support.load import steady_load
+from support.running import running
 from support.stack import Stack
 from support.waiting import PATIENCE_S, eventually
 
@@ -34,17 +36,12 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
     directory = tmp_path_factory.mktemp("native")
     envoy = {"frontend": "native", "shared_folder": str(directory / "shared")}
     stack = Stack(directory, settings={"envoy": envoy}, patient=False)
-    try:
-        await stack.start()
+    async with running(stack):
         yield stack
-    finally:
-        await stack.stop()
 
 
 def tensor(client: object, rows: int = 1) -> object:
-    value = client.InferInput("INPUT", [rows, 4], "FP32")  # type: ignore[attr-defined]  # of either of the clients
-    value.set_data_from_numpy(np.ones((rows, 4), np.float32))
-    return value
+    return input_of(client, "INPUT", np.ones((rows, 4), np.float32))
 
 
 async def infer(client: triton_grpc.InferenceServerClient, **arguments: object) -> str:

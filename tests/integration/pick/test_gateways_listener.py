@@ -16,8 +16,8 @@ import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.balancer_alone import BalancerAlone
 from support.certificates import Authority
-from support.envoy_fakes import running
 from support.other_gateways import DUPLEX, EchoingWorker, Envoys, Gateway
+from support.running import running
 from support.waiting import PATIENCE_S
 
 from balancer.extproc.names import ENDPOINTS_SERVICE, OUTCOMES_SERVICE, PICKS_SERVICE

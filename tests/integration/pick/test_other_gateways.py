@@ -14,7 +14,7 @@ import aiohttp
 import grpc
 import pytest
 import pytest_asyncio
-from support.envoy_fakes import a_request, running
+from support.envoy_fakes import a_request
 from support.fleets import make_router
 from support.other_gateways import (
     DUPLEX,
@@ -28,6 +28,7 @@ from support.other_gateways import (
     Listening,
     digest,
 )
+from support.running import running
 from support.waiting import PATIENCE_S
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 

@@ -7,6 +7,7 @@ import aiohttp
 import numpy as np
 import pytest
 import tritonclient.grpc.aio as grpc_aio
+from support.inputs import input_of
 from support.load import steady_load
 from support.replicas import Gateways
 from support.waiting import eventually
@@ -16,15 +17,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module"),
 KEYS = range(12)
 
 
-def tensor(name: str, array: np.ndarray, kind: str) -> grpc_aio.InferInput:
-    value = grpc_aio.InferInput(name, array.shape, kind)
-    value.set_data_from_numpy(array)
-    return value
-
-
 async def of_keys(url: str) -> list[str]:
     """The worker that answers for each key."""
-    value = tensor("INPUT", np.ones((1, 4), np.float32), "FP32")
+    value = input_of(grpc_aio, "INPUT", np.ones((1, 4), np.float32))
     found = []
     async with grpc_aio.InferenceServerClient(url) as client:
         for key in KEYS:
@@ -40,7 +35,7 @@ async def of_sequences(url: str, step: int) -> list[tuple[str, int]]:
         for sequence in range(1, len(KEYS) + 1):
             result = await client.infer(
                 "sequence_sum",
-                [tensor("VALUE", np.array([[1]], np.int64), "INT64")],
+                [input_of(grpc_aio, "VALUE", np.array([[1]], np.int64))],
                 sequence_id=sequence,
                 sequence_start=step == 0,
                 sequence_end=step == 3,

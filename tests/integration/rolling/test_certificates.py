@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,7 +15,9 @@ import tritonclient.grpc.aio as grpc_aio
 from cryptography import x509
 from support import fronts
 from support.certificates import Authority, Identity, shown_serial
-from support.tls_stack import NAME, TlsStack
+from support.inputs import input_of
+from support.running import running
+from support.tls_stack import NAME, ROLES, TlsStack
 from support.waiting import eventually
 from tritonclient.utils import InferenceServerException
 
@@ -25,12 +26,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 CLIENTS = 3
 OF_ONE_CONNECTION = 20
 """Requests; then a client comes with a new one."""
-NAMES = {
-    "balancer": {"dns": NAME},
-    "envoy": {"dns": NAME, "uri": "spiffe://balancer/envoy"},
-    "agent": {"uri": "spiffe://balancer/agent/worker-0"},
-    "admin": {"uri": "spiffe://balancer/admin"},
-}
 
 
 @dataclass
@@ -47,8 +42,7 @@ async def clients(stack: TlsStack, authority: Authority) -> AsyncIterator[Served
     served, stop = Served(), asyncio.Event()
     credentials = grpc.ssl_channel_credentials(authority.pem)
     options = [("grpc.ssl_target_name_override", NAME), ("grpc.use_local_subchannel_pool", 1)]
-    value = grpc_aio.InferInput("INPUT", [1, 4], "FP32")
-    value.set_data_from_numpy(np.ones((1, 4), np.float32))
+    value = input_of(grpc_aio, "INPUT", np.ones((1, 4), np.float32))
 
     async def go_on() -> None:
         while not stop.is_set():
@@ -71,7 +65,7 @@ async def clients(stack: TlsStack, authority: Authority) -> AsyncIterator[Served
 
 def renew(authority: Authority, part: str, identity: Identity) -> int:
     """Put a new certificate in the place of one, by renaming; its serial number."""
-    new = authority.issue(f"new-{part}", **NAMES[part])
+    new = authority.issue(f"new-{part}", **ROLES[part])
     serial = x509.load_pem_x509_certificate(new.cert.read_bytes()).serial_number
     new.key.rename(identity.key)
     new.cert.rename(identity.cert)
@@ -81,33 +75,11 @@ def renew(authority: Authority, part: str, identity: Identity) -> int:
 @fronts.frontend("native", "pick")
 async def test_renewed_certificates_fail_no_request(tmp_path: Path, frontend: str) -> None:
     authority = Authority(tmp_path / "certificates")
-    issued = {part: authority.issue(part, **names) for part, names in NAMES.items()}
-    pair = {"cert_file": str(issued["envoy"].cert), "key_file": str(issued["envoy"].key)}
-    listener = issued["balancer"].section(authority)
-    stack = TlsStack(
-        tmp_path / "stack",
-        workers=1,
-        settings={
-            "tls": {"envoy": listener, "reports": listener, "admin": listener},
-            "envoy": {
-                "tls": pair,
-                "balancer_tls": {"ca_file": str(authority.file), "server_name": NAME, **pair},
-                "frontend": frontend,
-                "shared_folder": str(tmp_path / "shared"),
-            },
-        },
-        agent_arguments=(
-            *("--tls-ca", str(authority.file), "--tls-name", NAME),
-            *("--tls-cert", str(issued["agent"].cert), "--tls-key", str(issued["agent"].key)),
-        ),
-    )
-    stack.trusted = ssl.create_default_context(cadata=authority.pem.decode())
-    stack.trusted.load_cert_chain(issued["admin"].cert, issued["admin"].key)
-    try:
-        await stack.start()
+    stack = TlsStack(tmp_path / "stack", authority, frontend=frontend, shared_folder=str(tmp_path / "shared"))
+    async with running(stack):
         async with clients(stack, authority) as served:
             for _ in range(2):
-                serials = {part: renew(authority, part, identity) for part, identity in issued.items()}
+                serials = {part: renew(authority, part, identity) for part, identity in stack.identities.items()}
                 for address, part in (
                     (stack.url, "envoy"),
                     (stack.config.listen.envoy, "balancer"),
@@ -128,5 +100,3 @@ async def test_renewed_certificates_fail_no_request(tmp_path: Path, frontend: st
                 so_far = served.good
                 await eventually(lambda so_far=so_far: served.good > so_far + 100, "requests are served")
         assert not served.failed, served.failed[:5]
-    finally:
-        await stack.stop()

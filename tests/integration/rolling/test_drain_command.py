@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 from support.balancer_alone import WORKER, BalancerAlone
 from support.certificates import Authority
+from support.running import running
 from support.waiting import eventually
 
 from balancer.cli.check import RESTARTS
@@ -50,11 +51,8 @@ def shell(tmp_path: Path) -> Shell:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def balancer(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[BalancerAlone]:
     balancer = BalancerAlone(tmp_path_factory.mktemp("drained"))
-    try:
-        await balancer.start()
+    async with running(balancer):
         yield balancer
-    finally:
-        await balancer.stop()
 
 
 async def drained(balancer: BalancerAlone) -> tuple[bool, bool]:
@@ -118,14 +116,11 @@ async def test_with_a_token_nobody_drains_without(tmp_path: Path, shell: Shell) 
     file = tmp_path / "token"
     file.write_text(TOKEN)
     balancer = BalancerAlone(tmp_path, admin={"token_file": str(file)})
-    try:
-        await balancer.start()
+    async with running(balancer):
         status, output = await shell.run("drain", W0, "--balancer", balancer.admin)
         assert status == 1
         assert "Authorization: Bearer TOKEN" in output
         assert (await shell.run("drain", W0, "--balancer", balancer.admin, "--token-file", str(file)))[0] == 0
-    finally:
-        await balancer.stop()
 
 
 async def test_with_certificates_an_admins_drains_and_no_other(tmp_path: Path, shell: Shell) -> None:

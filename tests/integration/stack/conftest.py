@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 from support import fronts
+from support.running import running
 from support.stack import ALL_MODELS, Stack
 
 
@@ -22,8 +23,5 @@ async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtur
         "shared_folder": str(directory / "shared"),
     }
     stack = Stack(directory, settings={"log": {"decisions_share": 1.0}, "envoy": envoy}, models=ALL_MODELS)
-    try:
-        await stack.start()
+    async with running(stack):
         yield stack
-    finally:
-        await stack.stop()

@@ -9,6 +9,7 @@ import pytest
 import tritonclient.grpc as grpc_client
 import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http as http_client
+from support.inputs import input_of
 from support.load import steady_load
 from support.stack import Stack, records
 from support.waiting import PATIENCE_S, eventually
@@ -19,19 +20,13 @@ from balancer.stack.digits import held_out
 pytestmark = pytest.mark.integration
 
 
-def tensor(module: object, name: str, array: np.ndarray, kind: str) -> object:
-    value = module.InferInput(name, array.shape, kind)  # type: ignore[attr-defined]  # of any of tritonclient's modules
-    value.set_data_from_numpy(array)
-    return value
-
-
 def test_grpc_digits_are_right_through_the_whole_stack(stack: Stack) -> None:
     digits = held_out()
     right = 0
     with grpc_client.InferenceServerClient(stack.url) as client:
         for start in range(0, len(digits.labels), 20):
             images = digits.images[start : start + 20]
-            result = client.infer("digits", [tensor(grpc_client, "IMAGE", images, "FP32")])
+            result = client.infer("digits", [input_of(grpc_client, "IMAGE", images)])
             assert result.as_numpy("PROBABILITIES").shape == (len(images), 10)
             right += int((result.as_numpy("LABEL").ravel() == digits.labels[start : start + 20]).sum())
     assert right / len(digits.labels) > 0.95
@@ -40,31 +35,11 @@ def test_grpc_digits_are_right_through_the_whole_stack(stack: Stack) -> None:
 @pytest.mark.parametrize("binary", [True, False])
 def test_http(stack: Stack, binary: bool) -> None:
     digits = held_out()
-    value = http_client.InferInput("IMAGE", [10, 64], "FP32")
-    value.set_data_from_numpy(digits.images[:10], binary_data=binary)
+    value = input_of(http_client, "IMAGE", digits.images[:10], binary_data=binary)
     client = http_client.InferenceServerClient(stack.url)
-    assert client.is_server_live()
-    assert client.is_server_ready()
-    assert client.is_model_ready("digits")
-    assert client.get_model_metadata("digits")["name"] == "digits"
-    assert client.get_model_config("digits")["max_batch_size"] == 32
     labels = client.infer("digits", [value]).as_numpy("LABEL").ravel()
     assert (labels == digits.labels[:10]).mean() > 0.7
     client.close()
-
-
-def test_questions_about_servers_and_models(stack: Stack) -> None:
-    with grpc_client.InferenceServerClient(stack.url) as client:
-        assert client.is_server_live()
-        assert client.is_server_ready()
-        assert client.get_server_metadata().name.startswith("worker-")
-        assert client.is_model_ready("digits")
-        assert client.is_model_ready("digits", "1")
-        assert not client.is_model_ready("nope")
-        assert client.get_model_metadata("digits").inputs[0].name == "IMAGE"
-        assert client.get_model_config("digits").config.max_batch_size == 32
-        assert {model.name for model in client.get_model_repository_index().models} >= {"digits", "emulated_tft"}
-        assert client.get_inference_statistics("digits").model_stats[0].name == "digits"
 
 
 def test_a_stream_of_a_decoupled_model_is_served_by_one_worker(stack: Stack) -> None:
@@ -72,9 +47,7 @@ def test_a_stream_of_a_decoupled_model_is_served_by_one_worker(stack: Stack) -> 
     with grpc_client.InferenceServerClient(stack.url) as client:
         client.start_stream(lambda result, error: answers.put((result, error)))
         for _ in range(3):
-            client.async_stream_infer(
-                "decoupled_count", [tensor(grpc_client, "COUNT", np.array([5], np.int32), "INT32")]
-            )
+            client.async_stream_infer("decoupled_count", [input_of(grpc_client, "COUNT", np.array([5], np.int32))])
         received = [answers.get(timeout=PATIENCE_S) for _ in range(15)]
         client.stop_stream()
     assert not any(error for _, error in received)
@@ -86,7 +59,7 @@ def test_a_stream_of_a_decoupled_model_is_served_by_one_worker(stack: Stack) -> 
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_ten_interleaved_sequences_each_stay_on_one_worker(stack: Stack) -> None:
+async def test_interleaved_sequences_each_stay_on_one_worker_by_whatever_id(stack: Stack) -> None:
     steps = 8
     totals: dict[int, list[int]] = {}
     workers: dict[int, set[bytes]] = {}
@@ -95,8 +68,8 @@ async def test_ten_interleaved_sequences_each_stay_on_one_worker(stack: Stack) -
             for sequence in range(1, 11):
                 result = await client.infer(
                     "sequence_sum",
-                    [tensor(grpc_aio, "VALUE", np.array([[sequence]], np.int64), "INT64")],
-                    sequence_id=sequence,
+                    [input_of(grpc_aio, "VALUE", np.array([[sequence]], np.int64))],
+                    sequence_id=sequence if sequence < 10 else "a-customer",
                     sequence_start=step == 0,
                     sequence_end=step == steps - 1,
                 )
@@ -107,32 +80,17 @@ async def test_ten_interleaved_sequences_each_stay_on_one_worker(stack: Stack) -
     assert len(set.union(*workers.values())) > 1
 
 
-def test_a_sequence_with_a_string_id_stays_too(stack: Stack) -> None:
-    with grpc_client.InferenceServerClient(stack.url) as client:
-        seen = [
-            client.infer(
-                "sequence_sum",
-                [tensor(grpc_client, "VALUE", np.array([[2]], np.int64), "INT64")],
-                sequence_id="a-customer",
-                sequence_start=step == 0,
-                sequence_end=step == 4,
-            )
-            for step in range(5)
-        ]
-    assert [int(result.as_numpy("SUM")[0, 0]) for result in seen] == [2, 4, 6, 8, 10]
-
-
 @pytest.mark.parametrize("module", [grpc_client, http_client])
 def test_a_tensor_of_64_mib_passes_and_comes_back(stack: Stack, module: object) -> None:
     large = np.arange(16 * 1024 * 1024, dtype=np.float32)
     client = module.InferenceServerClient(stack.url)  # type: ignore[attr-defined]  # either of tritonclient's modules
-    result = client.infer("identity", [tensor(module, "INPUT", large, "FP32")])
+    result = client.infer("identity", [input_of(module, "INPUT", large)])
     np.testing.assert_array_equal(result.as_numpy("OUTPUT"), large)
     client.close()
 
 
 def test_an_unknown_model_and_version_are_not_found_as_triton_says_it(stack: Stack) -> None:
-    image = tensor(grpc_client, "IMAGE", held_out().images[:1], "FP32")
+    image = input_of(grpc_client, "IMAGE", held_out().images[:1])
     with grpc_client.InferenceServerClient(stack.url) as client:
         for version, text in (("", "'nope' is not found"), ("9", "'nope' version 9 is not found")):
             with pytest.raises(InferenceServerException, match=text) as caught:
@@ -140,13 +98,13 @@ def test_an_unknown_model_and_version_are_not_found_as_triton_says_it(stack: Sta
             assert caught.value.status() == "StatusCode.NOT_FOUND"
     http = http_client.InferenceServerClient(stack.url)
     with pytest.raises(InferenceServerException, match="Request for unknown model: 'nope' is not found"):
-        http.infer("nope", [tensor(http_client, "IMAGE", held_out().images[:1], "FP32")])
+        http.infer("nope", [input_of(http_client, "IMAGE", held_out().images[:1])])
     http.close()
 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_envoy_and_balancer_log_a_request_with_the_same_ids(stack: Stack) -> None:
-    image = tensor(grpc_aio, "IMAGE", held_out().images[:1], "FP32")
+    image = input_of(grpc_aio, "IMAGE", held_out().images[:1])
     ids = {"request_id": "of-the-client", "triton_request_id": "of-the-message"}
     async with grpc_aio.InferenceServerClient(stack.url) as client:
         headers = {"x-request-id": ids["request_id"]}
@@ -203,7 +161,7 @@ def test_what_is_compressed_is_served_as_by_one_triton(stack: Stack, algorithm: 
     digits = held_out()
     images, labels = digits.images[:20], digits.labels[:20]
     with grpc_client.InferenceServerClient(stack.url) as client:
-        value = tensor(grpc_client, "IMAGE", images, "FP32")
+        value = input_of(grpc_client, "IMAGE", images)
         result = client.infer("digits", [value], compression_algorithm=algorithm)
         assert (result.as_numpy("LABEL").ravel() == labels).mean() > 0.7
         answers: queue.Queue[tuple[object, object]] = queue.Queue()
@@ -215,8 +173,7 @@ def test_what_is_compressed_is_served_as_by_one_triton(stack: Stack, algorithm: 
         assert [error for _, error in received] == [None] * 3
     http = http_client.InferenceServerClient(stack.url)
     for binary in (True, False):
-        body = http_client.InferInput("IMAGE", [20, 64], "FP32")
-        body.set_data_from_numpy(images, binary_data=binary)
+        body = input_of(http_client, "IMAGE", images, binary_data=binary)
         result = http.infer(
             "digits", [body], request_compression_algorithm=algorithm, response_compression_algorithm=algorithm
         )
@@ -231,7 +188,7 @@ def test_a_compressed_sequence_stays_on_one_worker(stack: Stack) -> None:
             # A name that gRPC finds worth to compress.
             result = client.infer(
                 "sequence_sum",
-                [tensor(grpc_client, "VALUE", np.array([[step]], np.int64), "INT64")],
+                [input_of(grpc_client, "VALUE", np.array([[step]], np.int64))],
                 sequence_id=4242,
                 sequence_start=step == 0,
                 sequence_end=step == 5,
@@ -244,8 +201,8 @@ def test_a_compressed_sequence_stays_on_one_worker(stack: Stack) -> None:
 
 
 def test_what_inflates_to_too_much_is_refused_in_words_and_others_are_served(stack: Stack) -> None:
-    bomb = tensor(grpc_client, "IMAGE", np.zeros((350_000, 64), np.float32), "FP32")
-    image = tensor(grpc_client, "IMAGE", held_out().images[:1], "FP32")
+    bomb = input_of(grpc_client, "IMAGE", np.zeros((350_000, 64), np.float32))
+    image = input_of(grpc_client, "IMAGE", held_out().images[:1])
     with grpc_client.InferenceServerClient(stack.url) as client:
         with pytest.raises(InferenceServerException) as raised:
             client.infer("digits", [bomb], compression_algorithm="gzip")

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc.aio as grpc_aio
+from support.inputs import input_of
 from support.load import steady_load
+from support.running import running
 from support.stack import Stack
 from support.waiting import eventually
 
@@ -24,11 +26,8 @@ pytestmark = pytest.mark.integration
 @pytest.fixture
 async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
     stack = Stack(tmp_path, workers=2, processes=2, policy={"name": "expected_latency"})
-    try:
-        await stack.start()
+    async with running(stack):
         yield stack
-    finally:
-        await stack.stop()
 
 
 async def lines_written(stack: Stack) -> list[float]:
@@ -40,8 +39,7 @@ async def test_recorded_while_requests_flow_and_replayed(stack: Stack) -> None:
     async with steady_load(stack.url, "emulated_tft", clients=8) as load:
         stack.write_config(stack.policy, decision_log={"folder": "decisions"})
         await eventually(lambda: lines_written(stack), "both processes record", until=lambda found: min(found) > 100)
-        value = grpc_aio.InferInput("INPUT", [2, 4], "FP32")
-        value.set_data_from_numpy(np.ones((2, 4), np.float32))
+        value = input_of(grpc_aio, "INPUT", np.ones((2, 4), np.float32))
         async with grpc_aio.InferenceServerClient(stack.url) as client:
             assert await client.is_model_ready("emulated_tft")
             for _ in range(20):

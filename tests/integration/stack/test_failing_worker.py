@@ -13,6 +13,8 @@ import pytest_asyncio
 import tritonclient.grpc.aio as triton_grpc
 from support import fronts
 from support import stack as stacks
+from support.inputs import input_of
+from support.running import running
 from support.stack import Stack
 from support.waiting import PATIENCE_S, eventually
 from tritonclient.utils import InferenceServerException
@@ -35,17 +37,13 @@ async def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(stacks._MODELS, MODEL, Path(__file__).parent / "models" / MODEL)
-        try:
-            await stack.start()
+        async with running(stack):
             yield stack
-        finally:
-            await stack.stop()
 
 
 async def infer(client: triton_grpc.InferenceServerClient, value: float) -> str:
     """The worker, or the status of the error."""
-    tensor = triton_grpc.InferInput("INPUT", [1], "FP32")
-    tensor.set_data_from_numpy(np.array([value], np.float32))
+    tensor = input_of(triton_grpc, "INPUT", np.array([value], np.float32))
     try:
         result = await client.infer(MODEL, [tensor], client_timeout=PATIENCE_S)
     except InferenceServerException as error:

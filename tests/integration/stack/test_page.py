@@ -12,8 +12,6 @@ from support.load import steady_load
 from support.stack import Stack
 from support.waiting import eventually
 
-from dev.browser import MISSING, chromium, tab
-
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.asyncio(loop_scope="module"),
@@ -86,15 +84,3 @@ async def test_a_policy_that_is_swapped_and_a_file_that_is_refused_are_shown(sta
         "the first policy again",
         until=lambda page: page["process"]["policy"] == "round_robin",
     )
-
-
-@pytest.mark.skipif(chromium() is None, reason=MISSING)
-async def test_a_person_sees_it_in_a_browser(stack: Stack) -> None:
-    async with tab() as page, steady_load(stack.url, clients=2):
-        await page.open(f"{stack.admin()}/")
-        rows = "document.querySelectorAll('#workers-table tbody tr').length"
-        await page.until(f"{rows} === 3 && document.getElementById('states').textContent.startsWith('3 ready')")
-        await page.until("document.querySelector('#traffic-table tbody').innerText.includes('round_robin')")
-        decides = "Envoy (native)" if stack.config.envoy.frontend == "native" else "the balancer"
-        assert f"decided by {decides}" in await page.ask("document.getElementById('who').textContent")
-        assert page.problems == []

@@ -12,6 +12,7 @@ import pytest_asyncio
 import tritonclient.grpc.aio as triton_grpc
 from support import fronts
 from support.perf_analyzer import PerfAnalyzer, find_perf_analyzer
+from support.running import running
 from support.stack import Stack
 
 from balancer.errors import OperatorError
@@ -53,11 +54,8 @@ async def stack(
     }
     models = tuple({model for model, *_ in LOADS.values()})
     stack = Stack(directory, workers=2, models=models, settings=settings)
-    try:
-        await stack.start()
+    async with running(stack):
         yield stack
-    finally:
-        await stack.stop()
 
 
 async def served(address: str, model: str) -> int:

@@ -8,6 +8,7 @@ import psutil
 import pytest
 import pytest_asyncio
 from support.load import steady_load
+from support.running import running
 from support.stack import Stack, records
 from support.waiting import eventually
 
@@ -19,11 +20,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[Stack]:
     settings = {"log": {"decisions_share": 1.0}, "envoy": {"frontend": request.param}}
     stack = Stack(tmp_path_factory.mktemp("processes"), workers=2, processes=2, settings=settings)
-    try:
-        await stack.start()
+    async with running(stack):
         yield stack
-    finally:
-        await stack.stop()
 
 
 async def matched(stack: Stack, process: int) -> float:

@@ -13,6 +13,8 @@ import pytest
 import pytest_asyncio
 import tritonclient.grpc.aio as triton_grpc
 import tritonclient.http.aio as triton_http
+from support.inputs import input_of
+from support.running import running
 from support.stack import Stack
 from support.waiting import eventually
 from tritonclient.utils import InferenceServerException
@@ -44,24 +46,15 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
         "listen": {"fleet": f"127.0.0.1:{free_port_range(2)}"},
     }
     stack = Stack(directory, workers=1, settings=settings, models=tuple(MODELS), triton_arguments=RESTRICTED)
-    try:
-        await stack.start()
+    async with running(stack):
         yield stack
-    finally:
-        await stack.stop()
-
-
-def tensor(of: Any, name: str, values: np.ndarray, kind: str) -> Any:
-    found = of.InferInput(name, list(values.shape), kind)
-    found.set_data_from_numpy(values)
-    return found
 
 
 def given(of: Any, model: str, number: int) -> list[Any]:
     """Inputs that differ by the number."""
     if model == "identity":
-        return [tensor(of, "INPUT", np.array([number, 1], np.float32), "FP32")]
-    return [tensor(of, name, np.full((1, 4), number, np.int32), "INT32") for name in ("A", "B")]
+        return [input_of(of, "INPUT", np.array([number, 1], np.float32))]
+    return [input_of(of, name, np.full((1, 4), number, np.int32)) for name in ("A", "B")]
 
 
 async def counted(stack: Stack, what: str, **least: float) -> None:

@@ -14,6 +14,8 @@ import pytest
 import pytest_asyncio
 import tritonclient.grpc.aio as triton_grpc
 import tritonclient.http.aio as triton_http
+from support.inputs import input_of
+from support.running import running
 from support.stack import Stack
 from support.waiting import eventually
 from tritonclient.utils import InferenceServerException
@@ -67,22 +69,13 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
         models=models,
         copies={ONCE: "several_outputs", COUNTED: "string_upper", AGAIN: "digits"},
     )
-    try:
-        await stack.start()
+    async with running(stack):
         yield stack
-    finally:
-        await stack.stop()
-
-
-def tensor(name: str, array: np.ndarray, kind: str, *, binary: bool = True) -> triton_http.InferInput:
-    value = triton_http.InferInput(name, array.shape, kind)
-    value.set_data_from_numpy(array, binary_data=binary)
-    return value
 
 
 def addends(*, binary: bool = True, more: int = 0) -> list[triton_http.InferInput]:
     values = np.arange(4, dtype=np.int32)[None] + more
-    return [tensor(name, values, "INT32", binary=binary) for name in ("A", "B")]
+    return [input_of(triton_http, name, values, binary_data=binary) for name in ("A", "B")]
 
 
 async def post(url: str, path: str, body: Any, **headers: str) -> tuple[int, dict[str, Any], dict[str, str]]:
@@ -192,7 +185,7 @@ async def test_an_id_is_executed_once_whatever_the_protocol(stack: Stack) -> Non
 
 
 async def test_an_answer_serves_equal_requests(stack: Stack) -> None:
-    image = [tensor("IMAGE", held_out().images[:1], "FP32")]
+    image = [input_of(triton_http, "IMAGE", held_out().images[:1])]
     hits = await stack.metric("balancer_proxy_cache_total", result="hit")
     async with triton_http.InferenceServerClient(stack.url) as client:
         results = [await client.infer("digits", image, request_id=name) for name in ("1", "2", "3")]
@@ -207,8 +200,7 @@ async def test_requests_are_joined_and_each_gets_its_own_rows(stack: Stack, of: 
     async with of.InferenceServerClient(stack.url, **options) as client:
 
         async def checksum(number: int) -> float:
-            given = of.InferInput("INPUT", [1 + number % 2, 4], "FP32")
-            given.set_data_from_numpy(np.full((1 + number % 2, 4), number, np.float32))
+            given = input_of(of, "INPUT", np.full((1 + number % 2, 4), number, np.float32))
             result = await client.infer("emulated_tft", [given], request_id=str(number))
             response, found = result.get_response(), result.as_numpy("CHECKSUM")
             assert (response["id"] if of is triton_http else response.id) == str(number)
@@ -263,8 +255,7 @@ async def test_the_model_that_served_a_name_is_shown(stack: Stack) -> None:
 
 async def test_what_one_model_is_not_sure_of_another_answers(stack: Stack) -> None:
     async def ask(url: str, model: str, image: np.ndarray) -> triton_grpc.InferResult:
-        given = triton_grpc.InferInput("IMAGE", [1, 64], "FP32")
-        given.set_data_from_numpy(image[None])
+        given = input_of(triton_grpc, "IMAGE", image[None])
         async with triton_grpc.InferenceServerClient(url) as client:
             return await client.infer(model, [given])
 
@@ -286,7 +277,7 @@ async def test_a_sequence_stays_with_its_worker_without_a_header(stack: Stack) -
     workers = set()
     async with triton_http.InferenceServerClient(stack.url) as client:
         for step in range(6):
-            value = tensor("VALUE", np.array([[step]], np.int64), "INT64")
+            value = input_of(triton_http, "VALUE", np.array([[step]], np.int64))
             result = await client.infer(
                 "sequence_sum", [value], sequence_id=77, sequence_start=step == 0, sequence_end=step == 5
             )
@@ -300,10 +291,10 @@ async def test_a_large_tensor_comes_back_as_bytes_and_as_json(stack: Stack) -> N
     values = np.arange(2_000_000, dtype=np.float32)
     async with triton_http.InferenceServerClient(stack.url) as client:
         for output in (None, [triton_http.InferRequestedOutput("OUTPUT", binary_data=False)]):
-            result = await client.infer("identity", [tensor("INPUT", values, "FP32")], outputs=output)
+            result = await client.infer("identity", [input_of(triton_http, "INPUT", values)], outputs=output)
             assert (result.as_numpy("OUTPUT") == values).all()
         few = values[:200_000]
-        result = await client.infer("identity", [tensor("INPUT", few, "FP32", binary=False)])
+        result = await client.infer("identity", [input_of(triton_http, "INPUT", few, binary_data=False)])
         assert (result.as_numpy("OUTPUT") == few).all()
 
 
@@ -311,7 +302,7 @@ async def test_requests_count_once_and_none_goes_without_a_pick(stack: Stack) ->
     await stack.count_unpicked()
     async with triton_http.InferenceServerClient(stack.url) as client:
         for _ in range(5):
-            await client.infer(COUNTED, [tensor("TEXT", np.array([["a"]], np.object_), "BYTES")])
+            await client.infer(COUNTED, [input_of(triton_http, "TEXT", np.array([["a"]], np.object_))])
     await eventually(
         lambda: stack.metric("balancer_requests_total", model=COUNTED),
         "each of them is counted once",

@@ -15,6 +15,8 @@ import tritonclient.grpc.aio as triton_grpc
 import tritonclient.http.aio as triton_http
 import yarl
 from support import fronts
+from support.inputs import input_of
+from support.running import running
 from support.stack import Stack, records
 from support.waiting import PATIENCE_S, eventually
 from tritonclient.utils import InferenceServerException
@@ -86,11 +88,8 @@ async def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
         },
     }
     stack = (FanOut if asking else Stack)(directory, workers=2, settings=settings, models=MODELS)
-    try:
-        await stack.start()
+    async with running(stack):
         yield stack
-    finally:
-        await stack.stop()
 
 
 async def counts(stack: Stack) -> dict[str, float]:
@@ -110,9 +109,7 @@ async def counted(stack: Stack, before: dict[str, float], **more: int) -> None:
 
 
 def text(of: Any, value: str) -> list[Any]:
-    tensor = of.InferInput("TEXT", [1, 1], "BYTES")
-    tensor.set_data_from_numpy(np.array([[value]], np.object_))
-    return [tensor]
+    return [input_of(of, "TEXT", np.array([[value]], np.object_))]
 
 
 def addends(of: Any) -> list[Any]:
@@ -166,8 +163,7 @@ async def test_what_is_not_converted_is_picked_for(stack: Stack) -> None:
 
 async def test_a_stream_is_forwarded_too(stack: Stack) -> None:
     async def one() -> AsyncIterator[dict[str, Any]]:
-        count = triton_grpc.InferInput("COUNT", [1], "INT32")
-        count.set_data_from_numpy(np.array([3], np.int32))
+        count = input_of(triton_grpc, "COUNT", np.array([3], np.int32))
         yield {"model_name": "decoupled_count", "inputs": [count]}
 
     before = await counts(stack)

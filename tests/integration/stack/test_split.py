@@ -12,6 +12,8 @@ import pytest_asyncio
 import tritonclient.grpc.aio as triton_grpc
 import tritonclient.http.aio as triton_http
 from support import fronts
+from support.inputs import input_of
+from support.running import running
 from support.stack import Stack
 from support.waiting import eventually
 from tritonclient.utils import InferenceServerException
@@ -33,18 +35,14 @@ async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtur
     }
     copies = {PINNED: MODEL}
     stack = Stack(directory, workers=1, settings=settings, models=(MODEL,), copies=copies, versions=("1", "2"))
-    try:
-        await stack.start()
+    async with running(stack):
         yield stack
-    finally:
-        await stack.stop()
 
 
 @pytest.mark.parametrize("of", [triton_grpc, triton_http], ids=["grpc", "rest"])
 async def test_triton_reads_the_version_that_was_given(stack: Stack, of: Any) -> None:
     before = await stack.metric("balancer_split_requests_total", model=MODEL, version="1")
-    tensor = of.InferInput("TEXT", [1, 1], "BYTES")
-    tensor.set_data_from_numpy(np.array([["a"]], np.object_))
+    tensor = input_of(of, "TEXT", np.array([["a"]], np.object_))
     async with of.InferenceServerClient(stack.url) as client:
         for _ in range(10):
             result = await client.infer(MODEL, [tensor])
@@ -61,8 +59,7 @@ async def test_triton_reads_the_version_that_was_given(stack: Stack, of: Any) ->
 @pytest.mark.parametrize("of", [triton_grpc, triton_http], ids=["grpc", "rest"])
 async def test_triton_is_asked_for_the_version_that_is_pinned(stack: Stack, of: Any) -> None:
     """Both are loaded, and Triton would choose the other one."""
-    tensor = of.InferInput("TEXT", [1, 1], "BYTES")
-    tensor.set_data_from_numpy(np.array([["a"]], np.object_))
+    tensor = input_of(of, "TEXT", np.array([["a"]], np.object_))
     async with of.InferenceServerClient(stack.url) as client:
         for version in ("", "1"):
             result = await client.infer(PINNED, [tensor], model_version=version)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from pathlib import Path
 
 import aiohttp
@@ -12,6 +11,8 @@ import pytest
 import tritonclient.grpc.aio as grpc_aio
 from support import fronts
 from support.certificates import Authority
+from support.inputs import input_of
+from support.running import running
 from support.tls_stack import NAME, TlsStack
 from support.waiting import eventually
 from tritonclient.utils import InferenceServerException
@@ -24,38 +25,14 @@ pytestmark = pytest.mark.integration
 @fronts.frontend("proxy", "pick")
 async def test_every_connection_by_tls_and_the_picks_are_the_balancers(tmp_path: Path, frontend: str) -> None:
     authority = Authority(tmp_path)
-    balancer = authority.issue("balancer", dns=NAME).section(authority)
-    envoy = authority.issue("envoy", uri="spiffe://balancer/envoy", dns=NAME)
-    agent = authority.issue("agent", uri="spiffe://balancer/agent/worker-0")
-    admin = authority.issue("admin", uri="spiffe://balancer/admin")
-    pair = {"cert_file": str(envoy.cert), "key_file": str(envoy.key)}
-    stack = TlsStack(
-        tmp_path / "stack",
-        workers=1,
-        settings={
-            "tls": {"envoy": balancer, "reports": balancer, "admin": balancer},
-            "listen": {"fleet": f"127.0.0.1:{free_port_range(2)}"},
-            "envoy": {
-                "frontend": frontend,
-                "tls": pair,
-                "balancer_tls": {"ca_file": str(authority.file), "server_name": NAME, **pair},
-            },
-        },
-        agent_arguments=(
-            *("--tls-ca", str(authority.file), "--tls-name", NAME),
-            *("--tls-cert", str(agent.cert), "--tls-key", str(agent.key)),
-        ),
-    )
-    stack.trusted = ssl.create_default_context(cadata=authority.pem.decode())
-    stack.trusted.load_cert_chain(admin.cert, admin.key)
-    try:
-        await stack.start()
+    fleet = {"fleet": f"127.0.0.1:{free_port_range(2)}"}
+    stack = TlsStack(tmp_path / "stack", authority, listen=fleet, frontend=frontend)
+    async with running(stack):
         credentials = grpc.ssl_channel_credentials(authority.pem)
         options = [("grpc.ssl_target_name_override", NAME)]
         client = grpc_aio.InferenceServerClient(stack.url, ssl=True, creds=credentials, channel_args=options)
         async with client:
-            value = grpc_aio.InferInput("INPUT", [1, 4], "FP32")
-            value.set_data_from_numpy(np.ones((1, 4), np.float32))
+            value = input_of(grpc_aio, "INPUT", np.ones((1, 4), np.float32))
             await eventually(
                 client.get_server_metadata, "the balancer answers by gRPC", until=lambda found: found.name == "triton"
             )
@@ -90,5 +67,3 @@ async def test_every_connection_by_tls_and_the_picks_are_the_balancers(tmp_path:
         recent = await stack.get("/recent")
         assert isinstance(recent, dict)
         assert recent["picked"] > 0
-    finally:
-        await stack.stop()

@@ -13,6 +13,7 @@ import pytest_asyncio
 import tritonclient.grpc.aio as grpc_aio
 from prometheus_client.openmetrics import parser
 from support import fronts
+from support.inputs import input_of
 from support.otlp import OtlpReceiver
 from support.stack import Stack
 from support.waiting import eventually
@@ -61,8 +62,7 @@ async def followed(
 
 async def infer(stack: Stack, headers: dict[str, str]) -> None:
     async with grpc_aio.InferenceServerClient(stack.url) as client:
-        tensor = grpc_aio.InferInput("INPUT", [1, 4], "FP32")
-        tensor.set_data_from_numpy(np.zeros((1, 4), np.float32))
+        tensor = input_of(grpc_aio, "INPUT", np.zeros((1, 4), np.float32))
         await client.infer(MODEL, [tensor], headers=headers)
 
 

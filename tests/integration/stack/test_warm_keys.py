@@ -11,6 +11,8 @@ import pytest
 import pytest_asyncio
 import tritonclient.grpc.aio as triton_grpc
 from support import fronts
+from support.inputs import input_of
+from support.running import running
 from support.stack import Stack
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
@@ -40,17 +42,13 @@ async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtur
         },
         triton_environment=CACHE,
     )
-    try:
-        await stack.start()
+    async with running(stack):
         yield stack
-    finally:
-        await stack.stop()
 
 
 async def infer(client: triton_grpc.InferenceServerClient, key: str) -> str:
     """Who served."""
-    value = triton_grpc.InferInput("INPUT", [ROWS, 4], "FP32")
-    value.set_data_from_numpy(np.ones((ROWS, 4), np.float32))
+    value = input_of(triton_grpc, "INPUT", np.ones((ROWS, 4), np.float32))
     headers = {"x-batch-rows": str(ROWS)} | ({"x-routing-key": key} if key else {})
     result = await client.infer(MODEL, [value], headers=headers)
     return str(result.as_numpy("WORKER").ravel()[0].decode())

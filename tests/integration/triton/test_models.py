@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import tritonclient.grpc
+from support.inputs import input_of
 from support.waiting import eventually
 
 from balancer.stack.digits import load_split
@@ -29,8 +30,7 @@ def batch_times(client: tritonclient.grpc.InferenceServerClient, model: str) -> 
 def infer_emulated(
     client: tritonclient.grpc.InferenceServerClient, model: str, values: np.ndarray
 ) -> tritonclient.grpc.InferResult:
-    tensor = tritonclient.grpc.InferInput("INPUT", values.shape, "FP32")
-    tensor.set_data_from_numpy(values)
+    tensor = input_of(tritonclient.grpc, "INPUT", values)
     return client.infer(model, [tensor])
 
 
@@ -104,8 +104,7 @@ async def test_a_key_that_the_emulated_gpu_remembers_takes_no_time_again(make_tr
         async def is_warm(key: str) -> bool:
             """By Triton's own count of one execution's time, which is nothing or nearly a second."""
             count, seconds = batch_times(client, "emulated_bert_large").get(rows, (0, 0.0))
-            tensor = tritonclient.grpc.InferInput("INPUT", [rows, 1], "FP32")
-            tensor.set_data_from_numpy(np.ones((rows, 1), np.float32))
+            tensor = input_of(tritonclient.grpc, "INPUT", np.ones((rows, 1), np.float32))
             client.infer("emulated_bert_large", [tensor], headers={"x-routing-key": key} if key else None)
             # Triton answers before it counts.
             await eventually(lambda: batch_times(client, "emulated_bert_large").get(rows, (0, 0.0))[0] > count)

@@ -19,6 +19,8 @@ from balancer.scheduler.events import Finished
 from policies.base import Request
 from policies.power_of_two import PowerOfTwo
 
+pytestmark = pytest.mark.timeout(1200)  # whichever test comes first to the engine compiles it
+
 
 def run(*arguments: object) -> Result:
     return CliRunner().invoke(cli.main, ["evaluate", *map(str, arguments)])

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import support
 from click.testing import CliRunner
+from support.plugins import installed
 
 from balancer.cli import main as cli
 from balancer.config import frontend
 from balancer.config.config import ConfigError, from_mapping
-from balancer.config.policy_options import installed_policies
 from balancer.native.folder import default_folder
 
 
@@ -78,12 +77,10 @@ def test_holding_that_would_need_another_front_end_waits_for_a_restart_in_words(
 
 
 @pytest.fixture
-def stranger(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def stranger() -> Iterator[None]:
     """`moody_file` is installed, which reads a file, so that nothing can trace it."""
-    monkeypatch.syspath_prepend(Path(support.__file__).parent / "moody_plugin")
-    installed_policies.cache_clear()
-    yield
-    installed_policies.cache_clear()
+    with installed("moody_plugin"):
+        yield
 
 
 @pytest.mark.usefixtures("stranger")

@@ -9,18 +9,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.balancer_alone import BalancerAlone
 from support.exported import declared
+from support.running import running
 
 pytestmark = pytest.mark.integration
 
 
 async def test_a_real_process_exports_what_is_declared(tmp_path: Path) -> None:
     alone = BalancerAlone(tmp_path, envoy={"frontend": "native", "shared_folder": str(tmp_path / "shared")})
-    try:
-        await alone.start()
-        async with aiohttp.ClientSession() as session, session.get(f"{alone.url}/metrics") as response:
-            families = list(text_string_to_metric_families(await response.text()))
-    finally:
-        await alone.stop()
+    async with running(alone), aiohttp.ClientSession() as session, session.get(f"{alone.url}/metrics") as response:
+        families = list(text_string_to_metric_families(await response.text()))
     # Where no pods are followed, nothing is told of them; tests/integration/kubernetes has them.
     known = {name: labels for name, labels in declared().items() if not name.startswith("balancer_kubernetes_")}
     suffixes = {"counter": "_total", "histogram": "_bucket", "info": "_info"}

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import support
 from support.certificates import Authority
+from support.plugins import installed
 
 from balancer.config import config
-from balancer.config.policy_options import installed_policies
 from balancer.files.yaml_document import ConfigError
 from balancer.server import preflight
 from balancer.server.preflight import check_files
@@ -188,12 +187,8 @@ def test_what_can_be_used_is_left_as_it_was(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_policies_that_fail_or_are_not_compiled_are_reported_as_by_balancer_policies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(Path(support.__file__).parent / "moody_plugin")
-    installed_policies.cache_clear()
-    try:
+def test_policies_that_fail_or_are_not_compiled_are_reported_as_by_balancer_policies(tmp_path: Path) -> None:
+    with installed("moody_plugin"):
         path, mood = tmp_path / "balancer.yaml", tmp_path / "mood"
         path.write_text(f"policy: {{name: moody_file, options: {{mood: {mood}}}}}\nshadow: {{name: wlpr, share: 0.1}}")
         mood.write_text("raise")
@@ -202,5 +197,3 @@ def test_policies_that_fail_or_are_not_compiled_are_reported_as_by_balancer_poli
         mood.write_text("good")
         (text,) = check_files(config.load(path), path)
         assert text.startswith('policy.name: "moody_file" is not compiled, since it calls ')
-    finally:
-        installed_policies.cache_clear()

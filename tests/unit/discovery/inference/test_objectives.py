@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fake_kubernetes_api import FakeApi
 from support.inference import objective
@@ -47,6 +47,7 @@ def test_a_priority_that_is_no_number_is_complained_of(priority: Any) -> None:
     assert "is not allowed: must be a whole number of 64 bits; the objective counts as none" in found.invalid
 
 
+@settings(deadline=None)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["triton", "a", ""]),

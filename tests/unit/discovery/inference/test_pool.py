@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.inference import pool
 
@@ -73,6 +73,7 @@ def test_what_is_no_pool_is_refused_with_field_value_and_remedy(found: Any, word
     assert len(str(caught.value)) < 300
 
 
+@settings(deadline=None)
 @given(
     st.fixed_dictionaries(
         {},
