@@ -109,7 +109,7 @@ async def test_a_stranger_cannot_pass_by_the_table_with_a_text_that_is_none(stac
     request = inference("digits")
     setattr(request, field, "@@@@")
     message = request.SerializeToString().replace(b"@@@@", b"a\xff\xfeb")
-    answer = await Attacker(stack).message(message)
+    answer = await Attacker(stack).grpc("ModelInfer", message)
     assert answer.code == "INVALID_ARGUMENT"
     assert answer.text.startswith(f"{field}: ")
     assert "UTF-8" in answer.text

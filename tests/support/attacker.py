@@ -48,33 +48,21 @@ class Attacker:
     async def grpc(
         self, method: str, request: Any, headers: Sequence[tuple[str, str | bytes]] = (), timeout_s: float | None = None
     ) -> Answer:
-        """Call a method of Triton's service."""
+        """Call a method of Triton's service; `request`: a message, or its bytes."""
         async with grpc.aio.insecure_channel(self.stack.url, options=_UNLIMITED) as channel:
-            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            if isinstance(request, bytes):
+                call: Any = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+            else:
+                call = getattr(service_pb2_grpc.GRPCInferenceServiceStub(channel), method)
             try:
-                answer = await getattr(stub, method)(request, metadata=list(headers), timeout=timeout_s)
+                answer = await call(request, metadata=list(headers), timeout=timeout_s)
             except grpc.aio.AioRpcError as error:
                 return Answer(error.code().name, error.details() or "")
             return Answer("OK", str(answer))
 
-    async def message(self, serialised: bytes) -> Answer:
-        """An inference, as these bytes say."""
-        async with grpc.aio.insecure_channel(self.stack.url, options=_UNLIMITED) as channel:
-            try:
-                await channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(serialised)
-            except grpc.aio.AioRpcError as error:
-                return Answer(error.code().name, error.details() or "")
-            return Answer("OK", "")
-
-    async def unreadable(self, headers: Sequence[tuple[str, str]] = ()) -> Answer:
+    async def unreadable(self, headers: Sequence[tuple[str, str | bytes]] = ()) -> Answer:
         """An inference whose message Envoy cannot read, since its model is no text: it ends there, before any pick."""
-        async with grpc.aio.insecure_channel(self.stack.url) as channel:
-            method: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-            try:
-                await method(b"\x0a\x02\xff\xff", metadata=list(headers))
-            except grpc.aio.AioRpcError as error:
-                return Answer(error.code().name, error.details() or "")
-            return Answer("OK", "")
+        return await self.grpc("ModelInfer", b"\x0a\x02\xff\xff", headers)
 
     async def rest(
         self, path: str, headers: Mapping[str, str] | None = None, body: Any = None, method: str = "POST"

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from prometheus_client.parser import text_string_to_metric_families
 
 from balancer.extproc.kserve import HeaderNames
 from balancer.extproc.pick_service import ExternalProcessor
@@ -20,11 +19,9 @@ from balancer.server.metrics import Metrics
 from balancer.server.native.front import NativeFront
 from balancer.server.recorder import Recorder
 from support.envoy_fakes import EXT_PROC, a_request
+from support.exposition import Samples, counted
 from support.native import NativeRig
 from support.waiting import PATIENCE_S
-
-Samples = dict[tuple[str, ...], float]
-"""By the values of the labels, in the order of their names; without those that are 0."""
 
 
 class _Later(grpc.GenericRpcHandler):
@@ -97,7 +94,5 @@ class BothFronts(NativeRig):
         self.front.configure(HeaderNames(), share)
 
     def samples(self, name: str) -> Samples:
-        """Of a metric."""
-        families = text_string_to_metric_families(self.metrics.exposition().decode())
-        found = (sample for family in families for sample in family.samples if sample.name == name and sample.value)
-        return {tuple(value for _, value in sorted(each.labels.items())): each.value for each in found}
+        """Of a metric, without those that are 0."""
+        return counted(self.metrics, name)

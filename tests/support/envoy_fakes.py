@@ -334,6 +334,17 @@ class Rig:
         """The name of the worker that served an inference."""
         return str((await self.stub.ModelInfer(a_request(), **({"timeout": PATIENCE_S} | arguments))).id)
 
+    async def try_infer(self) -> str:
+        """As `infer`, or the name of the gRPC status with which it failed."""
+        try:
+            return await self.infer()
+        except grpc.aio.AioRpcError as error:
+            return error.code().name
+
+    async def ends(self, count: int) -> set[str]:
+        """Of so many inferences, one after the other: as `try_infer`."""
+        return {await self.try_infer() for _ in range(count)}
+
     async def statistic(self, name: str) -> int:
         """A counter or gauge of Envoy's."""
         async with self.http.get(f"{self.envoy.admin_url}/stats", params={"filter": f"^{name}$"}) as response:

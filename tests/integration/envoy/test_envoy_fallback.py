@@ -27,11 +27,7 @@ def always_first(rig: Rig) -> None:
 
 async def until_served_by(rig: Rig, *names: str) -> None:
     """Return once ten requests in a row went to these workers only."""
-
-    async def holds() -> bool:
-        return {await rig.infer() for _ in range(10)} <= set(names)
-
-    await eventually(holds)
+    await eventually(lambda: rig.ends(10), until=lambda ends: ends <= set(names))
 
 
 async def test_a_balancer_that_dies_costs_no_request_and_is_asked_again(rig: Rig) -> None:
@@ -103,14 +99,7 @@ async def test_envoy_can_start_first(tmp_path: Path) -> None:
         assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
         always_first(rig)
         async with running(balancer):
-            await eventually(lambda: only_serves(rig, "w0"))
-
-
-async def only_serves(rig: Rig, name: str) -> bool:
-    try:
-        return {await rig.infer() for _ in range(10)} == {name}
-    except grpc.aio.AioRpcError:
-        return False
+            await eventually(lambda: rig.ends(10), until=lambda ends: ends == {"w0"})
 
 
 async def test_a_stopped_process_does_not_keep_the_endpoints_to_itself(tmp_path: Path) -> None:
@@ -170,27 +159,13 @@ async def test_fallback_spares_workers_that_drain_or_are_unwell(rig: Rig) -> Non
     # However few are left, and none: Envoy does not panic.
     rig.announce(w0="draining", w1="draining", w2="unhealthy")
 
-    async def nobody_serves() -> bool:
-        try:
-            await rig.infer()
-        except grpc.aio.AioRpcError as error:
-            return error.code() == grpc.StatusCode.UNAVAILABLE
-        return False
-
-    await eventually(nobody_serves)
+    await eventually(rig.try_infer, until=lambda end: end == "UNAVAILABLE")
     # A pick is followed all the same: whom not to pick is the balancer's duty.
     rig.balancers[0].respond = lambda _: go_on(rig.workers[1].grpc_endpoint)
     assert await rig.infer() == "w1"
     rig.balancers[0].respond = lambda _: go_on()
     rig.announce()
-    await eventually(lambda: everyone_serves(rig))
-
-
-async def everyone_serves(rig: Rig) -> bool:
-    try:
-        return {await rig.infer() for _ in range(30)} == {"w0", "w1", "w2"}
-    except grpc.aio.AioRpcError:
-        return False
+    await eventually(lambda: rig.ends(30), until=lambda ends: ends == {"w0", "w1", "w2"})
 
 
 async def test_workers_come_and_go(rig: Rig) -> None:
@@ -199,7 +174,7 @@ async def test_workers_come_and_go(rig: Rig) -> None:
     await until_served_by(rig, "w0", "w1")
     rig.workers.append(gone)
     rig.announce()
-    await eventually(lambda: everyone_serves(rig))
+    await eventually(lambda: rig.ends(30), until=lambda ends: ends == {"w0", "w1", "w2"})
     assert await rig.statistic(r"cluster\.triton_grpc\.update_rejected") == 0
     assert (rig.balancers[0].ads.connected, rig.balancers[0].ads.rejections) == (1, 0)
 

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from support.envoy_fakes import a_request, go_on
 from support.native import NativeRig
@@ -94,14 +93,7 @@ async def test_who_drains_or_is_unwell_is_spared(orphan: NativeRig) -> None:
     # Where nobody is well, the request is refused.
     orphan.announce(w0="draining", w1="draining", w2="unhealthy")
 
-    async def nobody_serves() -> bool:
-        try:
-            await orphan.infer()
-        except grpc.aio.AioRpcError as error:
-            return error.code() is grpc.StatusCode.UNAVAILABLE
-        return False
-
-    await eventually(nobody_serves)
+    await eventually(orphan.try_infer, until=lambda end: end == "UNAVAILABLE")
 
 
 async def test_another_worker_is_tried_where_one_cannot_be_reached(orphan: NativeRig) -> None:

@@ -84,8 +84,8 @@ def test_a_rollout_is_shown_step_by_step_with_what_holds_it_and_how_far_its_proo
         watched = explain(g.router, M, g.now_s)["rollout"]
         assert who_decides(g.router, g.now_s) == "power_of_two (rolled out, in place of random)"
         g.serve(2500)
-    told = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "balancer.server.events"]
-    assert told == [
+    logged = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "balancer.server.events"]
+    assert logged == [
         ("INFO", "rollout: next step"),
         ("INFO", f"rollout: step held: {held['held']}"),
         ("INFO", "rollout: the new policy decides all, watched against the old one in windows"),

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.openmetrics import parser as strict
 from prometheus_client.parser import text_string_to_metric_families
+from support.exposition import samples
 from support.fleets import make_router, model, report
 
 from balancer.extproc.endpoints import Ads
@@ -77,12 +78,6 @@ def whole(metrics: Metrics, state: FakeState | None = None) -> Metrics:
     metrics.loop_lag.observe(0.003)
     metrics.decision_duration.observe(0.0001)
     return metrics
-
-
-def samples(metrics: Metrics, name: str) -> dict[tuple[str, ...], float]:
-    families = text_string_to_metric_families(metrics.exposition().decode())
-    found = (sample for family in families for sample in family.samples if sample.name == name)
-    return {tuple(value for _, value in sorted(sample.labels.items())): sample.value for sample in found}
 
 
 def test_promtool_finds_nothing_to_complain_of() -> None:

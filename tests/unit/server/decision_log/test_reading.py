@@ -266,18 +266,18 @@ def test_what_workers_executed_is_recorded_in_turn_and_again(tmp_path: Path) -> 
     counts("a", 10, 50)
     router.route(Request("m"), 10.0)
     files.close(wait_s=30)
-    counts = read_log(tmp_path).service
-    assert [(one.worker, one.at_s, one.incarnation, one.balancers) for one in counts] == [
+    reported = read_log(tmp_path).service
+    assert [(one.worker, one.at_s, one.incarnation, one.balancers) for one in reported] == [
         ("a", 1.0, 1, 3),
         ("b", 1.1, 1, 3),
         ("a", 10.0, 1, 3),
     ]
-    assert [one.models[0].batches for one in counts] == [
+    assert [one.models[0].batches for one in reported] == [
         ((1, 5, 0.05), (4, 10, 0.3)),
         ((1, 5, 0.05), (4, 10, 0.3)),
         ((1, 50, 0.5), (4, 100, 3.0)),
     ]
-    assert {(m.model, m.max_batch_rows, m.instances) for one in counts for m in one.models} == {("m", 8, 2)}
+    assert {(m.model, m.max_batch_rows, m.instances) for one in reported for m in one.models} == {("m", 8, 2)}
 
 
 @pytest.mark.parametrize("version", range(1, VERSION))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
+from support.exposition import Samples, counted
 
 from balancer.kernel.compiled.library import Library
 from balancer.kernel.settings import Settings
@@ -26,7 +27,7 @@ from balancer.server.recent import Recent
 from balancer.server.tally import Tally
 from policies import BUILTIN
 
-Take = Callable[..., Callable[[str], dict[tuple[str, ...], float]]]
+Take = Callable[..., Callable[[str], Samples]]
 
 
 @pytest.fixture
@@ -47,19 +48,14 @@ def take(router: SharedRouter) -> Take:
     outcomes = NativeOutcomes(router, Tally(metrics, Recent()), None, None)  # type: ignore[arg-type]  # neither is wanted
     router.list_endpoints({"w0": "10.0.0.1:8001"}, {"w0": "10.0.0.1:8000"})
 
-    def samples(name: str) -> dict[tuple[str, ...], float]:
-        families = text_string_to_metric_families(metrics.exposition().decode())
-        found = (sample for family in families for sample in family.samples if sample.name == name and sample.value)
-        return {tuple(value for _, value in sorted(each.labels.items())): each.value for each in found}
-
-    def taken(**fields: Any) -> Callable[[str], dict[tuple[str, ...], float]]:
+    def taken(**fields: Any) -> Callable[[str], Samples]:
         row = np.zeros(1, OUTCOME)
         usual = {"latency_s": 0.02, "first_byte_s": 0.01, "decision_s": 3e-6, "pick_s": 1e-4, "grpc": 1, "attempts": 1}
         usual |= {"source": Source.BY_POLICY, "http_status": 200, "ok": 1, "matched": 1, "endpoint": b"10.0.0.1:8001"}
         for name, value in (usual | {"column": router.fleet.models["m"]} | fields).items():
             row[name] = value
         outcomes.take(row)
-        return samples
+        return functools.partial(counted, metrics)
 
     return taken
 
