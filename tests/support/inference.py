@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from support.kubernetes_api import definition
+
 POOLS, OBJECTIVES = "inference.networking.k8s.io/v1", "inference.networking.x-k8s.io/v1alpha2"
 
 
@@ -25,33 +27,19 @@ def objective(name: str, priority: int | None, of: str = "triton", **reference: 
     return {"apiVersion": OBJECTIVES, "kind": "InferenceObjective", "metadata": {"name": name}, "spec": spec}
 
 
-def _kind(version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
-    group, _, number = version.partition("/")
-    plural = f"{kind.lower()}s"
-    schema = {"type": "object", "required": ["spec"], "properties": {"spec": {"type": "object", **spec}}}
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        # The group is Kubernetes' own, and the server wants to know who allowed it.
-        "metadata": {"name": f"{plural}.{group}", "annotations": {"api-approved.kubernetes.io": "unapproved, a test"}},
-        "spec": {
-            "group": group,
-            "scope": "Namespaced",
-            "names": {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"},
-            "versions": [{"name": number, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}],
-        },
-    }
+def _with_spec(**spec: Any) -> dict[str, Any]:
+    return {"type": "object", "required": ["spec"], "properties": {"spec": {"type": "object", **spec}}}
 
 
 _PORT = {"type": "integer", "minimum": 1, "maximum": 65535}
 _TEXT = {"type": "string"}
 KINDS = (
-    _kind(
+    definition(
         POOLS,
         "InferencePool",
-        {
-            "required": ["selector", "targetPorts"],
-            "properties": {
+        _with_spec(
+            required=["selector", "targetPorts"],
+            properties={
                 "selector": {
                     "type": "object",
                     "required": ["matchLabels"],
@@ -66,14 +54,14 @@ KINDS = (
                 "appProtocol": {**_TEXT, "enum": ["http", "kubernetes.io/h2c"], "default": "http"},
                 "endpointPickerRef": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
             },
-        },
+        ),
     ),
-    _kind(
+    definition(
         OBJECTIVES,
         "InferenceObjective",
-        {
-            "required": ["poolRef"],
-            "properties": {
+        _with_spec(
+            required=["poolRef"],
+            properties={
                 "priority": {"type": "integer"},
                 "poolRef": {
                     "type": "object",
@@ -85,7 +73,7 @@ KINDS = (
                     },
                 },
             },
-        },
+        ),
     ),
 )
 """Definitions that are enough for what is read."""

@@ -28,6 +28,7 @@ from support.waiting import eventually
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT.parent / "shared" / "kube" / "apiserver"
 _MERGE = "application/merge-patch+json"
+_DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
 def why_absent() -> str:
@@ -134,6 +135,23 @@ class KubernetesApi:
 
         await eventually(served, "the API serves the kinds")
 
+    async def define(self, *definitions: dict[str, Any]) -> None:
+        """Return once these kinds are served."""
+        for each in definitions:
+            await self.do("POST", _DEFINITIONS, each)
+        await self.serves(_kinds(definitions))
+
+    async def forget(self, *definitions: dict[str, Any]) -> None:
+        """Return once none of these kinds, as far as they were there, has a group any more."""
+        for each in definitions:
+            await self.ask("DELETE", f"{_DEFINITIONS}/{each['metadata']['name']}")
+        gone = {version.partition("/")[0] for version in _kinds(definitions)}
+        await eventually(
+            lambda: self.do("GET", "/apis"),
+            f"no kinds of {gone} are served",
+            until=lambda served: not gone & {group["name"] for group in served["groups"]},
+        )
+
     async def namespace(self, name: str) -> Namespace:
         """A new one."""
         await self.do("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
@@ -229,6 +247,34 @@ class Namespace:
         }
         file.write_text(yaml.safe_dump(found))
         return file
+
+
+def definition(version: str, kind: str, schema: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Of a kind; None: that may have anything in it."""
+    group, _, number = version.partition("/")
+    plural = f"{kind.lower()}s"
+    schema = schema or {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        # Groups that are Kubernetes' own have to say who allowed it.
+        "metadata": {"name": f"{plural}.{group}", "annotations": {"api-approved.kubernetes.io": "unapproved, a test"}},
+        "spec": {
+            "group": group,
+            "scope": "Namespaced",
+            "names": {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"},
+            "versions": [{"name": number, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}],
+        },
+    }
+
+
+def _kinds(definitions: Iterable[dict[str, Any]]) -> dict[str, set[str]]:
+    """By group and version."""
+    found: dict[str, set[str]] = {}
+    for each in definitions:
+        spec = each["spec"]
+        found.setdefault(f"{spec['group']}/{spec['versions'][0]['name']}", set()).add(spec["names"]["kind"])
+    return found
 
 
 def _base64(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from support.chart import CHART, EXAMPLES, OPERATORS, RELEASE, Object, helm, named, objects, of_kind, rendered
-from support.kubernetes_api import KubernetesApi, Namespace
+from support.kubernetes_api import KubernetesApi, Namespace, definition
 from support.pods import until_stopped
 from support.waiting import eventually
 
@@ -213,46 +213,16 @@ async def test_what_operators_bring_is_used_once_it_is_there(kubernetes: Kuberne
     notes = run("install", RELEASE, str(CHART), *values)
     assert "The cluster has no cert-manager" in notes
     assert "The cluster has no KEDA" in notes
-    definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
     made = [definition(version, kind) for version, kinds in CRDS.items() for kind in kinds]
     try:
-        for each in made:
-            await kubernetes.do("POST", definitions, each)
-        await kubernetes.serves(CRDS)
+        await kubernetes.define(*made)
         notes = run("upgrade", RELEASE, str(CHART), *values)
         assert "The cluster has no" not in notes
         for version, kinds in CRDS.items():
             for kind in kinds:
-                items = (await kubernetes.do("GET", await kubernetes.collection(version, kind, namespace.name)))[
-                    "items"
-                ]
-                assert items, kind
+                path = await kubernetes.collection(version, kind, namespace.name)
+                assert (await kubernetes.do("GET", path))["items"], kind
         run("uninstall", RELEASE)
     finally:
-        for each in made:
-            await kubernetes.ask("DELETE", f"{definitions}/{each['metadata']['name']}")
-
-        async def gone() -> bool:
-            groups = {group["name"] for group in (await kubernetes.do("GET", "/apis"))["groups"]}
-            return not groups & {version.partition("/")[0] for version in CRDS}
-
         # Until then helm takes them for there, and fails with the kinds that have gone.
-        await eventually(gone, "the kinds of operators are gone")
-
-
-def definition(version: str, kind: str) -> Object:
-    """Of a kind that may have anything in it."""
-    group, _, number = version.partition("/")
-    plural = f"{kind.lower()}s"
-    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{group}"},
-        "spec": {
-            "group": group,
-            "scope": "Namespaced",
-            "names": {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"},
-            "versions": [{"name": number, "served": True, "storage": True, "schema": schema}],
-        },
-    }
+        await kubernetes.forget(*made)

@@ -29,26 +29,8 @@ pytestmark = pytest.mark.integration
 
 ACCOUNT = "fleet-balancer"
 """That the chart makes for the balancer."""
-_DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _MERGE = "application/merge-patch+json"
 _AWAY = "discovery.kubernetes: no word from the API, there is no pool yet; trying again: "
-
-
-async def install(kubernetes: KubernetesApi) -> None:
-    for each in KINDS:
-        await kubernetes.do("POST", _DEFINITIONS, each)
-    await kubernetes.serves({POOLS: ["InferencePool"], OBJECTIVES: ["InferenceObjective"]})
-
-
-async def remove(kubernetes: KubernetesApi) -> None:
-    for each in KINDS:
-        await kubernetes.ask("DELETE", f"{_DEFINITIONS}/{each['metadata']['name']}")
-
-    async def gone() -> bool:
-        groups = {group["name"] for group in (await kubernetes.do("GET", "/apis"))["groups"]}
-        return not groups & {each.partition("/")[0] for each in (POOLS, OBJECTIVES)}
-
-    await eventually(gone, "the kinds are gone")
 
 
 @pytest.fixture
@@ -57,12 +39,12 @@ async def bare(kubernetes: KubernetesApi) -> AsyncIterator[KubernetesApi]:
     try:
         yield kubernetes
     finally:
-        await remove(kubernetes)
+        await kubernetes.forget(*KINDS)
 
 
 @pytest.fixture
 async def extended(bare: KubernetesApi) -> KubernetesApi:
-    await install(bare)
+    await bare.define(*KINDS)
     return bare
 
 
@@ -140,7 +122,7 @@ async def test_what_is_missing_or_no_use_is_logged_and_awaited(
         counts = fleet.source.pool_counts
         assert counts is not None
         await eventually(lambda: counts.failures["absent"], "the kind is missed")
-        await install(bare)
+        await bare.define(*KINDS)
         await eventually(lambda: counts.invalid_values["inference_pool"] == 1, "the pool is missed")
         await namespace.create_all([pool("triton", 8001, 8002)])
         await eventually(lambda: counts.invalid_values["inference_pool"] == 2, "several ports are refused")

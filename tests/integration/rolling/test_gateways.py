@@ -37,21 +37,6 @@ async def test_a_rolling_restart_of_the_balancers_fails_no_request(gateways: Gat
     assert not at_second.failures()
 
 
-async def test_a_killed_balancer_costs_the_others_clients_nothing_either(gateways: Gateways) -> None:
-    stack, second = gateways.stack, gateways.second
-    async with (
-        steady_load(stack.url, clients=CLIENTS) as first,
-        steady_load(second.url, clients=CLIENTS) as at_second,
-    ):
-        await second.balancer.kill()
-        for load in (first, at_second):
-            await load.more(50, "requests are served")
-        await second.start_balancer()
-        await gateways.all_ready()
-    assert not first.failures()
-    assert not at_second.failures()
-
-
 async def drained(envoy: EnvoyProcess) -> None:
     """Have Envoy send its clients away, and wait until none can come any more and the last has left."""
     async with aiohttp.ClientSession() as session:
