@@ -10,40 +10,7 @@ import pytest
 from balancer.balancer_tls import BalancerTls
 from balancer.bootstrap.bootstrap import BootstrapOptions
 from balancer.config import config
-from balancer.config.config import ConfigError
 from balancer.config.for_envoy import bootstrap_options
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (
-            "envoy: {local_rate_limit: {per: tenant, requests: 1}}\n",
-            'envoy.local_rate_limit.per: "tenant" is not allowed: needs envoy.jwt, envoy.api_keys or '
-            "envoy.tls.client_ca_file; set one of them, or count per address",
-        ),
-        (
-            "envoy: {rate_limit: {per: principal, service: 'limits:8081'}}\n",
-            'envoy.rate_limit.per: "principal" is not allowed: needs envoy.jwt',
-        ),
-        (
-            "envoy: {rate_limit: {per: address, service: 'limits'}}\n",
-            'envoy.rate_limit.service: "limits" is not allowed',
-        ),
-        (
-            "envoy: {jwt: {issuer: i, audiences: [a], jwks_file: f}, api_keys: {file: f}}\n",
-            "is not allowed: cannot stand beside envoy.jwt, which names principals too; keep one of them",
-        ),
-        ("envoy: {jwt: {issuer: i, audiences: [a]}}\n", "give exactly one of jwks_file and jwks_url"),
-        ("envoy: {jwt: {issuer: i, audiences: [], jwks_file: f}}\n", "envoy.jwt.audiences: [] is not allowed"),
-        ("envoy: {jwt: {issuer: i, audiences: [a], jwks_url: 'file:///etc'}}\n", "must be a URL of http or https"),
-        ("envoy: {triton_tls: {ca_file: a, server_name: n, cert_file: c}}\n", "cert_file and key_file go together"),
-    ],
-)
-def test_refused_with_place_value_and_remedy(content: str, message: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        config.parse(content, "balancer.yaml")
-    assert message in str(refused.value)
 
 
 def test_envoy_gets_its_section_and_what_others_say() -> None:

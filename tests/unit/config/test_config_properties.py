@@ -41,6 +41,8 @@ configs = sections(
     discovery=sections(file=st.none() | names),
     log=sections(level=st.sampled_from(["debug", "error"]), decisions_share=st.floats(0, 1)),
     seed=st.integers(0, 2**63 - 1),
+    guard=sections(enabled=st.just(False), quiet_s=st.floats(0.1, 600)),
+    shadow=st.none() | st.just({"name": "wlpr"}),
 )
 
 

@@ -12,7 +12,6 @@ from balancer.config.for_envoy import bootstrap_options
 from balancer.config.placing import MOST_HELD_S
 from balancer.extproc import names
 from balancer.extproc.holding import longest_answer_s
-from balancer.files.yaml_document import ConfigError
 from balancer.kernel.settings import HeldModel, HoldingSettings
 
 
@@ -48,19 +47,3 @@ holding:
         overflow="place",
         weights={"acme": 7},
     )
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("holding: {order: random}", "holding.order"),
-        ("holding: {max_s: 301}", "holding.max_s"),
-        ("holding: {detour: 0.5}", "holding.detour"),
-        ("holding: {models: {m: {window_batches: -1}}}", "holding.models.m.window_batches"),
-        ("holding: {weights: {acme: 0}}", "holding.weights.acme"),
-        ("holding: {models: {m: {}}}\nenvoy: {frontend: native}", "envoy.frontend"),
-    ],
-)
-def test_what_does_not_fit_is_named(line: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words.replace(".", r"\.")):
-        config.parse(line + "\n", "balancer.yaml")

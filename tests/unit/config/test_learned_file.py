@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from balancer.config import config
-from balancer.config.config import Config, ConfigError
-from balancer.config.watch import ConfigState, watch
+from balancer.config.config import ConfigError
 from policies.learned import Learned
 from policies.learned.artifact import make_artifact, write_artifact
 from policies.learned.features import FEATURES
@@ -84,27 +82,3 @@ def test_other_weights_under_the_same_name_are_another_config(file: Path) -> Non
     assert config.load(file) == before
     write_weights(file.parent / "mine.npz", beta=5.0)
     assert config.load(file) != before
-
-
-async def test_a_config_that_names_bad_weights_is_shown_and_the_good_one_stays(file: Path) -> None:
-    loaded = config.load(file)
-    state, stop = ConfigState(loaded, str(file), 0.0), asyncio.Event()
-    loads: asyncio.Queue[Config | ConfigError] = asyncio.Queue()
-    watching = asyncio.create_task(watch(file, loads.put_nowait, loads.put_nowait, stop, running=loaded))
-    try:
-        file.write_text(MINE.replace("mine", "missing"))
-        error = await asyncio.wait_for(loads.get(), 30)
-        assert isinstance(error, ConfigError)
-        state.refuse(error, 1.0)
-        page = state.as_json()
-        assert page["config"]["policy"]["options"]["file"] == str(file.parent / "mine.npz")
-        assert "missing.npz cannot be read: No such file" in page["last_error"]["problems"][0]
-        write_weights(file.parent / "better.npz", beta=5.0)
-        file.write_text(MINE.replace("mine", "better"))
-        better = await asyncio.wait_for(loads.get(), 30)
-        assert isinstance(better, Config)
-        assert state.accept(better, 2.0)
-        assert state.as_json()["newest_file_in_force"]
-    finally:
-        stop.set()
-        await watching
