@@ -58,13 +58,6 @@ async def test_a_stranger_cannot_hold_more_streams_than_there_may_be() -> None:
     assert refused == ["streams"] * 12
 
 
-async def test_a_stranger_that_holds_streams_in_silence_loses_them() -> None:
-    async with collecting(ReceivedEvents(), silence_s=1.0) as (collector, address), connected(address) as method:
-        calls = [method() for _ in range(20)]
-        assert {await call.code() for call in calls} == {grpc.StatusCode.DEADLINE_EXCEEDED}
-        assert collector.counts.streams == 0
-
-
 async def test_a_forger_of_a_worker_cannot_keep_its_agent_away() -> None:
     """A real agent's stream is ended by a newer one, and is back by itself: it is the worker again."""
     received = ReceivedEvents()
@@ -85,16 +78,3 @@ async def test_a_forger_of_a_worker_cannot_keep_its_agent_away() -> None:
     lost = [index for index, event in enumerate(received.events) if isinstance(event, ReportsLost)]
     reports = [index for index, event in enumerate(received.events) if isinstance(event, Report)]
     assert all(index > reports[-1] for index in lost)
-
-
-async def test_a_report_that_nobody_can_read_says_what_it_is_not() -> None:
-    refused: list[str] = []
-    async with (
-        collecting(ReceivedEvents(), refused=refused.append) as (_, address),
-        grpc.aio.insecure_channel(address) as channel,
-    ):
-        method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(METHOD)
-        call = method()
-        await call.write(b"\xff\xff\xff")
-        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert refused == ["message"]

@@ -18,25 +18,6 @@ from policies import BUILTIN
 pytestmark = pytest.mark.integration
 
 
-async def test_requests_take_their_turns_nobody_is_asked_and_outcomes_are_counted(rig: NativeRig) -> None:
-    url = f"http://{rig.envoy.endpoint}/v2/models/m/infer"
-    served = [await rig.infer() for _ in range(30)]
-    for _ in range(6):
-        async with rig.http.post(url, json={"inputs": [{"name": "x", "shape": [4, 2]}]}) as response:
-            served.append(await response.text())
-    assert served == 12 * ["w0", "w1", "w2"]
-    await rig.all_ended()
-    assert rig.balancer.seen == []
-    assert rig.router.state.counts()["picked"] == 36
-    outcomes = rig.all_outcomes()
-    assert [rig.name_of(endpoint) for endpoint in outcomes["endpoint"][:30]] == served[:30]
-    assert outcomes["number"].tolist() == list(range(36))
-    assert outcomes["grpc_status"].tolist() == 30 * [0] + 6 * [-1]
-    assert (outcomes["ok"] == 1).all()
-    assert (outcomes["latency_s"] > 0).all()
-    assert (rig.router.fleet.latency.latency_s > 0).all()
-
-
 async def test_a_stranger_s_policy_decides_inside_and_nobody_is_asked(rig: NativeRig) -> None:
     policy = stranger(FIT["_in_turn"])
     rig.router.configure(policy, rig.settings)

@@ -20,21 +20,18 @@ from support.stack import Stack
 from support.waiting import eventually
 from tritonclient.utils import InferenceServerException
 
-from balancer.stack.digits import held_out
 from balancer.stack.ports import free_port_range
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
-ONCE, COUNTED, AGAIN, ANY_DIGITS = "addition_once", "counted", "digits_again", "any_digits"
+ONCE, COUNTED = "addition_once", "counted"
 """Copies for one test each, so that what others send counts nothing there."""
-SURE = 0.9
 MODELS = {
-    "digits": {"proxy": {"cache_ttl_s": 600}},
+    "digits": {},
     "emulated_tft": {"proxy": {"repeatable": True, "batch": {"max_rows": 16, "wait_s": 0.004}}},
     "several_outputs": {},
     ONCE: {"proxy": {"once_s": 600}},
     COUNTED: {},
-    AGAIN: {},
     "string_upper": {},
     "identity": {},
     "sequence_sum": {},
@@ -49,25 +46,15 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
         "models": MODELS,
         "envoy": {"frontend": "proxy"},
         "listen": {"fleet": f"127.0.0.1:{free_port_range(2)}"},
-        "proxy": {
-            "tenants": {
-                "named": {
-                    "greedy": {"requests_per_s": 0.001},
-                }
-            },
-            "cascades": {"either": ["several_outputs", "string_upper"]},
-            "confidence_cascades": {
-                ANY_DIGITS: {"models": ["digits", AGAIN], "output": "PROBABILITIES", "threshold": SURE}
-            },
-        },
+        "proxy": {"cascades": {"either": ["several_outputs", "string_upper"]}},
     }
-    models = tuple(model for model in MODELS if model not in (ONCE, COUNTED, AGAIN))
+    models = tuple(model for model in MODELS if model not in (ONCE, COUNTED))
     stack = Stack(
         directory,
         workers=2,
         settings=settings,
         models=models,
-        copies={ONCE: "several_outputs", COUNTED: "string_upper", AGAIN: "digits"},
+        copies={ONCE: "several_outputs", COUNTED: "string_upper"},
     )
     async with running(stack):
         yield stack
@@ -157,42 +144,6 @@ async def test_what_cannot_be_read_is_refused_in_words(stack: Stack) -> None:
     assert await stack.metric("balancer_handler_errors_total") == 0
 
 
-async def test_an_id_is_executed_once_whatever_the_protocol(stack: Stack) -> None:
-    """REST and gRPC make one message of it."""
-    values = np.arange(4, dtype=np.int32)[None] + 5
-    in_grpc = [triton_grpc.InferInput(name, [1, 4], "INT32") for name in ("A", "B")]
-    for each in in_grpc:
-        each.set_data_from_numpy(values)
-    async with (
-        triton_http.InferenceServerClient(stack.url) as rest,
-        triton_grpc.InferenceServerClient(stack.url) as by_grpc,
-    ):
-        results = await asyncio.gather(
-            *(rest.infer(ONCE, addends(binary=binary, more=5), request_id="mine") for binary in (True, False) * 3),
-            *(by_grpc.infer(ONCE, in_grpc, request_id="mine") for _ in range(3)),
-        )
-    assert [each.get_response()["id"] for each in results[:6]] == ["mine"] * 6
-    assert all(each.as_numpy("SUM").tolist() == [[10, 12, 14, 16]] for each in results)
-
-    async def executed() -> int:
-        count = 0
-        for spec in stack.specs:
-            async with triton_grpc.InferenceServerClient(spec.grpc_endpoint) as worker:
-                count += (await worker.get_inference_statistics(ONCE)).model_stats[0].inference_count
-        return count
-
-    assert await eventually(executed, "a Triton has counted it, which may be after its answer") == 1
-
-
-async def test_an_answer_serves_equal_requests(stack: Stack) -> None:
-    image = [input_of(triton_http, "IMAGE", held_out().images[:1])]
-    hits = await stack.metric("balancer_proxy_cache_total", result="hit")
-    async with triton_http.InferenceServerClient(stack.url) as client:
-        results = [await client.infer("digits", image, request_id=name) for name in ("1", "2", "3")]
-    assert [each.get_response()["id"] for each in results] == ["1", "2", "3"]
-    assert await stack.metric("balancer_proxy_cache_total", result="hit") == hits + 2
-
-
 @pytest.mark.parametrize("of", [triton_grpc, triton_http], ids=["grpc", "rest"])
 async def test_requests_are_joined_and_each_gets_its_own_rows(stack: Stack, of: Any) -> None:
     """Of many at once, fewer are sent, and each has the answer that it has alone."""
@@ -221,50 +172,10 @@ async def test_requests_are_joined_and_each_gets_its_own_rows(stack: Stack, of: 
     assert await stack.metric("balancer_proxy_batches_total", result="not_split") == 0
 
 
-async def test_a_message_whose_bytes_do_not_fit_is_refused_in_tritons_words_and_fails_no_other(stack: Stack) -> None:
-    async with triton_grpc.InferenceServerClient(stack.url) as client:
-        good, bad = (triton_grpc.InferInput("INPUT", [1, 4], "FP32") for _ in range(2))
-        for each in (good, bad):
-            each.set_data_from_numpy(np.ones((1, 4), np.float32))
-        bad._raw_content = b"\0" * 7
-        results = await asyncio.gather(
-            *(client.infer("emulated_tft", [each]) for each in (good, bad, good)), return_exceptions=True
-        )
-    assert isinstance(results[1], InferenceServerException)
-    assert results[1].status() == "StatusCode.INVALID_ARGUMENT"
-    assert "byte" in results[1].message()
-    assert not any(isinstance(each, BaseException) for each in (results[0], results[2]))
-
-
-async def test_a_tenant_beyond_its_limit_learns_when_to_come_again(stack: Stack) -> None:
-    body = REQUESTS["a version"][1]
-    first = await post(stack.url, "string_upper/infer", body, **{"x-tenant": "greedy"})
-    status, content, headers = await post(stack.url, "string_upper/infer", body, **{"x-tenant": "greedy"})
-    assert first[0] == 200
-    assert status == 429
-    assert "greedy" in content["error"]
-    assert int(headers["retry-after"]) >= 1
-    assert (await post(stack.url, "string_upper/infer", body, **{"x-tenant": "modest"}))[0] == 200
-
-
 async def test_the_model_that_served_a_name_is_shown(stack: Stack) -> None:
     body = REQUESTS["outputs"][1]
     status, content, headers = await post(stack.url, "either/infer", body)
     assert (status, content["model_name"], headers["x-served-model"]) == (200, "several_outputs", "several_outputs")
-
-
-async def test_what_one_model_is_not_sure_of_another_answers(stack: Stack) -> None:
-    async def ask(url: str, model: str, image: np.ndarray) -> triton_grpc.InferResult:
-        given = input_of(triton_grpc, "IMAGE", image[None])
-        async with triton_grpc.InferenceServerClient(url) as client:
-            return await client.infer(model, [given])
-
-    answered: dict[bool, set[str]] = {True: set(), False: set()}
-    for image in held_out().images[:32]:
-        alone = await ask(stack.specs[0].grpc_endpoint, "digits", image)
-        answer = await ask(stack.url, ANY_DIGITS, image)
-        answered[bool(alone.as_numpy("PROBABILITIES").max() >= SURE)].add(answer.get_response().model_name)
-    assert answered == {True: {"digits"}, False: {AGAIN}}
 
 
 async def test_a_decoupled_model_is_refused_as_by_a_triton(stack: Stack) -> None:

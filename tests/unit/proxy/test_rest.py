@@ -178,25 +178,25 @@ async def test_health_is_told_until_the_process_stops() -> None:
         await finishing
 
 
-async def test_a_kept_answer_serves_both_protocols() -> None:
+@pytest.mark.parametrize(("rule", "name"), [({"cache_ttl_s": 60}, ""), ({"once_s": 60}, "mine")])
+async def test_a_kept_answer_and_an_id_serve_both_protocols(rule: dict[str, float], name: str) -> None:
+    """REST and gRPC make one message of a request."""
     worker = FakeWorker("a")
-    async with proxied([worker], models={"m": {"proxy": {"cache_ttl_s": 60}}}) as rig, served(rig) as rest:
-        data, _ = worker_bytes()
-        answer = service_pb2.ModelInferResponse.FromString(await rig.infer(data))
+    async with proxied([worker], models={"m": {"proxy": rule}}) as rig, served(rig) as rest:
+        answer = service_pb2.ModelInferResponse.FromString(await rig.infer(body_as_message(name)))
         status, content, _ = await rest.post({"id": "mine", **BODY})
         assert status == 200
-        assert (answer.id, content["id"]) == ("", "mine")
+        assert (answer.id, content["id"]) == (name, "mine")
         assert content["outputs"][0]["data"] == [1.0, 2.0]
         assert len(worker.requests) == 1
 
 
-def worker_bytes() -> tuple[bytes, bytes]:
-    """The message that `BODY` becomes, and its tensor."""
-    message = service_pb2.ModelInferRequest(model_name="m")
+def body_as_message(name: str) -> bytes:
+    """The message that `BODY` becomes, of that id."""
+    message = service_pb2.ModelInferRequest(model_name="m", id=name)
     message.inputs.add(name="X", datatype="FP32", shape=[1, 2])
-    tensor = b"\0\0\x80\x3f\0\0\0\x40"
-    message.raw_input_contents.append(tensor)
-    return bytes(message.SerializeToString()), tensor
+    message.raw_input_contents.append(b"\0\0\x80\x3f\0\0\0\x40")
+    return bytes(message.SerializeToString())
 
 
 @pytest.mark.parametrize(

@@ -223,14 +223,17 @@ async def test_a_malformed_report_after_good_ones_loses_the_worker() -> None:
     assert seen.events == [received(report_of("w", 0)), ReportsLost("w")]
 
 
-async def test_what_is_no_report_at_all_ends_its_stream() -> None:
-    seen = ReceivedEvents()
-    async with collecting(seen) as (_, address), grpc.aio.insecure_channel(address) as channel:
+async def test_what_is_no_report_at_all_ends_its_stream_and_is_counted() -> None:
+    seen, refused = ReceivedEvents(), list[str]()
+    async with (
+        collecting(seen, refused=refused.append) as (_, address),
+        grpc.aio.insecure_channel(address) as channel,
+    ):
         method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(METHOD)
         call = method()
         await call.write(b"\xff\xff\xff")
-        assert await call.code() is not grpc.StatusCode.OK
-    assert seen.events == []
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert (seen.events, refused) == ([], ["message"])
 
 
 async def test_a_silent_stream_is_given_up() -> None:

@@ -38,11 +38,6 @@ class Answering(Policy):
         return self.given  # type: ignore[return-value]  # strangers may answer anything
 
 
-@pytest.mark.parametrize(("probabilities", "valid"), CASES)
-def test_an_answer_is_a_distribution_over_eligible_workers_or_all_zero(probabilities: list[float], valid: bool) -> None:
-    assert bool(is_distribution(np.array(probabilities), ELIGIBLE)) is valid
-
-
 def test_many_answers_are_judged_each_by_itself() -> None:
     answers = np.array([probabilities for probabilities, _ in CASES])
     found = is_distribution(answers, np.broadcast_to(ELIGIBLE, answers.shape))

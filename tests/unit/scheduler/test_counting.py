@@ -35,13 +35,6 @@ def test_a_bucket_is_refilled_by_what_is_pending_after_each_pick_outcome_and_rep
     assert tokens(router, 9.0) == pytest.approx(8)
 
 
-def test_a_bucket_holds_no_more_than_its_capacity() -> None:
-    router = make_router(1, settings=BUCKETS)
-    router.route(M, 0.0)
-    router.route(M, 100.0)
-    assert tokens(router, 100.0) == 9
-
-
 def executed(number: int, seconds: float, **fields: object) -> dict[str, object]:
     """A model that has executed so many batches of one row, of so many seconds each."""
     return {"batches": ((1, number, number * seconds),), "succeeded": number, **fields}
