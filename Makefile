@@ -21,7 +21,7 @@ balancer/kernel/compiled/kernel.so: .venv/ready $(shell find policies balancer/k
 balancer/native/module.so: balancer/kernel/compiled/kernel.so $(wildcard envoy/module/*.[ch] balancer/native/*.py balancer/extproc/*.py)
 	$(BIN)/python -m balancer.native.build
 
-demo: setup ## the whole stack, real requests, nine policies; report in out/demo
+demo: setup ## the whole stack, real requests, eight policies; report in out/demo
 	$(BIN)/python -m dev.demo
 
 test: setup ## all tests but the long ones, with real Envoy and real Triton, in three processes
@@ -87,11 +87,11 @@ scoreboard: setup ## all policies in all scenarios, some 10 minutes; writes docs
 fidelity: setup ## the simulator held against the live stack, 5 minutes; writes docs/fidelity
 	$(BIN)/python -m dev.experiments.live fidelity --page docs/fidelity
 
-switchback: setup ## wlpr, expected_latency and learned in turns on the live stack, 8 minutes; writes docs/switchback
-	$(BIN)/python -m dev.experiments.live switchback --page docs/switchback
+switchback: setup ## wlpr, expected_latency, and learned by FILE=out/mine/policy.npz, in turns on the live stack, 8 minutes; writes docs/switchback
+	$(BIN)/python -m dev.experiments.live switchback --page docs/switchback $(if $(FILE),--learned $(FILE))
 
-sealed: setup ## the shipped learned policy on scenarios that nobody has looked at, once, 7 minutes; writes docs/learned
-	$(BIN)/python -m dev.experiments.sealed open
+sealed: setup ## a learned policy, FILE=out/mine/policy.npz, on scenarios that nobody has looked at, once, 7 minutes; writes docs/learned
+	$(BIN)/python -m dev.experiments.sealed open --file $(or $(FILE),$(error give FILE=, the policy.npz of `balancer train`))
 
 docs: setup ## the page of config fields, and all pages as a site with search, in site
 	$(BIN)/python -m balancer.config.page docs/config.md

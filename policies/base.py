@@ -169,7 +169,7 @@ def option(
     """Declare one option of a policy: its default, one line of documentation with unit, and its bounds.
 
     The config schema is generated from these, so the bounds are enforced and the page of options cannot go stale. With
-    `file`, a value other than the default names a file, from the folder of the config file.
+    `file`, the value names a file, from the folder of the config file; a config has to give it.
     """
     bounds = {name: value for name, value in (("ge", ge), ("gt", gt), ("le", le)) if value is not None}
     return dataclasses.field(default=default, metadata={"doc": doc, "file": file, **bounds})

@@ -99,7 +99,7 @@ def _option(schema: dict[str, Any]) -> dict[str, Any]:
     names = {"minimum": "ge", "exclusiveMinimum": "gt", "maximum": "le", "enum": "allowed"}
     return {
         "type": schema.get("type"),
-        "default": schema.get("default"),
+        **({"default": schema["default"]} if "default" in schema else {"required": True}),
         "doc": schema.get("description", ""),
         **{ours: schema[theirs] for theirs, ours in names.items() if theirs in schema},
     }
@@ -115,7 +115,8 @@ def _show(described: list[dict[str, Any]]) -> None:
         origin = "" if policy["distribution"] == "balancer" else f" (from {policy['distribution']})"
         lines = [f"{policy['summary'].rstrip('.')}.{escape(how)}", f"[dim]{escape(policy['source'] + origin)}[/dim]"]
         for option in policy["options"]:
-            allowed = ", ".join(filter(None, (f"default {json.dumps(option['default'])}", _allowed(option))))
+            default = f"default {json.dumps(option['default'])}" if "default" in option else "required"
+            allowed = ", ".join(filter(None, (default, _allowed(option))))
             lines.append(f"[cyan]{option['name']}[/cyan] [dim]({escape(allowed)})[/dim]: {escape(option['doc'])}")
         table.add_row(policy["name"], "\n".join(lines))
         table.add_section()

@@ -49,7 +49,8 @@ def options_model(policy: type[Policy]) -> type[StrictModel]:
         if field.metadata.get("from_file"):
             continue
         bounds = {name: field.metadata[name] for name in ("ge", "gt", "le") if name in field.metadata}
-        default = ... if field.default is dataclasses.MISSING else field.default
+        required = field.default is dataclasses.MISSING or field.metadata.get("file")
+        default = ... if required else field.default
         fields[field.name] = (hints[field.name], Field(default, description=field.metadata.get("doc"), **bounds))
     return create_model(f"{policy.__name__}Options", __base__=StrictModel, **fields)
 
@@ -68,7 +69,7 @@ def checked_options(policy: type[Policy], options: Mapping[str, Any], folder: Pa
         raise nested_error(error, model) from error
     found = checked.model_dump(mode="json")
     for field in dataclasses.fields(policy):
-        if field.metadata.get("file") and found[field.name] != field.default:
+        if field.metadata.get("file"):
             found[field.name] = str(folder / found[field.name])
     policy(**dict(checked) | found).with_files(read_policy_file)
     return found

@@ -18,9 +18,9 @@ POLICIES = (
     "prequal",
     "token_bucket",
     "expected_latency",
-    "learned",
 )
-"""All but `random` (round robin without the turns) and `consistent_hash` (this traffic has no routing keys)."""
+"""All but `random` (round robin without the turns), `consistent_hash` (this traffic has no routing keys) and `learned`
+(it needs a file that `balancer train` wrote)."""
 
 MIX = (
     ModelMix("emulated_tft", 0.25, deadline_s=0.050),

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.resources
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import numpy as np
 
 from policies.base import BoolArray, FleetView, FloatArray, Policy, Request, from_file, option
-from policies.learned.artifact import Artifact, read_artifact
+from policies.learned.artifact import Artifact, make_artifact, read_artifact
 from policies.learned.features import FEATURES, TERMS, Inputs, inputs
-from policies.learned.network import Network
-
-SHIPPED = "shipped"
-"""The option `file` that means the one that comes with the balancer."""
-SHIPPED_FILE = "shipped.npz"
-"""In this package."""
+from policies.learned.network import Network, untrained
 
 
 @functools.cache
-def shipped() -> Artifact:
-    """The policy that comes with the balancer: data of this package, read once, as its code is."""
-    return read_artifact(importlib.resources.files("policies.learned").joinpath(SHIPPED_FILE).read_bytes(), SHIPPED)
+def _start() -> Artifact:
+    """A network whose term is zero; every input is within its range."""
+    lowest = np.zeros(len(FEATURES))
+    return make_artifact(untrained(), lowest, np.full_like(lowest, 1e300), {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +29,9 @@ class Learned(Policy):
     The heuristic's cost is what is known beforehand; the term is what training found to be missing: how much others'
     delay counts where, how far estimates are to be trusted, what other balancers do. It is an equivariant network
     of the inputs in `features.py`.
+
+    Made without a file, which no config can do, it is where training starts: it decides as `expected_latency` with
+    `temperature` 0.05 does.
     """
 
     name: ClassVar[str] = "learned"
@@ -42,27 +40,25 @@ class Learned(Policy):
     trained: ClassVar[bool] = True
     score_unit: ClassVar[str] = "seconds of expected completion"
 
-    file: str = option(SHIPPED, "A file that `balancer train` wrote; shipped: the balancer's own", file=True)
+    file: str = option("", "The weights: a file that `balancer train --out FOLDER` wrote, FOLDER/policy.npz", file=True)
     artifact: Artifact | None = from_file("What is in the file")
 
     def with_files(self, read: Callable[[str], bytes]) -> Policy:
         """The policy with the file's network; ValueError says what is wrong with the file."""
-        if self.file == SHIPPED:
-            return self
         return dataclasses.replace(self, artifact=read_artifact(read(self.file), self.file))
 
     @property
     def digest(self) -> str:
         """See `Policy`."""
-        return self.loaded.digest
+        return self.artifact.digest if self.artifact else ""
 
     @property
     def loaded(self) -> Artifact:
         """The file's content; ValueError where `with_files` was not called."""
         if self.artifact is not None:
             return self.artifact
-        if self.file == SHIPPED:
-            return shipped()
+        if not self.file:
+            return _start()
         raise ValueError(f"policy learned: {self.file} was not read; make the policy by build_policy, or with_files")
 
     def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:

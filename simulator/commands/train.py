@@ -33,7 +33,7 @@ _EPILOG = """\b
 Examples:
   balancer train --out out/mine
   balancer train --out out/mine --resume                          go on after a kill
-  balancer train --out out/ours --from-log decisions/             fine-tune on production's requests
+  balancer train --out out/ours --from-log decisions/             train on production's requests
   balancer train --out out/quick --iterations 30 --set pairs=32 --scenarios stale-reports --scenarios mine.yaml
 Then, in the balancer's config: policy: {name: learned, options: {file: out/mine/policy.npz}}
 """
@@ -72,7 +72,7 @@ Then, in the balancer's config: policy: {name: learned, options: {file: out/mine
     "--from-log",
     type=click.Path(path_type=str, exists=True),
     metavar="FOLDER",
-    help="Fine-tune on the fleet and the requests of a decision log, starting from the shipped policy.",
+    help="Train on the fleet and the requests of a decision log; with --init, go on from a trained policy.",
 )
 @click.option(
     "--profile",
@@ -81,7 +81,7 @@ Then, in the balancer's config: policy: {name: learned, options: {file: out/mine
     multiple=True,
     help="Service times (balancer profile), which go before the log's; repeat.",
 )
-@click.option("--init", metavar="FILE", help="Start from this policy; shipped: the one that comes with us.")
+@click.option("--init", metavar="FILE", help="Start from the policy in this file.")
 @click.option("--resume", is_flag=True, help="Go on with the run in --out; its options need not be repeated.")
 def train(out: Path, minutes: float | None, jobs: int | None, ray: str | None, resume: bool, **options: Any) -> None:
     """Train the learned policy in the simulator, and write it as a file that a balancer serves.

@@ -19,7 +19,6 @@ from policies.base import FloatArray
 from policies.learned.artifact import Artifact, read_artifact
 from policies.learned.features import SCHEMA
 from policies.learned.network import Network, shapes
-from policies.learned.policy import SHIPPED, shipped
 from simulator.envs.sampling import covering
 from simulator.log.fleet import scenario_from_log
 from simulator.scenario import Scenario, load_scenario, scenario_names
@@ -35,9 +34,9 @@ _FINE_TUNING = {
     **{"iterations": 30, "step": 1.0, "pairs": 32, "tasks": 1},
     **{"evaluate_every": 5, "validation_episodes": 64, "report_seeds": 5, "range_episodes": 64, "random_share": 0.3},
 }
-"""Defaults, where the algorithm has such settings, when a trained policy goes on with a log: some two minutes of one
-core, since one fleet tells less than many. All episodes of an iteration are one task, half the work of four: in
-NumPy a decision of 64 takes less than twice as long as one of 16."""
+"""Defaults, where the algorithm has such settings, for training on a log: some two minutes of one core, since one fleet
+tells less than many. All episodes of an iteration are one task, half the work of four: in NumPy a decision of 64 takes
+less than twice as long as one of 16."""
 _TRAINED_ON = 0.75
 """Share of a log that training sees; the rest is for validation."""
 _LEAST_REQUESTS = 100
@@ -90,8 +89,6 @@ def make_plan(given: Mapping[str, Any]) -> TrainingPlan:
         ValueError: a setting or file does not fit; named, with the remedy.
     """
     plan = TrainingPlan(**{**given, "settings": {}})
-    if plan.from_log and not plan.init:
-        plan = dataclasses.replace(plan, init=SHIPPED)
     if not plan.from_log and not plan.scenarios:
         names = tuple(name for name in scenario_names("train") if name not in NOT_TRAINED_ON)
         plan = dataclasses.replace(plan, scenarios=names)
@@ -119,8 +116,6 @@ def _shown(value: Any) -> str:
 
 def start_of(init: str) -> Artifact:
     """The policy to start from."""
-    if init == SHIPPED:
-        return shipped()
     try:
         content = Path(init).read_bytes()
     except OSError as error:

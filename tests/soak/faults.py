@@ -8,6 +8,9 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from support.weights import write_weights
 
 from balancer.errors import OperatorError
 from balancer.stack.process import Child, LocalProcess
@@ -205,12 +208,19 @@ async def worker_removed(site: Site) -> None:
     await site.answers()
 
 
+def _options(policy: str, folder: Path) -> dict[str, Any]:
+    if policy != "learned":
+        return {}
+    write_weights(folder / "learned.npz")
+    return {"file": "learned.npz"}
+
+
 async def policy_swapped(site: Site) -> None:
     """Another policy in the config, and the first one again."""
     other = site.rng.choice(_OTHER_POLICIES)
     site.event.said["policy"] = other
     try:
-        await site.deployment.swap(other)
+        await site.deployment.swap(other, **_options(other, site.deployment.directory))
         site.event.noticed()
         await site.pause(0.5, 3.0)
         await site.deployment.swap(POLICY)

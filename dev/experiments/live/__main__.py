@@ -14,6 +14,7 @@ from typing import Any
 import click
 import uvloop
 
+from balancer.config.policy_options import build_policy
 from balancer.errors import OperatorError
 from balancer.load.display import LiveLine, make_console
 from dev.experiments.live import fidelity, plot, switchback
@@ -22,6 +23,7 @@ from dev.experiments.live.report import Report, make_report
 from dev.experiments.live.session import FIDELITY, QUICK, SWITCHBACK, Session, capacity_weights
 from dev.stack import interruptible
 from policies import BUILTIN
+from policies.learned import Learned
 
 _RECORDING = "recording.json"
 _INTERRUPTED = 130
@@ -35,6 +37,7 @@ def _options(design: Session, out: str) -> Callable[[Callable[..., None]], Calla
         click.option("--page", "target", type=click.Path(path_type=Path), help="Where the page goes [default: --out]."),
         click.option("--again", is_flag=True, help="Simulate and compare the last run; nothing is started."),
         click.option("--policy", "policies", multiple=True, help=f"Repeat. [default: {', '.join(design.policies)}]"),
+        click.option("--learned", default="", metavar="FILE", help="`learned` too, by the policy.npz of `train`."),
     )
 
     def decorated(function: Callable[..., None]) -> Callable[..., None]:
@@ -52,9 +55,9 @@ def main() -> None:
 
 @main.command("fidelity")
 @_options(FIDELITY, "out/fidelity")
-def fidelity_(out: Path, target: Path | None, again: bool, policies: tuple[str, ...]) -> None:
+def fidelity_(out: Path, target: Path | None, again: bool, policies: tuple[str, ...], learned: str) -> None:
     """How close the simulator comes to the stack: writes live.md, live.json and live.png."""
-    report = _report(out, again, lambda: _session(FIDELITY, policies), weigh=False, block_s=_BLOCK_S)
+    report = _report(out, again, lambda: _session(FIDELITY, policies, learned), weigh=False, block_s=_BLOCK_S)
     folder = target or out
     plot.fidelity(report, folder / "live.png")
     _write(folder, "live.md", fidelity.page(report), "live.json", fidelity.as_json(report))
@@ -64,18 +67,26 @@ def fidelity_(out: Path, target: Path | None, again: bool, policies: tuple[str, 
 @main.command("switchback")
 @_options(SWITCHBACK, "out/switchback")
 @click.option("--quick", is_flag=True, help=f"{QUICK.rounds} rounds of short windows, to see that all of it works.")
-def switchback_(out: Path, target: Path | None, again: bool, quick: bool, policies: tuple[str, ...]) -> None:
+def switchback_(
+    out: Path, target: Path | None, again: bool, quick: bool, policies: tuple[str, ...], learned: str
+) -> None:
     """The last policy against each of the others, under bursts: writes README.md, switchback.png and results.json."""
-    report = _report(out, again, lambda: _session(QUICK if quick else SWITCHBACK, policies), weigh=True)
+    report = _report(out, again, lambda: _session(QUICK if quick else SWITCHBACK, policies, learned), weigh=True)
     folder = target or out
     plot.switchback(report, folder / "switchback.png")
     _write(folder, "README.md", switchback.page(report), "results.json", report.as_json())
     _end(switchback.summary(report), report.problems())
 
 
-def _session(design: Session, policies: tuple[str, ...]) -> Session:
-    """The design with these policies, if any; raises `ValueError` for what cannot be run."""
-    session = replace(design, policies=policies or design.policies)
+def _session(design: Session, policies: tuple[str, ...], learned: str) -> Session:
+    """The design with these policies, if any, and `learned` where its file is given; `ValueError`: it cannot be run."""
+    policies = policies or design.policies
+    if Learned.name in policies:
+        raise ValueError("--policy is learned: give its file instead, by --learned FILE")
+    if learned:
+        build_policy(Learned.name, {"file": learned})  # raises where it cannot be used
+        policies = (*policies, Learned.name)
+    session = replace(design, policies=policies, learned=learned)
     for policy in session.policies:
         if policy not in BUILTIN:
             raise ValueError(f"--policy is {policy!r}: give one of {', '.join(BUILTIN)}")

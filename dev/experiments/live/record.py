@@ -221,7 +221,7 @@ async def _send(
         for turn in session.turns():
             await until(turn.start_s - session.pause_s / 2)
             stack.check()
-            swaps_s.append(await stack.swap(turn.policy))
+            swaps_s.append(await stack.swap(turn.policy, **session.options(turn.policy)))
             await until(turn.counted_s)
             before = await _decisions(stack)
             await until(turn.end_s - _BEFORE_END_S)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from balancer.config.profile_file import Profile
 from balancer.load.workload import IntArray, LoadWorkload
 from dev.demo import traffic
+from policies.learned import Learned
 from simulator.workload.draws import Sessions
 
 
@@ -52,11 +55,17 @@ class Session:
     """Keys that each emulated GPU remembers; 0: none."""
     cache_saving: float = 0.0
     """Share of a request's time that a warm key saves."""
+    learned: str = ""
+    """The file of `learned`, where it is among the policies."""
 
     @property
     def plan(self) -> traffic.Plan:
         """The demo's plan of such windows; raises `ValueError` where there is nothing to compare."""
         return traffic.Plan(self.policies, self.rounds, self.window_s, self.settle_s, self.rate_per_s, self.seed)
+
+    def options(self, policy: str) -> dict[str, Any]:
+        """Of one of the policies."""
+        return {"file": str(Path(self.learned).resolve())} if policy == Learned.name else {}
 
     def turns(self) -> tuple[Turn, ...]:
         """All turns in order of time."""
@@ -103,7 +112,7 @@ def _later(workload: LoadWorkload, by_s: float) -> LoadWorkload:
 
 FIDELITY = Session()
 SWITCHBACK = Session(
-    policies=("wlpr", "expected_latency", "learned"),
+    policies=("wlpr", "expected_latency"),
     rounds=15,
     window_s=6.0,
     settle_s=2.0,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 from balancer.load.text import milliseconds, share
 from dev.demo import traffic
 from dev.experiments.live.figures import IN_TIME, RESAMPLES, Pair
 from dev.experiments.live.report import Report
 from dev.experiments.live.session import QUICK, SWITCHBACK
+from policies.learned import Learned
 from simulator.compare.statistics import Estimate
 from simulator.compare.text import markdown
 
@@ -138,12 +140,12 @@ def _problems(report: Report) -> str:
 
 def _command(report: Report) -> str:
     session = report.recording.session
-    if session == SWITCHBACK:
-        return "make switchback"
+    named = tuple(name for name in session.policies if name != Learned.name)
+    if replace(session, policies=named, learned="") == SWITCHBACK:
+        return f"make switchback{session.learned and f' FILE={session.learned}'}"
     quick = " --quick" if session.rounds == QUICK.rounds else ""
-    return (
-        "python -m dev.experiments.live switchback" + quick + "".join(f" --policy {name}" for name in session.policies)
-    )
+    learned = session.learned and f" --learned {session.learned}"
+    return f"python -m dev.experiments.live switchback{quick}{''.join(f' --policy {name}' for name in named)}{learned}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from balancer.config.policy_options import build_policy
 from balancer.config.profile_file import Profile
 from balancer.kernel.settings import Settings
 from balancer.load.arrivals import FloatArray
@@ -20,7 +21,6 @@ from balancer.load.result import LoadResult
 from balancer.load.workload import LoadWorkload
 from balancer.stack.stack import REPOSITORY
 from dev.experiments.live.session import Session
-from policies import BUILTIN
 from policies.hashing import key_of
 from simulator.arrivals import Arrivals
 from simulator.batch import Batch
@@ -129,9 +129,10 @@ def simulate(fleet: FleetSpec, session: Session, seeds: Sequence[int]) -> Result
     """The session, once for each seed: policies take their turns in one fleet, whose estimators go on learning."""
     one = arrivals(session.workload())
     batch = Batch([fleet] * len(seeds), [one] * len(seeds), seeds)
-    policies = [BUILTIN[turn.policy]() for turn in session.turns()]
+    policies = {name: build_policy(name, session.options(name)) for name in session.policies}
+    decides = [policies[turn.policy] for turn in session.turns()]
     batch.start()
     # In an open loop every request is decided, in its order, at the same step in all environments.
     for turn in session.turn_of_requests():
-        batch.step(batch.draw(batch.probabilities(policies[turn])))
+        batch.step(batch.draw(batch.probabilities(decides[turn])))
     return batch.result()

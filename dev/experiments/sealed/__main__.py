@@ -13,14 +13,15 @@ from balancer.config.policy_options import read_policy_file
 from dev.experiments.sealed import opening, page, rivals
 from dev.experiments.sealed.page import Told
 from policies.base import Policy
-from policies.learned.policy import SHIPPED, Learned
+from policies.learned import Learned
 from simulator.train.trainer import write_whole
 
 PAGE = Path("docs/learned/sealed.md")
 DISTRIBUTION = Path("docs/learned/sealed_distribution.csv")
 SCENARIOS, SEEDS = 24, 8
+_COMMAND = "python -m dev.experiments.sealed "
 _JOBS = click.option("--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Processes.")
-_FILE = click.option("--file", default=SHIPPED, help="Weights. [default: the shipped]")
+_FILE = click.option("--file", required=True, help="The policy.npz of `balancer train`.")
 
 
 @click.group()
@@ -57,9 +58,14 @@ def tune(out: Path) -> None:
 def rehearse(seed: int, scenarios: int, seeds: int, requests: int | None, out: Path, file: str, jobs: int) -> None:
     """All of it on a seed of your own, which seals nothing."""
     more = "" if requests is None else f" --requests {requests}"
-    command = f"python -m dev.experiments.sealed rehearse --seed {seed} --scenarios {scenarios} --seeds {seeds}{more}"
+    command = f"rehearse --file {file} --seed {seed} --scenarios {scenarios} --seeds {seeds}{more}"
     drawn = opening.draw(seed, scenarios, seeds, rivals.read_tuned(), trained(file), requests)
-    _judge(drawn, out / PAGE.name, Told(command, "a seed for trying it, so these were no secret"), jobs)
+    _judge(
+        drawn,
+        out / PAGE.name,
+        Told(_COMMAND + command, "a seed for trying it, so these were no secret"),
+        jobs,
+    )
 
 
 @main.command("open")
@@ -75,7 +81,7 @@ def open_sealed(path: Path, file: str, jobs: int) -> None:
     commit = _git("rev-parse", "HEAD")
     seed = opening.seed_of(commit)
     drawn = opening.draw(seed, SCENARIOS, SEEDS, rivals.read_tuned(), trained(file), None)
-    _judge(drawn, path, Told("python -m dev.experiments.sealed open", f"the hash of commit {commit}"), jobs)
+    _judge(drawn, path, Told(f"{_COMMAND}open --file {file}", f"the hash of commit {commit}"), jobs)
 
 
 def trained(file: str) -> Policy:

@@ -17,8 +17,7 @@ from policies.learned import Learned
 from policies.learned.artifact import make_artifact
 from policies.learned.features import FEATURES, TERMS, Feature, FeatureInputs, inputs, ratio_of
 from policies.learned.loops import READS, fill_learned, log1p, scratch_size, weights_of
-from policies.learned.network import Network, shapes
-from policies.learned.policy import shipped
+from policies.learned.network import Network, shapes, untrained
 from simulator.engine.compiled import compiled, from_source
 
 EXTREME = np.array([0.0, 1e-12, 1e12, np.inf, np.nan])
@@ -58,9 +57,7 @@ def views(draw: st.DrawFn, most: int) -> FakeView:
 
 @st.composite
 def networks(draw: st.DrawFn) -> Network:
-    """The one that is shipped, and random ones of 1 to 9 hidden units."""
-    if draw(st.booleans()):
-        return shipped().network
+    """Random ones of 1 to 9 hidden units."""
     generator = np.random.default_rng(draw(st.integers(0, 2**32)))
     drawn = {name: generator.normal(0.0, 0.3, shape) for name, shape in shapes(draw(st.integers(1, 9))).items()}
     return Network(**drawn | {"beta": np.array(draw(st.sampled_from([0.5, 7.0, 40.0])))})
@@ -102,7 +99,7 @@ def test_loops_are_the_policy(fill: Fill, most: int, data: st.DataObject, networ
 
 @in_both_ways
 def test_it_writes_to_no_more_scratch_than_it_says(fill: Fill, most: int) -> None:
-    weights = weights_of(shipped().network)
+    weights = weights_of(untrained())
     for n in (1, 2, most):
         scratch = np.full(scratch_size(n, weights) + 5, 7.0)
         fill(np.ones((len(READS), n)), np.ones(n, bool), 1.0, 1.0, weights, scratch, np.zeros(n))

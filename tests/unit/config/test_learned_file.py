@@ -4,24 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
+from support.weights import write_weights
 
 from balancer.config import config
 from balancer.config.config import ConfigError
-from policies.learned import Learned
-from policies.learned.artifact import make_artifact, write_artifact
-from policies.learned.features import FEATURES
-from policies.learned.network import untrained
 
 MINE = "policy: {name: learned, options: {file: mine.npz}}\n"
-
-
-def write_weights(path: Path, beta: float = 20.0) -> str:
-    """A policy's file as training writes it; returns its digest."""
-    artifact = make_artifact(untrained(beta=beta), np.zeros(len(FEATURES)), np.ones(len(FEATURES)), {})
-    path.write_bytes(write_artifact(artifact))
-    return artifact.digest
 
 
 @pytest.fixture
@@ -39,11 +28,9 @@ def test_it_is_found_from_the_folder_of_the_config(file: Path) -> None:
     assert loaded.policy.built.digest == write_weights(file.parent / "mine.npz")
 
 
-def test_shipped_is_no_file_of_the_folder(tmp_path: Path) -> None:
-    (tmp_path / "balancer.yaml").write_text("policy: {name: learned}\n")
-    loaded = config.load(tmp_path / "balancer.yaml")
-    assert loaded.policy.options == {"file": "shipped"}
-    assert loaded.policy.built == Learned()
+def test_without_one_it_says_who_writes_it() -> None:
+    with pytest.raises(ConfigError, match=r"policy\.options\.file: is missing .* `balancer train --out FOLDER` wrote"):
+        config.from_mapping({"policy": {"name": "learned"}})
 
 
 @pytest.mark.parametrize(

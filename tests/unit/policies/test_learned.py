@@ -14,10 +14,10 @@ from balancer.server.page.explain import explain
 from policies.base import FloatArray, Request
 from policies.expected_latency import ExpectedLatency
 from policies.learned import Learned
-from policies.learned.artifact import Artifact, make_artifact, read_artifact, write_artifact
+from policies.learned.artifact import make_artifact, read_artifact, write_artifact
 from policies.learned.features import FEATURES, TERMS, inputs
 from policies.learned.network import Network, shapes, untrained
-from policies.learned.policy import EXPECTED, GROUPS, shipped
+from policies.learned.policy import EXPECTED, GROUPS
 
 ROWS = Request("m", rows=3, deadline_s=0.5)
 
@@ -188,10 +188,10 @@ def test_within_the_range_of_training_is_zero_and_beyond_is_in_widths_of_it() ->
 
 
 def test_a_file_is_read_by_name_and_without_it_the_policy_says_what_to_do() -> None:
-    content = write_artifact(Artifact(random_network(), shipped().lowest, shipped().highest, {}, "made by hand"))
+    made = learned(random_network()).loaded
+    content = write_artifact(dataclasses.replace(made, digest="made by hand"))
     with pytest.raises(ValueError, match=r"mine.npz is damaged"):
         Learned(file="mine.npz").with_files({"mine.npz": content}.__getitem__)
-    made = make_artifact(random_network(), shipped().lowest, shipped().highest, {})
     policy = Learned(file="mine.npz").with_files({"mine.npz": write_artifact(made)}.__getitem__)
     assert policy.digest == made.digest == read_artifact(write_artifact(made), "f").digest
     assert policy.options() == {"file": "mine.npz"}

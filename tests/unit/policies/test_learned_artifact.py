@@ -7,7 +7,6 @@ import io
 import json
 import pickle
 from collections.abc import Callable
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from policies.base import FloatArray
 from policies.learned.artifact import Artifact, make_artifact, read_artifact, write_artifact
 from policies.learned.features import FEATURES, SCHEMA
 from policies.learned.network import Network, shapes
-from policies.learned.policy import SHIPPED_FILE, shipped
 
 Arrays = dict[str, Any]
 
@@ -146,10 +144,3 @@ def test_a_damaged_file_is_refused_or_holds_the_same(data: st.DataObject) -> Non
     with contextlib.suppress(ValueError):
         # Some bytes are read by nobody, such as those of a date.
         assert read_artifact(bytes(content), "f") == artifact()
-
-
-def test_the_shipped_file_is_small_and_says_how_it_was_made() -> None:
-    assert len(files("policies.learned").joinpath(SHIPPED_FILE).read_bytes()) < 64 * 1024
-    assert shipped().record["schema"]["hash"] == SCHEMA
-    assert shipped().record["algorithm"]
-    assert np.all(shipped().lowest <= shipped().highest)

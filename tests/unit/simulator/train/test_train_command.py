@@ -341,9 +341,7 @@ def test_the_default_is_the_train_split_without_what_routing_does_not_decide() -
     assert not any(load_scenario(name).split == "held-out" for name in names)
 
 
-def test_a_run_from_a_log_starts_from_the_shipped_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = make_artifact(initial(np.random.default_rng(3), 5, 20.0), *[np.zeros(len(FEATURES))] * 2, {})
-    monkeypatch.setattr(planning, "shipped", lambda: start)
+def test_a_run_from_a_log_has_settings_of_its_own() -> None:
     plan = planning.make_plan({"from_log": "anywhere"})
-    assert (plan.init, plan.settings["hidden"], plan.scenarios) == ("shipped", 5, ())
+    assert (plan.init, plan.scenarios) == ("", ())
     assert (plan.settings["pairs"], plan.settings["tasks"]) == (32, 1)

@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+from support.weights import write_weights
 from unit.dev.experiments.live.synthetic import EASY, MODELS, PROFILES
 
 from dev.experiments.live import twin
@@ -49,8 +50,10 @@ def test_each_request_of_the_session_is_decided_by_the_policy_whose_turn_it_is()
     assert (both.picked[:, turn == 1] != alone.picked[:, turn == 1]).any()
 
 
-def test_a_trained_policy_brings_its_file_along():
-    session = Session(policies=("learned", "round_robin"), rounds=1, window_s=1.0, settle_s=0.5, pause_s=0.5)
+def test_a_trained_policy_brings_its_file_along(tmp_path):
+    write_weights(tmp_path / "mine.npz")
+    policies, file = ("learned", "round_robin"), str(tmp_path / "mine.npz")
+    session = Session(policies, rounds=1, window_s=1.0, settle_s=0.5, pause_s=0.5, learned=file)
     result = twin.simulate(twin.fleet(PROFILES, EASY, MODELS), session, range(1))
     assert (result.status == 0).all()
 

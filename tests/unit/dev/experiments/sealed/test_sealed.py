@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from support.results import make_result
+from support.weights import write_weights
 
 from balancer.scheduler.canary.guard import PolicyChange
 from balancer.scheduler.canary.switchback import Finding
@@ -25,6 +26,7 @@ from simulator.train.written import BALANCERS, DUE, FAULTS, KEYED, LONG, PLACES,
 
 TOLD = page.Told("python -m dev.experiments.sealed open", "the hash of commit 0")
 LEVELS = np.array([0.010, 0.012, 0.015])
+FILE = "policy.npz"
 
 
 def metrics(by_seed: Sequence[float], ok: float = 1.0) -> RunMetrics:
@@ -182,7 +184,8 @@ def _repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     git("init", "--quiet")
     (tmp_path / "file").write_text("content")
-    git("add", "file")
+    write_weights(tmp_path / FILE)
+    git("add", ".")
     git("commit", "--quiet", "--message", "Seal")
     return tmp_path
 
@@ -197,7 +200,7 @@ def test_the_seed_is_of_the_commit_and_known_to_nobody_before(
 ) -> None:
     judged: list[Opening] = []
     monkeypatch.setattr(commands, "_judge", lambda drawn, *_: judged.append(drawn))
-    done = CliRunner().invoke(commands.main, ["open"])
+    done = CliRunner().invoke(commands.main, ["open", "--file", FILE])
     assert done.exit_code == 0, done.output
     (drawn,) = judged
     assert drawn.seed == opening.seed_of(git("rev-parse", "HEAD")) != opening.seed_of("another")
@@ -206,7 +209,7 @@ def test_the_seed_is_of_the_commit_and_known_to_nobody_before(
 
 def test_what_is_not_committed_seals_nothing(repository: Path) -> None:
     (repository / "file").write_text("changed")
-    refused = CliRunner().invoke(commands.main, ["open"])
+    refused = CliRunner().invoke(commands.main, ["open", "--file", FILE])
     assert refused.exit_code == 1
     assert "not all is committed" in refused.output
 
@@ -214,7 +217,7 @@ def test_what_is_not_committed_seals_nothing(repository: Path) -> None:
 def test_they_open_once(repository: Path) -> None:
     commands.PAGE.parent.mkdir(parents=True)
     commands.PAGE.write_text("opened")
-    refused = CliRunner().invoke(commands.main, ["open"])
+    refused = CliRunner().invoke(commands.main, ["open", "--file", FILE])
     assert refused.exit_code == 1
     assert "they were opened" in refused.output
     assert commands.PAGE.read_text() == "opened"
@@ -222,17 +225,33 @@ def test_they_open_once(repository: Path) -> None:
 
 @pytest.mark.long
 def test_a_rehearsal_does_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_weights(tmp_path / FILE)
     monkeypatch.setattr(
         rivals, "read_tuned", lambda: {"best": "wlpr", "policies": {"wlpr": {"chosen": {"settings": {"told": True}}}}}
     )
     monkeypatch.setattr(rivals, "DEFAULTS", ("expected_latency",))
-    words = ("rehearse", "--seed", "1", "--scenarios", "2", "--seeds", "2", "--requests", "60", "--jobs", "1")
+    words = (
+        "rehearse",
+        "--file",
+        FILE,
+        "--seed",
+        "1",
+        "--scenarios",
+        "2",
+        "--seeds",
+        "2",
+        "--requests",
+        "60",
+        "--jobs",
+        "1",
+    )
     done = CliRunner().invoke(commands.main, [*words, "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     document = json.loads((tmp_path / "sealed.json").read_text())
     assert document["against"] == "wlpr, tuned"
     assert len(document["scenarios"][0]["policies"]["social"]["mean_s"]) == 2
     text = (tmp_path / "sealed.md").read_text()
-    assert " ".join(words[:3]) in text
+    assert " ".join(words[:5]) in text
     assert document["rivals"]["wlpr, tuned"] == {"options": {"count_self": True}, "weights_are_capacities": True}
     assert set(document["scenarios"][0]["guard"]) == {"falls", "reasons", "by_baseline"}
