@@ -146,7 +146,7 @@ class SharedState:
         while count := int(self._call("take", RINGS.index(what), into.ctypes.data, len(into))):
             yield into[:count]
 
-    def tell_lines(self, share: float) -> None:
+    def log_lines(self, share: float) -> None:
         """For that share of the decisions, as `balancer.server.logs.DecisionLines` has it."""
         self._lines_share = share
         self._call("tell_lines", share)

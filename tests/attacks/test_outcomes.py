@@ -132,7 +132,7 @@ async def test_made_up_statuses_do_not_grow_the_metrics(gateway: Gateway) -> Non
         ("", "404", 0),
     ],
 )
-async def test_an_error_that_another_gateway_tells_is_no_fast_success(
+async def test_an_error_that_another_gateway_reports_is_no_fast_success(
     gateway: Gateway, grpc_status: str, status: str, errors: int
 ) -> None:
     answer = ext_proc.ProcessingRequest()

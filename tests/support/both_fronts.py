@@ -88,7 +88,7 @@ class BothFronts(NativeRig):
         await self.stub.ModelInfer(a_request("warm"), timeout=PATIENCE_S)
         return self.router.state.counts()[how] > before
 
-    def tell_lines(self, share: float) -> None:
+    def log_lines(self, share: float) -> None:
         """Of decisions, in the log."""
         self.recorder.decision_lines.share = share
         self.front.configure(HeaderNames(), share)

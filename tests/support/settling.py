@@ -88,7 +88,7 @@ def leave(path: Path, settings: Settings, rollout: RolloutSettings) -> None:
     router.serve(True)
 
 
-def said_by(program: Sequence[object], lines: Sequence[str]) -> list[str]:
+def printed_by(program: Sequence[object], lines: Sequence[str]) -> list[str]:
     """What `settle` says to these lines."""
     command = [str(word) for word in program]
     done = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, check=False)

@@ -63,7 +63,7 @@ class NativeFront:
     def configure(self, names: HeaderNames, lines_share: float, limits_tenants: bool = False) -> None:
         """Headers that may say what a body does not, the share of decisions that the log tells of, and whether tenants
         are limited of whom the balancer forwards requests."""
-        self._router.state.tell_lines(lines_share)
+        self._router.state.log_lines(lines_share)
         self._router.read_headers(names, limits_tenants)
 
     async def run(

@@ -120,7 +120,7 @@ def model_of(report: Report, name: str = "seconds") -> ModelReport:
     return next((model for model in report.models if model.model == name), ModelReport(name, "", ready=False))
 
 
-async def test_each_of_two_balancers_hears_what_the_other_has_in_flight_of_the_same_moment(
+async def test_each_of_two_balancers_receives_what_the_other_has_in_flight_of_the_same_moment(
     triton: TritonServer, client: Any
 ) -> None:
     """Two routers, the agent and a real Triton: what one has sent, the other counts as executing there."""
@@ -343,7 +343,7 @@ async def test_a_model_that_is_unloaded_leaves_the_others_ready(received: Receiv
     assert again.incarnation == first.incarnation
 
 
-async def test_a_worker_of_which_no_balancer_hears_is_not_drained(triton: TritonServer) -> None:
+async def test_a_worker_that_reports_to_no_balancer_is_not_drained(triton: TritonServer) -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "agent.sock"
         async with agent_beside(triton, f"127.0.0.1:{free_ports(1)[0]}", control=path):

@@ -41,7 +41,7 @@ async def test_outcomes_go_to_the_process_that_picked(tmp_path: Path) -> None:
             assert balancer.outcomes.empty()
 
 
-async def test_all_processes_hear_of_what_nobody_picked(tmp_path: Path) -> None:
+async def test_all_processes_receive_what_nobody_picked(tmp_path: Path) -> None:
     rig = Rig(tmp_path, balancers=[FakeBalancer(), FakeBalancer()])
     async with rig.running():
         for balancer in rig.balancers:

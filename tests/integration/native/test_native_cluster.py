@@ -101,7 +101,7 @@ async def test_another_worker_is_tried_where_one_cannot_be_reached(orphan: Nativ
     assert {await orphan.infer() for _ in range(30)} == {"w0", "w2"}
 
 
-async def test_what_was_asked_about_is_shown_at_once(rig: NativeRig) -> None:
+async def test_what_the_balancer_decided_is_shown_at_once(rig: NativeRig) -> None:
     """Not gathered: Envoy would wait for an hour here."""
     rig.router.serve(False)
     rig.balancer.respond = lambda _: go_on(rig.workers[2].grpc_endpoint, process="0", number="1")

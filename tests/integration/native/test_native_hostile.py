@@ -55,7 +55,7 @@ async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[NativeR
 async def test_ids_stay_in_their_field_of_envoys_log(rig: NativeRig) -> None:
     """Each request is answered, Envoy lives, and each line of the log is one object with the id as it came."""
     log, sent = rig.directory / "access.log", 0
-    rig.router.state.tell_lines(1.0)
+    rig.router.state.log_lines(1.0)
     for raw in IDS.values():
         body = b'{"id":"' + raw + b'","inputs":[{"name":"x","shape":[1,4],"datatype":"UINT8","data":[1]}]}'
         for headers in HEADERS_OF_IDS:

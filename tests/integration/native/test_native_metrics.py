@@ -175,7 +175,7 @@ async def test_a_client_that_leaves_before_its_request_is_there(rig: BothFronts)
 
 async def test_lines_of_decisions(rig: BothFronts, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "balancer.decisions")
-    rig.tell_lines(1.0)
+    rig.log_lines(1.0)
     request = a_request()
     request.id = "tensor-1"
     await rig.stub.ModelInfer(request, timeout=PATIENCE_S, metadata=[("x-request-id", "mine")])

@@ -18,7 +18,7 @@ from policies import BUILTIN
 pytestmark = pytest.mark.integration
 
 
-async def test_a_stranger_s_policy_decides_inside_and_nobody_is_asked(rig: NativeRig) -> None:
+async def test_a_stranger_s_policy_decides_inside(rig: NativeRig) -> None:
     policy = stranger(FIT["_in_turn"])
     rig.router.configure(policy, rig.settings)
     assert [await rig.infer() for _ in range(30)] == 10 * ["w0", "w1", "w2"]

@@ -79,7 +79,7 @@ GRPC = {":path": "/inference.GRPCInferenceService/ModelInfer", "content-type": "
 
 
 @pytest.mark.parametrize("case", CASES)
-async def test_grpc_hears_what_the_balancer_would_say(rig: NativeRig, case: str) -> None:
+async def test_grpc_gets_the_balancers_words(rig: NativeRig, case: str) -> None:
     model, version, priority, count = CASES[case]
     request = a_request(model)
     request.model_version = version
@@ -101,7 +101,7 @@ async def test_grpc_hears_what_the_balancer_would_say(rig: NativeRig, case: str)
 
 
 @pytest.mark.parametrize("case", ["unknown model", "unknown version", "full"])
-async def test_rest_hears_what_the_balancer_would_say(rig: NativeRig, case: str) -> None:
+async def test_rest_gets_the_balancers_words(rig: NativeRig, case: str) -> None:
     model, version, _, count = CASES[case]
     path = f"/v2/models/{model}{f'/versions/{version}' if version else ''}/infer"
     with filled(rig, count, "w0", "w1", "w2"):

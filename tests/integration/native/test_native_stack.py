@@ -167,7 +167,7 @@ async def test_the_decision_log_may_begin_and_end_under_requests(stack: Stack, t
     assert replayed.exit_code == 0, replayed.output
 
 
-async def test_what_cannot_be_decided_there_is_asked_for(stack: Stack) -> None:
+async def test_what_cannot_be_decided_there_is_left_to_the_balancer(stack: Stack) -> None:
     stack.write_config({"name": "round_robin"}, shadow={"name": "wlpr", "share": 1.0})
 
     async def is_logged() -> bool:

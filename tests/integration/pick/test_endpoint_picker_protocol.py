@@ -84,7 +84,7 @@ def headers(path: str = "/v2/models/m/infer", **more: str) -> ext_proc.Processin
 
 
 @pytest.mark.parametrize("fallbacks", [False, True])
-async def test_the_pick_is_in_header_and_metadata_alike_with_fallbacks_where_told_to(fallbacks: bool) -> None:
+async def test_the_pick_is_in_header_and_metadata_alike_with_fallbacks_where_configured(fallbacks: bool) -> None:
     async with gateway(fallbacks=fallbacks) as g:
         [response] = await g.exchange(headers())
     metadata = response.dynamic_metadata["envoy.lb"][KEY]
@@ -234,7 +234,7 @@ def sent_back(kind: str, answers: list[ext_proc.ProcessingResponse]) -> list[tup
 
 
 @pytest.mark.parametrize("kind", ["request_body", "response_body"])
-async def test_a_gateway_that_tells_no_modes_is_taken_for_full_duplex(kind: str) -> None:
+async def test_a_gateway_that_names_no_modes_is_taken_for_full_duplex(kind: str) -> None:
     async with gateway() as g:
         answers = await g.exchange(headers(), *bodies(kind))
     assert sent_back(kind, answers[1:]) == [(b"abc", False), (b"def", True)]

@@ -229,7 +229,7 @@ async def test_a_request_is_in_flight_until_it_has_ended(
     assert (served.status, served.grpc_status) == ((0, -1) if leaves else (200, 0))
 
 
-async def test_of_a_gateway_that_tells_nothing_no_end_is_made_up(stack: Stack, tmp_path: Path) -> None:
+async def test_of_a_gateway_that_reports_nothing_no_end_is_made_up(stack: Stack, tmp_path: Path) -> None:
     async with Envoys(tmp_path, stack.envoys.picker_port, stack.workers, [SILENT]).running() as envoys:
         async with stack.http.post(
             f"http://127.0.0.1:{envoys.ports[SILENT]}/v2/models/m/infer", data=b"{}"

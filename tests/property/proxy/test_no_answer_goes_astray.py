@@ -40,7 +40,7 @@ SETTINGS = ProxySettings(
     },
 )
 
-Asked = tuple[str, int, str, int, str]
+SentRequest = tuple[str, int, str, int, str]
 """Model, value, id, rows, tenant."""
 SEND = st.tuples(
     st.sampled_from(sorted(SETTINGS.models)),
@@ -55,7 +55,7 @@ AT_ONCE = st.lists(SEND, min_size=1, max_size=4) | st.tuples(SEND, st.lists(st.i
 """Requests that come together: any, or alike but for their values, which are joined."""
 STEPS = st.lists(
     st.one_of(
-        AT_ONCE.map(lambda asked: ("send", asked)),
+        AT_ONCE.map(lambda one: ("send", one)),
         st.tuples(st.just("cancel"), st.integers(0, 30)),
         st.tuples(st.just("answer"), st.integers(0, 30)),
         st.tuples(st.just("fail"), st.integers(0, 30)),
@@ -115,27 +115,27 @@ class Played:
         self.sharing = Sharing(batching, clocks, counts, callers)
         batching.configure(SETTINGS)
         self.sharing.configure(SETTINGS)
-        self.sent: list[tuple[Asked, asyncio.Task[ProxyAnswer]]] = []
+        self.sent: list[tuple[SentRequest, asyncio.Task[ProxyAnswer]]] = []
 
     async def settle(self) -> None:
         """Let everything happen that does not wait for the test."""
         for _ in range(12):
             await asyncio.sleep(0)
 
-    def send(self, asked: Asked) -> None:
-        model, value, name, rows, tenant = asked
+    def send(self, one: SentRequest) -> None:
+        model, value, name, rows, tenant = one
         data = request(model, float(value), name=name, rows=rows)
         headers = {":path": INFER, "content-type": "application/grpc", "x-tenant": tenant}
         found = read(data)
         call = read_call(headers, found.fields, HeaderNames())
         arrived = Arrived(call, data, (), repeatable=SETTINGS.of(model).repeatable, id_spans=found.id_spans)
-        self.sent.append((asked, asyncio.create_task(self.sharing.infer(arrived))))
+        self.sent.append((one, asyncio.create_task(self.sharing.infer(arrived))))
 
     async def play(self, steps: list[tuple[str, object]]) -> None:
         for kind, what in steps:
             if kind == "send":
-                for asked in what:  # type: ignore[attr-defined]  # as the strategy makes it
-                    self.send(asked)
+                for one in what:  # type: ignore[attr-defined]  # as the strategy makes it
+                    self.send(one)
             elif kind == "cancel" and self.sent:
                 self.sent[int(what) % len(self.sent)][1].cancel()  # type: ignore[call-overload]
             elif kind == "wait":
@@ -200,8 +200,8 @@ def of_ids(step: tuple[str, object]) -> tuple[str, object]:
     """The same with requests of one row that all have an id, which says their value: executions then show in rows."""
     if step[0] != "send":
         return step
-    asked: Any = step[1]
+    one: Any = step[1]
     return "send", [
         ("all" if SETTINGS.of(model).batch.max_rows else "once", value, str(value), 1, tenant)
-        for model, value, _, _, tenant in asked
+        for model, value, _, _, tenant in one
     ]

@@ -87,7 +87,7 @@ class Played:
 
     def __init__(self, does: list[Does], time_s: float) -> None:
         self.does = {f"m{number}": each for number, each in enumerate(does)}
-        self.now_s, self.asked, self.asked_at_s = 0.0, list[str](), list[float]()
+        self.now_s, self.executed, self.executed_at_s = 0.0, list[str](), list[float]()
         data = request("vision", name="7")
         found = read(data)
         call = read_call({":path": INFER, "content-type": "application/grpc"}, found.fields, HeaderNames())
@@ -99,16 +99,16 @@ class Played:
         self.cascades.configure(ProxySettings(ProxySection(confidence_cascades={"vision": cascade})))
 
     async def execute(self, arrived: Arrived) -> ProxyAnswer:
-        asked: Request = arrived.call.request
+        request: Request = arrived.call.request
         sent = service_pb2.ModelInferRequest.FromString(arrived.data)
-        assert (sent.model_name, sent.id) == (asked.model, "7")
-        self.asked.append(asked.model)
-        self.asked_at_s.append(self.now_s)
-        does = self.does[asked.model]
+        assert (sent.model_name, sent.id) == (request.model, "7")
+        self.executed.append(request.model)
+        self.executed_at_s.append(self.now_s)
+        does = self.does[request.model]
         self.now_s += does.takes_s
         if does.sure is None:
             return ProxyAnswer(13, "failed")
-        return ProxyAnswer(OK, data=answered(asked.model, np.array([[does.sure]], np.float32)), worker="w")
+        return ProxyAnswer(OK, data=answered(request.model, np.array([[does.sure]], np.float32)), worker="w")
 
     async def run(self) -> ProxyAnswer:
         return await self.cascades.infer(self.step, self.execute)
@@ -116,22 +116,22 @@ class Played:
 
 @settings(max_examples=500, deadline=None)
 @given(st.lists(DOES, min_size=2, max_size=5), TIMES)
-def test_the_last_good_answer_is_given_and_nobody_is_asked_in_vain(does: list[Does], time_s: float) -> None:
+def test_the_last_good_answer_is_given_and_no_model_executes_in_vain(does: list[Does], time_s: float) -> None:
     played = Played(does, time_s)
     answer = asyncio.run(played.run())
-    asked = played.asked
-    assert asked == sorted(set(asked))
+    executed = played.executed
+    assert executed == sorted(set(executed))
     able = [name for name, each in played.does.items() if each.expected_s is not None]
-    assert asked[0] == (able[0] if able else "m0")
-    assert set(asked[1:]) <= set(able)
-    for before, model, at_s in zip(asked, asked[1:], played.asked_at_s[1:], strict=False):
+    assert executed[0] == (able[0] if able else "m0")
+    assert set(executed[1:]) <= set(able)
+    for before, model, at_s in zip(executed, executed[1:], played.executed_at_s[1:], strict=False):
         sure = played.does[before].sure
         assert sure is not None
         assert sure < THRESHOLD
         expected_s = played.does[model].expected_s
         assert expected_s is not None
         assert at_s + expected_s <= time_s - answer_s(time_s) + 1e-9
-    good = [model for model in asked if played.does[model].sure is not None]
+    good = [model for model in executed if played.does[model].sure is not None]
     if not good:
         assert answer.code != OK
         return
@@ -139,7 +139,7 @@ def test_the_last_good_answer_is_given_and_nobody_is_asked_in_vain(does: list[Do
     assert service_pb2.ModelInferResponse.FromString(answer.data).model_name == good[-1]
     assert played.step.arrived.call.request.model == good[-1]
     assert played.step.arrived.cascaded
-    if good[-1] == asked[-1] and (played.does[good[-1]].sure or 0) < THRESHOLD:
+    if good[-1] == executed[-1] and (played.does[good[-1]].sure or 0) < THRESHOLD:
         # The last model asked was not sure, so each one after it had no worker, or not enough time left.
         left_s = time_s - answer_s(time_s) - played.now_s
         after = able[able.index(good[-1]) + 1 :] if good[-1] in able else able

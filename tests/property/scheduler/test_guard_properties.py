@@ -47,7 +47,7 @@ def test_no_request_fails_by_a_guarded_policy(
 
 @settings(max_examples=200, deadline=None)
 @given(
-    told=st.lists(
+    happens=st.lists(
         st.one_of(
             st.builds(Look, st.floats(0, 1), st.floats(0, 3), st.sampled_from(["", "", "bad"])),
             st.floats(0, 1),
@@ -56,13 +56,13 @@ def test_no_request_fails_by_a_guarded_policy(
         max_size=80,
     )
 )
-def test_falls_and_returns_alternate_and_the_state_says_which(told: list[Look | float | str]) -> None:
+def test_falls_and_returns_alternate_and_the_state_says_which(happens: list[Look | float | str]) -> None:
     changes: list[bool] = []
     guard = Guard(
         dataclasses.replace(NO_WINDOWS, quiet_s=0.5, max_quiet_s=2.0), on_change=lambda c: changes.append(c.fell)
     )
     now_s = 0.0
-    for one in told:
+    for one in happens:
         now_s += 0.1
         if isinstance(one, Look):
             guard.looked(one, now_s)

@@ -102,7 +102,7 @@ class Front:
     def let_go(self, gone: list[Departure]) -> list[tuple[Request, Decision | RoutingError]]:
         return [(self.held.pop(left.place), left.outcome) for left in gone]
 
-    def turn(self) -> list[tuple[Request, Decision | RoutingError]]:
+    def dispatch(self) -> list[tuple[Request, Decision | RoutingError]]:
         gone = self.let_go(self.waiting.expire(self.now_s))
         before, number = fleet_state(self.router), self.router.next_number
         found = self.let_go(self.waiting.dispatch(self.now_s))
@@ -139,7 +139,7 @@ def test_whoever_is_held_leaves_once_and_plans_leave_no_trace(
             front.held.pop(step, None)
         else:
             front.router.observe(step, front.now_s)
-        left.update(type(outcome).__name__ for _, outcome in front.turn())
+        left.update(type(outcome).__name__ for _, outcome in front.dispatch())
     front.let_go(front.waiting.place_all(front.now_s))
     front.check()
     assert not front.held
@@ -164,7 +164,7 @@ def served(front: Front, count: int, then: list[tuple[float, Request]] | None = 
     while len(order) < count:
         while coming and coming[0][0] <= front.now_s + 1e-9:
             assert front.ask(coming.pop(0)[1]) is None
-        for request, outcome in front.turn():
+        for request, outcome in front.dispatch():
             assert isinstance(outcome, Decision), outcome
             assert running is None
             order.append(request)
@@ -179,11 +179,11 @@ def served(front: Front, count: int, then: list[tuple[float, Request]] | None = 
 @pytest.mark.parametrize("order", ["arrival", "deadline", "fair"])
 def test_without_anything_to_tell_them_apart_they_leave_as_they_came(order: Order) -> None:
     front = one_worker(order)
-    asked = [Request("m", key=number) for number in range(12)]
+    requests = [Request("m", key=number) for number in range(12)]
     front.router.configure(front.router.policy, dataclasses.replace(front.router.settings, sticky_keys=False))
-    for request in asked:
+    for request in requests:
         assert front.ask(request) is None
-    assert served(front, 12) == asked
+    assert served(front, 12) == requests
 
 
 def test_the_earliest_deadline_goes_first_and_what_cannot_be_met_last() -> None:
@@ -209,7 +209,7 @@ def test_the_shortest_goes_first() -> None:
     front.router.observe(report("a", 0, [model("m", max_batch_rows=4, batches=[(1, 10, 1.0), (4, 10, 2.0)])]), 0.0)
     large, small = Request("m", rows=4), Request("m", rows=1)
     front.ask(large)
-    assert [outcome for _, outcome in front.turn()]
+    assert [outcome for _, outcome in front.dispatch()]
     for request in (large, small, large, small):
         assert front.ask(request) is None
     assert served(front, 0) == []
@@ -223,7 +223,7 @@ def test_a_line_that_is_full_turns_away_who_stands_last() -> None:
     gone = []
     for i in range(220):
         assert front.ask(few if i % 11 == 0 else many) is None
-        gone += front.turn()
+        gone += front.dispatch()
     assert len(front.held) == 10
     assert Counter(request.tenant for request in front.held.values())["few"] >= 4
     turned_away = [outcome for _, outcome in gone if isinstance(outcome, RoutingError)]
@@ -237,8 +237,8 @@ def test_two_tenants_get_their_shares_though_one_sends_ten_times_as_much(
 ) -> None:
     front = one_worker("fair", weights=weights, max_s=1e9)
     many, few = Request("m", tenant="many"), Request("m", tenant="few")
-    asked = [few if i % 11 == 0 else many for i in range(990)]
-    for request in asked:
+    requests = [few if i % 11 == 0 else many for i in range(990)]
+    for request in requests:
         assert front.ask(request) is None
     count = int(90 / share)
     found = served(front, count)
@@ -291,8 +291,8 @@ class Broken(LeastRequests):
 def test_a_policy_that_fails_keeps_nobody_waiting_and_leaves_no_trace() -> None:
     front = one_worker("arrival")
     front.router.configure(Broken(), front.router.settings)
-    asked = [Request("m", tenant=str(number)) for number in range(3)]
-    for request in asked:
+    requests = [Request("m", tenant=str(number)) for number in range(3)]
+    for request in requests:
         assert front.ask(request) is None
     (first,) = front.waiting.dispatch(0.0)
     assert isinstance(first.outcome, Decision)

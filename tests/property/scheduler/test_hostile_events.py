@@ -44,7 +44,7 @@ model_reports = st.builds(
     instances=st.sampled_from([1, bounds.MAX_INSTANCES]),
     batches=st.lists(st.tuples(rows, counts, seconds), max_size=4).map(tuple),
 )
-told = st.tuples(st.sampled_from(MODELS), st.sampled_from([0, 1, int(bounds.MAX_PENDING)]))
+peers = st.tuples(st.sampled_from(MODELS), st.sampled_from([0, 1, int(bounds.MAX_PENDING)]))
 reports = st.builds(
     Report,
     workers,
@@ -54,7 +54,7 @@ reports = st.builds(
     st.lists(model_reports, max_size=4).map(tuple),
     balancers=st.sampled_from([1, 2, bounds.MAX_BALANCERS]),
     draining=st.booleans(),
-    peers_in_flight=st.none() | st.lists(told, max_size=2).map(tuple),
+    peers_in_flight=st.none() | st.lists(peers, max_size=2).map(tuple),
     stream=st.integers(0, 3),
 )
 membership = st.one_of(

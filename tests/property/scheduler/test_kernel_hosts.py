@@ -219,9 +219,9 @@ class Host:
         device = DEVICES[draw % 3] if draw % 29 == 0 else ""
         stopping = draw % 31 == 0
         ready = draw % 37 != 0
-        others = None if draw % 4 == 0 else tuple((model, (draw >> 5 * i) % 9) for i, model in enumerate(MODELS[:-1]))
-        told = {"balancers": 1 + worker % 3, "peers_in_flight": others}
-        return Report(f"w{worker}", starts, n, ready, known, **told, device=device, draining=stopping)
+        peers = None if draw % 4 == 0 else tuple((model, (draw >> 5 * i) % 9) for i, model in enumerate(MODELS[:-1]))
+        extras = {"balancers": 1 + worker % 3, "peers_in_flight": peers}
+        return Report(f"w{worker}", starts, n, ready, known, **extras, device=device, draining=stopping)
 
     def state(self) -> dict[str, np.ndarray]:
         fleet = self.router.fleet
@@ -241,8 +241,8 @@ def assert_equal_all_along(one: Host, other: Host, steps: list[tuple[str, int, i
     assert one.router.outcomes == other.router.outcomes
     assert one.router.failures == other.router.failures
     if one.router.selector is not None and other.router.selector is not None:
-        told = one.router.selector.explain(now_s), other.router.selector.explain(now_s)
-        assert told[0] == told[1]
+        explained = one.router.selector.explain(now_s), other.router.selector.explain(now_s)
+        assert explained[0] == explained[1]
     states = one.state(), other.state()
     for field, array in states[0].items():
         np.testing.assert_array_equal(states[1][field], array, err_msg=field)

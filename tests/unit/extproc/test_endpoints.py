@@ -84,7 +84,7 @@ async def test_both_clusters_and_every_state(ads: Ads, subscribe: Any) -> None:
     }
 
 
-async def test_nothing_is_said_before_the_fleet_is_known(ads: Ads, subscribe: Any) -> None:
+async def test_nothing_is_sent_before_the_fleet_is_known(ads: Ads, subscribe: Any) -> None:
     envoy = subscribe()
     await envoy.ask(BOTH, version_info="of a former life")
     # Answered in order: this would come second, had the first been answered.
@@ -140,7 +140,7 @@ async def test_a_refusal_is_counted_and_not_answered_with_the_same(
     assert record.__dict__["detail"] == "no such address"
 
 
-async def test_every_envoy_is_told_and_those_that_left_are_forgotten(ads: Ads, subscribe: Any) -> None:
+async def test_every_envoy_gets_changes_and_those_that_left_are_forgotten(ads: Ads, subscribe: Any) -> None:
     ads.update([A])
     envoys = [subscribe() for _ in range(3)]
     for envoy in envoys:

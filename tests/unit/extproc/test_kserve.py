@@ -50,7 +50,7 @@ def test_a_grpc_inference() -> None:
     assert math.isinf(float(call.request.deadline_s))
 
 
-def test_a_stream_is_told_apart() -> None:
+def test_a_stream_is_a_kind_of_its_own() -> None:
     assert infer(method="ModelStreamInfer").kind is Kind.STREAM
 
 

@@ -117,14 +117,14 @@ def test_a_number_belongs_to_the_run_that_gave_it() -> None:
 
 
 @pytest.mark.parametrize("seconds", [-1, 86_401, 10**11])
-def test_a_latency_out_of_bounds_is_counted_and_not_told(seconds: int) -> None:
+def test_a_latency_out_of_bounds_is_counted_and_left_out(seconds: int) -> None:
     class Listening:
         def __init__(self) -> None:
-            self.told: list[Outcome] = []
+            self.received: list[Outcome] = []
             self.refused: list[str] = []
 
         def outcomes(self, outcomes: list[Outcome]) -> None:
-            self.told += outcomes
+            self.received += outcomes
 
         def answered(self, answers: list[UpstreamAnswer]) -> None:
             raise AssertionError
@@ -143,7 +143,7 @@ def test_a_latency_out_of_bounds_is_counted_and_not_told(seconds: int) -> None:
     listening = Listening()
     AccessLog(listening)._take([entry])
     assert listening.refused == ["latency_s"]
-    assert math.isnan(listening.told[0].latency_s)
+    assert math.isnan(listening.received[0].latency_s)
 
 
 TRACE, SPAN = "ab" * 16, "cd" * 8
@@ -174,17 +174,17 @@ def test_a_trace_is_what_the_standard_says_and_sampled(parent: str, trace: str) 
 
 
 async def test_what_the_module_counts_is_not_counted_again() -> None:
-    told: list[tuple[str, list[Outcome]]] = []
+    received: list[tuple[str, list[Outcome]]] = []
 
     class Listening:
         def outcomes(self, outcomes: list[Outcome]) -> None:
-            told.append(("outcomes", outcomes))
+            received.append(("outcomes", outcomes))
 
         def answered(self, answers: list[UpstreamAnswer]) -> None:
             raise AssertionError
 
         def traced(self, outcomes: list[Outcome]) -> None:
-            told.append(("traced", outcomes))
+            received.append(("traced", outcomes))
 
         def out_of_bounds(self, field: str) -> None:
             raise AssertionError(field)
@@ -210,8 +210,8 @@ async def test_what_the_module_counts_is_not_counted_again() -> None:
     for log_name in ("traced", "outcomes"):
         context: Any = FakeStream(log_name)
         await AccessLog(Listening())._serve(None, context)
-    assert [(kind, [each.model for each in some]) for kind, some in told[:2]] == [("traced", ["m7", "m9"])] * 2
-    assert [(kind, len(some)) for kind, some in told[2:]] == [("outcomes", 10)] * 2
+    assert [(kind, [each.model for each in some]) for kind, some in received[:2]] == [("traced", ["m7", "m9"])] * 2
+    assert [(kind, len(some)) for kind, some in received[2:]] == [("outcomes", 10)] * 2
 
 
 @pytest.mark.parametrize("status", ["\u00b2", "9" * 5000, "-1", "", "x"])

@@ -11,28 +11,28 @@ from balancer.extproc.outcomes_wire import read_message
 
 
 def message(*ids: str) -> als_pb2.StreamAccessLogsMessage:
-    told = als_pb2.StreamAccessLogsMessage()
-    told.identifier.log_name = "outcomes"
+    sent = als_pb2.StreamAccessLogsMessage()
+    sent.identifier.log_name = "outcomes"
     for number, request_id in enumerate(ids):
-        entry = told.http_logs.log_entry.add()
+        entry = sent.http_logs.log_entry.add()
         entry.common_properties.duration.FromMilliseconds(number + 1)
         entry.common_properties.stream_id = request_id
         entry.request.path = "/v2/models/m/infer"
         entry.request.request_id = request_id
         entry.request.request_headers["x-gateway-request-id"] = request_id
         entry.response.response_code.value = 200 + number
-    return told
+    return sent
 
 
 def test_an_entry_that_quotes_what_is_no_text_is_read_without_it_and_others_whole() -> None:
-    told = message("honest", "@@@@", "also honest")
-    told.http_logs.log_entry[1].request.request_headers["x-made-by-envoy"] = "an id"
-    whole = read_message(told.SerializeToString().replace(b"@@@@", b"a\xff\xfeb"))
-    assert whole.identifier == told.identifier
+    sent = message("honest", "@@@@", "also honest")
+    sent.http_logs.log_entry[1].request.request_headers["x-made-by-envoy"] = "an id"
+    whole = read_message(sent.SerializeToString().replace(b"@@@@", b"a\xff\xfeb"))
+    assert whole.identifier == sent.identifier
     read = whole.http_logs.log_entry
-    assert [read[0], read[2]] == [told.http_logs.log_entry[0], told.http_logs.log_entry[2]]
+    assert [read[0], read[2]] == [sent.http_logs.log_entry[0], sent.http_logs.log_entry[2]]
     bare = accesslog_pb2.HTTPAccessLogEntry()
-    bare.CopyFrom(told.http_logs.log_entry[1])
+    bare.CopyFrom(sent.http_logs.log_entry[1])
     bare.common_properties.ClearField("stream_id")
     bare.request.ClearField("request_id")
     del bare.request.request_headers["x-gateway-request-id"]

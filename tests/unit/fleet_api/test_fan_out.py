@@ -11,7 +11,7 @@ NOT_FOUND = Failure(grpc.StatusCode.NOT_FOUND, "no such thing")
 GONE = Failure(grpc.StatusCode.UNAVAILABLE, "gone")
 
 
-async def test_answers_and_failures_are_told_by_worker() -> None:
+async def test_answers_and_failures_are_by_worker() -> None:
     async def ask(worker: str) -> str:
         if worker == "b":
             raise FailedError(NOT_FOUND)
@@ -35,7 +35,7 @@ async def test_a_silent_worker_costs_its_own_answer_alone() -> None:
     assert answers.failed["silent"].words == "silent did not answer within 0.05 s"
 
 
-async def test_so_many_are_asked_at_once() -> None:
+async def test_so_many_questions_are_sent_at_once() -> None:
     under_way, most = 0, 0
 
     async def ask(worker: str) -> None:
@@ -57,7 +57,7 @@ def test_without_an_answer_what_a_worker_said_of_the_question_counts() -> None:
         Answers().any()
 
 
-async def test_who_asks_while_the_same_is_asked_gets_an_answer_that_begins_later() -> None:
+async def test_who_comes_amid_a_round_of_the_same_question_gets_an_answer_that_begins_later() -> None:
     fan_out, begun, gates = FanOut(), 0, [asyncio.Event(), asyncio.Event()]
 
     async def ask() -> int:
@@ -82,7 +82,7 @@ async def test_who_asks_while_the_same_is_asked_gets_an_answer_that_begins_later
     assert await fan_out.fresh("question", ask) == 2
 
 
-async def test_a_failure_is_everybodys_who_asked_for_it_and_nobody_elses() -> None:
+async def test_a_failure_is_everybodys_who_waited_for_it_and_nobody_elses() -> None:
     fan_out, gate, failing = FanOut(), asyncio.Event(), True
 
     async def ask() -> str:
@@ -128,11 +128,11 @@ async def test_different_questions_are_bounded() -> None:
     assert await fan_out.fresh(3, gate.wait)
 
 
-def test_one_failure_is_said_for_several() -> None:
+def test_one_failure_stands_for_several() -> None:
     assert summed_up({"a": NOT_FOUND, "b": NOT_FOUND}, 2, "Load") is NOT_FOUND
-    told = summed_up({"a": NOT_FOUND, "b": GONE}, 3, "Load")
-    assert told.words == "Load failed on 2 of 3 workers: a: no such thing; b: gone"
-    assert told.code is grpc.StatusCode.NOT_FOUND
+    failure = summed_up({"a": NOT_FOUND, "b": GONE}, 3, "Load")
+    assert failure.words == "Load failed on 2 of 3 workers: a: no such thing; b: gone"
+    assert failure.code is grpc.StatusCode.NOT_FOUND
 
 
 def test_statuses_are_those_of_triton() -> None:

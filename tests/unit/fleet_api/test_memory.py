@@ -90,7 +90,7 @@ def test_processes_of_a_machine_know_of_each_others_changes(tmp_path: Path) -> N
         '"text"',
     ],
 )
-def test_a_file_that_is_none_changes_nothing_and_is_told(
+def test_a_file_that_is_none_changes_nothing_and_is_logged(
     tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "changes.json"
@@ -104,7 +104,7 @@ def test_a_file_that_is_none_changes_nothing_and_is_told(
     assert len(json.loads(file.read_text())) == 2
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_cannot_be_written_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Memory(lambda: tmp_path / "nothing" / "changes.json").keep(load("a"))
     assert "cannot be written" in caplog.text
 

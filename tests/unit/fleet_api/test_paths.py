@@ -26,9 +26,9 @@ from balancer.fleet_api.rest_calls import read_path
     ],
 )
 def test_a_path_asks_for_a_call(path: str, call: str, name: str, version: str) -> None:
-    asked = read_path(path)
-    assert asked is not None
-    assert (asked.method, asked.name, asked.version) == (call, name, version)
+    found = read_path(path)
+    assert found is not None
+    assert (found.method, found.name, found.version) == (call, name, version)
 
 
 @pytest.mark.parametrize(

@@ -33,11 +33,11 @@ class Fleet:
         config = from_mapping({"fleet": fleet})
         self.questions = Questions(members, FanOut(), lambda: config, FleetCallCounts(self.registry))
 
-    async def answer(self, call: str, said: Mapping[str, Any]) -> Any:
+    async def answer(self, call: str, answers: Mapping[str, Any]) -> Any:
         async def ask(worker: str) -> Any:
-            if isinstance(said[worker], Exception):
-                raise said[worker]
-            return said[worker]
+            if isinstance(answers[worker], Exception):
+                raise answers[worker]
+            return answers[worker]
 
         return await self.questions.answer(Question(call, "grpc", ask))
 
@@ -47,24 +47,24 @@ class Fleet:
 
 @pytest.mark.parametrize(("wanted", "ready"), [(1, True), (2, True), (3, False)])
 async def test_so_many_workers_must_be_ready_for_the_server_to_be(wanted: int, ready: bool) -> None:
-    said = {"w0": {"ready": True}, "w1": {"ready": False}, "w2": {"ready": True}}
-    told = await Fleet(ready_workers=wanted).answer("ServerReady", said)
-    assert told.content == {"ready": ready}
+    answers = {"w0": {"ready": True}, "w1": {"ready": False}, "w2": {"ready": True}}
+    answer = await Fleet(ready_workers=wanted).answer("ServerReady", answers)
+    assert answer.content == {"ready": ready}
 
 
 async def test_a_worker_that_is_silent_is_not_ready_and_is_named() -> None:
-    said = {"w0": AWAY, "w1": {"ready": True}, "w2": AWAY}
+    answers = {"w0": AWAY, "w1": {"ready": True}, "w2": AWAY}
     fleet = Fleet(ready_workers=2)
-    told = await fleet.answer("ServerReady", said)
-    assert (told.content, told.missing) == ({"ready": False}, ("w0", "w2"))
-    assert (await fleet.answer("ServerReady", dict.fromkeys(said, AWAY))).content == {"ready": False}
+    answer = await fleet.answer("ServerReady", answers)
+    assert (answer.content, answer.missing) == ({"ready": False}, ("w0", "w2"))
+    assert (await fleet.answer("ServerReady", dict.fromkeys(answers, AWAY))).content == {"ready": False}
 
 
 async def test_workers_that_disagree_are_counted_and_the_first_is_believed() -> None:
     fleet = Fleet()
-    said = {"w0": {"name": "w0", "version": "2.51"}, "w1": {"name": "w1", "version": "2.52"}, "w2": AWAY}
-    assert (await fleet.answer("ServerMetadata", said)).content == {"name": "triton", "version": "2.51"}
+    answers = {"w0": {"name": "w0", "version": "2.51"}, "w1": {"name": "w1", "version": "2.52"}, "w2": AWAY}
+    assert (await fleet.answer("ServerMetadata", answers)).content == {"name": "triton", "version": "2.51"}
     assert fleet.disagreements("ServerMetadata") == 1
-    said["w1"] = {"name": "w1", "version": "2.51"}
-    await fleet.answer("ServerMetadata", said)
+    answers["w1"] = {"name": "w1", "version": "2.51"}
+    await fleet.answer("ServerMetadata", answers)
     assert fleet.disagreements("ServerMetadata") == 1, "names differ by right"

@@ -21,7 +21,7 @@ from balancer.server.logs import DecisionLines
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+def printed(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     """By C."""
     made = tmp_path_factory.mktemp("c") / "agree"
     header.write()
@@ -32,24 +32,24 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     return [line.split(" ", 3) for line in done.stdout.splitlines()]
 
 
-def test_statuses_say_the_same(said: list[list[str]]) -> None:
-    told = {
+def test_statuses_say_the_same(printed: list[list[str]]) -> None:
+    verdicts = {
         (what, int(status)): (ok == "1", VOIDS[int(void)])
-        for what, status, ok, void in said
+        for what, status, ok, void in printed
         if what in {"grpc", "http"}
     }
     client = (False, "client")
     for status in range(1, 600):
-        assert told.get(("http", status), client) == verdict(-1, status)
+        assert verdicts.get(("http", status), client) == verdict(-1, status)
     for status in range(20):
-        assert told.get(("grpc", status), client) == verdict(status, 200)
+        assert verdicts.get(("grpc", status), client) == verdict(status, 200)
 
 
-def test_refusals_have_the_same_words_and_codes(said: list[list[str]]) -> None:
+def test_refusals_have_the_same_words_and_codes(printed: list[list[str]]) -> None:
     def line(words: RefusalText, **values: object) -> list[str]:
         return ["say", *map(str, CODES[words.error]), str(words.of(**values))]
 
-    assert [each for each in said if each[0] == "say"] == [
+    assert [each for each in printed if each[0] == "say"] == [
         line(refusals.UNKNOWN, model="m"),
         line(refusals.UNKNOWN_VERSION, model="m", version="v"),
         line(refusals.NOBODY, model="m"),
@@ -66,7 +66,7 @@ def test_a_module_of_another_declaration_is_refused(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("share", [0.0, 1e-9, 0.3, 0.999, 1.0])
-def test_lines_are_told_of_the_same_numbers(said: list[list[str]], share: float) -> None:
-    draws = [float.fromhex(draw) for what, _, draw, _ in said if what == "draw"]
+def test_lines_are_logged_of_the_same_numbers(printed: list[list[str]], share: float) -> None:
+    draws = [float.fromhex(draw) for what, _, draw, _ in printed if what == "draw"]
     lines = DecisionLines(share)
     assert [draw < share for draw in draws] == [lines.wants(number) for number in range(2000)]

@@ -24,21 +24,21 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
     files = ["-I", SOURCES, "-o", made, Path(__file__).with_name("forwarded.c"), SOURCES / "forwarded.c"]
     subprocess.run(["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", *SANITIZERS, *files], check=True)
 
-    def asked(of: str, *models: str) -> str:
+    def ask_program(of: str, *models: str) -> str:
         run = subprocess.run([made, of, *models], capture_output=True, check=True)
         return run.stdout.decode().strip()
 
-    return asked
+    return ask_program
 
 
 def test_what_is_named_is_in_it_and_nothing_else(ask: Ask) -> None:
     rng = random.Random(1)
     names = {"".join(rng.choices('ab:1\n"é𝄞', k=rng.randint(1, 9))) for _ in range(4 * MOST_FORWARDED)}
-    named, others = sorted(names)[:MOST_FORWARDED], sorted(names)[MOST_FORWARDED:]
+    named, rest = sorted(names)[:MOST_FORWARDED], sorted(names)[MOST_FORWARDED:]
     assert len(named) == MOST_FORWARDED
-    assert others
+    assert rest
     rng.shuffle(named)
-    assert ask(list_of(named), *named, *others) == len(named) * "1" + len(others) * "0"
+    assert ask(list_of(named), *named, *rest) == len(named) * "1" + len(rest) * "0"
 
 
 def test_one_without_names_has_none(ask: Ask) -> None:

@@ -22,8 +22,8 @@ from support.settling import (
     expected,
     line_of,
     parts,
+    printed_by,
     request_of,
-    said_by,
     script,
 )
 
@@ -111,14 +111,14 @@ def test_the_log_is_the_routers_own(settle: Path, tmp_path: Path, name: str, how
     began_ns = time.monotonic_ns()
     for router in (shared, own):
         begin(router, began_ns * 1e-9)
-    told, wanted = record(shared, tmp_path / "told"), record(own, tmp_path / "wanted")
+    recorded, wanted = record(shared, tmp_path / "recorded"), record(own, tmp_path / "wanted")
     own.recording = wanted.recording
     assert shared.not_deciding_because == ""
     shared.serve(True)
     lines = list(script(own, began_ns + 60_000_000))
-    decided = said_by((settle, PATH, tmp_path / "shared"), [line for line, _ in lines])
+    decided = printed_by((settle, PATH, tmp_path / "shared"), [line for line, _ in lines])
     assert [parts(line) for line in decided] == [parts(line) for _, line in lines if line]
-    assert_same(told.log(), wanted.log())
+    assert_same(recorded.log(), wanted.log())
 
 
 class Both:
@@ -131,7 +131,7 @@ class Both:
         self.at_ns = time.monotonic_ns()
         for router in (self.shared, self.own):
             begin(router, self.at_ns * 1e-9)
-        self.told = record(self.shared, tmp_path / "told", share)
+        self.recorded = record(self.shared, tmp_path / "recorded", share)
         self.wanted = record(self.own, tmp_path / "wanted", share)
         self.shared.serve(True)
 
@@ -142,13 +142,13 @@ class Both:
             request, grpc = self._next()
             lines.append(line_of(request, grpc, self.at_ns))
             wanted.append(parts(expected(self.own, request, grpc, self.at_ns * 1e-9)[0]))
-        assert [parts(line) for line in said_by((self.settle, PATH, self.folder), lines)] == wanted
+        assert [parts(line) for line in printed_by((self.settle, PATH, self.folder), lines)] == wanted
 
     def here(self, count: int) -> None:
         """Decisions that the balancer is asked for, and what becomes of them."""
         for _ in range(count):
             request, _ = self._next()
-            for each in (self.told, self.wanted):
+            for each in (self.recorded, self.wanted):
                 try:
                     decision = each.router.route(request, self.at_ns * 1e-9)
                 except RoutingError:
@@ -186,7 +186,7 @@ def test_what_is_decided_on_either_side_is_in_one_order_and_of_its_own_workers(s
     for number in range(WORKERS, 40):
         both.happens(WorkerAdded(f"w{number}"))
     both.envoy(30)
-    log = both.told.log()
+    log = both.recorded.log()
     assert_same(log, both.wanted.log())
     numbers = [decision.request.number for decision in log]
     assert numbers == sorted(numbers)
@@ -202,7 +202,7 @@ def test_who_decided_has_its_role(settle: Path, tmp_path: Path) -> None:
     both.here(10)
     both.envoy(60)
     both.here(10)
-    log = both.told.log()
+    log = both.recorded.log()
     assert_same(log, both.wanted.log())
     assert {(decision.policy.name, decision.policy.role) for decision in log} == {
         ("round_robin", "in_force"),
@@ -211,10 +211,10 @@ def test_who_decided_has_its_role(settle: Path, tmp_path: Path) -> None:
     }
 
 
-def test_a_share_is_told_of(settle: Path, tmp_path: Path) -> None:
+def test_a_share_is_recorded(settle: Path, tmp_path: Path) -> None:
     both = Both(settle, tmp_path, share=0.3)
     both.envoy(100)
-    log = both.told.log()
+    log = both.recorded.log()
     assert_same(log, both.wanted.log())
     assert 10 < len(log) < 60
 
@@ -223,12 +223,12 @@ def test_while_requests_flow_it_may_begin_and_end(settle: Path, tmp_path: Path) 
     both = Both(settle, tmp_path)
     both.envoy(20)
     both.shared.observer = None
-    both.told.recording.close()
+    both.recorded.recording.close()
     assert not (both.folder / JOURNAL).exists()
     both.envoy(20)
     again = record(both.shared, tmp_path / "again")
     both.envoy(20)
-    numbers = {int(decision.request.number) for log in (both.told.log(), again.log()) for decision in log}
+    numbers = {int(decision.request.number) for log in (both.recorded.log(), again.log()) for decision in log}
     assert {number // 20 for number in numbers} == {0, 2}
 
 
@@ -238,11 +238,11 @@ def test_records_never_go_over_the_end_of_the_ring(settle: Path, tmp_path: Path)
     both.journal._call("init", 1.0, at)
     both.envoy(30)
     assert both.journal.written > 5 * RING_BYTES
-    recording = both.told.recording
+    recording = both.recorded.recording
     assert isinstance(recording, NativeRecording)
     while recording.drain(most_bytes=64):
         pass
-    assert_same(both.told.log(), both.wanted.log())
+    assert_same(both.recorded.log(), both.wanted.log())
 
 
 def test_what_finds_no_room_is_dropped_and_counted(settle: Path, tmp_path: Path) -> None:
@@ -250,22 +250,22 @@ def test_what_finds_no_room_is_dropped_and_counted(settle: Path, tmp_path: Path)
     both.journal._call("done", 2**64 - RING_BYTES + 20_000)
     both.envoy(60)
     counted: list[int] = []
-    both.told.files.lost = counted.append  # type: ignore[method-assign]
-    log, wanted = both.told.log(), both.wanted.log()
+    both.recorded.files.lost = counted.append  # type: ignore[method-assign]
+    log, wanted = both.recorded.log(), both.wanted.log()
     assert 0 < len(log) < 10
     for one, other in zip(log, wanted, strict=False):
         assert bits(one) == bits(other)
     assert sum(counted) == len(wanted) + len(wanted.refusals) - len(log) - len(log.refusals)
 
 
-def test_another_state_takes_the_untold_over(settle: Path, tmp_path: Path) -> None:
+def test_another_state_takes_over_what_was_not_read_yet(settle: Path, tmp_path: Path) -> None:
     both = Both(settle, tmp_path)
     both.envoy(30)
     assert both.shared.state.lock()
     both.happens(WorkerRemoved("w0"))
     assert both.shared.replaced == 1
     both.shared.serve(True)
-    found = both.told.log()
+    found = both.recorded.log()
     for one, other in zip(found, both.wanted.log(), strict=True):
         assert bits(one) == bits(other)
 
@@ -278,14 +278,14 @@ def test_a_journal_torn_by_hand_costs_what_was_in_it(settle: Path, tmp_path: Pat
         for _ in range(dice.choice((1, 8, 64))):
             file.seek(8 * dice.randrange(dice.choice((32, 400, 8000))))
             file.write(dice.choice((dice.randbytes(8), bytes(8), b"\xff" * 8)))
-    recording = both.told.recording
+    recording = both.recorded.recording
     assert isinstance(recording, NativeRecording)
     both.envoy(20)
     while recording.drain():
         pass
     if both.shared.not_deciding_because == "":
         both.envoy(20)
-    assert len(both.told.log()) <= 60
+    assert len(both.recorded.log()) <= 60
 
 
 def test_without_room_for_a_journal_envoys_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,11 +296,11 @@ def test_without_room_for_a_journal_envoys_ask(tmp_path: Path, monkeypatch: pyte
 
     with monkeypatch.context() as patched:
         patched.setattr("balancer.native.journal.in_file", full)
-        told = record(shared, tmp_path / "told")
+        recorded = record(shared, tmp_path / "recorded")
     assert "no room" in shared.not_deciding_because
     begin(shared, time.monotonic())
     shared.route(Request("a"), time.monotonic())
-    assert len(told.log()) == 1
+    assert len(recorded.log()) == 1
     assert shared.not_deciding_because == ""
 
 
@@ -317,13 +317,13 @@ def test_a_config_begins_and_ends_it(settle: Path, tmp_path: Path) -> None:
     begin(shared, at_ns * 1e-9)
     shared.list_endpoints({n: endpoint(n, True) for n in NAMES}, {n: endpoint(n, False) for n in NAMES})
     log = {"decision_log": {"folder": str(tmp_path / "decisions")}}
-    for number, asked in enumerate([config("wlpr"), config("wlpr", **log), config("prequal", **log), config("wlpr")]):
+    for number, wanted in enumerate([config("wlpr"), config("wlpr", **log), config("prequal", **log), config("wlpr")]):
         files = app._decision_log.files
-        app._apply(asked)
+        app._apply(wanted)
         assert shared.not_deciding_because == ""
         shared.serve(True)
         lines = [line_of(*request_of(k), at_ns + 10_000_000 * number + 100_000 * k) for k in range(20)]
-        decided = said_by((settle, PATH, tmp_path / "shared"), lines)
+        decided = printed_by((settle, PATH, tmp_path / "shared"), lines)
         assert all(line.split(" ")[0] in {str(TAKEN), str(TURNED_AWAY)} for line in decided)
     assert files is not None
     files.close(30.0)

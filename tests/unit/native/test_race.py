@@ -49,8 +49,8 @@ def test_threads_and_balancer_do_not_race(race: Path, folder: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    taken, turned_away, told, in_flight = map(int, done.stdout.split())
+    taken, turned_away, reported, in_flight = map(int, done.stdout.split())
     assert taken
     assert turned_away
-    assert told
+    assert reported
     assert in_flight == 0

@@ -21,8 +21,8 @@ from support.settling import (
     endpoint,
     line_of,
     parts,
+    printed_by,
     request_of,
-    said_by,
     script,
 )
 from support.strangers import Costs, Softmax
@@ -60,7 +60,7 @@ def decide(
     shared.serve(True)
     lines = list(script(own, began_ns + 60_000_000))
     wanted = [parts(line) for _, line in lines if line]
-    assert [parts(line) for line in said_by(program, [line for line, _ in lines])] == wanted
+    assert [parts(line) for line in printed_by(program, [line for line, _ in lines])] == wanted
     for record in ("queue", "service", "latency", "tokens", "caches"):
         for array, there in vars(getattr(own.fleet, record)).items():
             np.testing.assert_array_equal(getattr(getattr(shared.fleet, record), array), there, err_msg=array)
@@ -128,8 +128,8 @@ def test_sequences_stay_with_their_workers_when_the_balancer_is_silent(settle: P
     shared.serve(True)
     requests = [request_of(k) for k in range(REQUESTS)]
     lines = [line_of(request, grpc, began_ns + 60_000_000) for request, grpc in requests]
-    said = [parts(line) for line in said_by((settle, PATH, tmp_path / "shared"), [*lines, "mute", *lines])]
-    alive, silent = said[:REQUESTS], said[REQUESTS:]
+    printed = [parts(line) for line in printed_by((settle, PATH, tmp_path / "shared"), [*lines, "mute", *lines])]
+    alive, silent = printed[:REQUESTS], printed[REQUESTS:]
     stayed, drained = 0, {endpoint("w2", True), endpoint("w2", False)}
     for (request, _), before, after in zip(requests, alive, silent, strict=True):
         assert after[0] == str(LEAST_REQUEST)

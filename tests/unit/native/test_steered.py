@@ -53,7 +53,7 @@ BALANCER_DECIDES = 0
 
 
 class Pair:
-    """Two routers that are told the same: one alone, one over whose fleet state an Envoy decides too."""
+    """Two routers to which the same happens: one alone, one over whose fleet state an Envoy decides too."""
 
     def __init__(self, envoy: subprocess.Popen[str], shared: SharedRouter, own: Router, now_ns: int) -> None:
         self.envoy, self.shared, self.own, self.now_ns = envoy, shared, own, now_ns
@@ -63,7 +63,7 @@ class Pair:
         """Of the requests that the router alone decided."""
         self.ended: Counter[str] = Counter()
         """Likewise, where Envoy decided and the request has ended."""
-        self.asked = self.shed = 0
+        self.left_to_balancer = self.shed = 0
         """Times that Envoy left a request to the balancer, and that nobody got one."""
         self._lines = 0
 
@@ -94,7 +94,7 @@ class Pair:
         together: Decision | str
         if answer == str(BALANCER_DECIDES):
             together, place = route(self.shared, request, self.now_s), None
-            self.asked += 1
+            self.left_to_balancer += 1
         elif answer == str(TURNED_AWAY):
             together = str(words)
         else:
@@ -115,13 +115,13 @@ class Pair:
         ok, void = {0: (True, ""), FAILED: (False, ""), CANCELLED: (False, "client"), DEADLINE: (False, "deadline")}[
             status
         ]
-        told: list[tuple[Router, Decision]] = [(self.own, alone)]
+        routers: list[tuple[Router | SharedRouter, Decision]] = [(self.own, alone)]
         if place is None:
-            told.append((self.shared, together))
+            routers.append((self.shared, together))
         else:
             self.write(f"end {self.now_ns} {place} {latency_s!r} {status} {endpoint(together.worker, grpc)}")
             self.ended[alone.policy] += 1
-        for router, decision in told:
+        for router, decision in routers:
             router.observe(Finished(decision.number, decision.worker, latency_s, ok, void), self.now_s)  # type: ignore[arg-type]  # of a table
 
     def wait(self) -> None:
@@ -139,7 +139,7 @@ class Pair:
         return Counter(self.shared.policy_of(int(row["directory"]), int(row["decider"])) for row in ended)
 
 
-def route(router: Router, request: Request, now_s: float) -> Decision | str:
+def route(router: Router | SharedRouter, request: Request, now_s: float) -> Decision | str:
     try:
         return router.route(request, now_s)
     except Shed as error:
@@ -180,7 +180,7 @@ def a_request(dice: random.Random) -> Request:
 def drive(both: Pair, dice: random.Random, learn_every_ns: int = 0, failing: str = "") -> None:
     """Requests, ends, reports, a worker that comes and goes.
 
-    `learn_every_ns`: how often the balancer looks what it is told; `failing`: a policy half of whose requests fail.
+    `learn_every_ns`: how often the balancer reads what was reported; `failing`: a policy half of whose requests fail.
     """
     learned_ns, reports = both.now_ns, 10
     for _ in range(EVENTS):
@@ -224,8 +224,8 @@ def test_they_decide_as_one_router_does(settle: Path, tmp_path: Path, name: str)
             assert both.own.selector.rollout is not None
             assert both.own.selector.rollout.share == 1
         # What the shadow is asked about, what only Python can decide, and when a window or a step begins.
-        asked = both.deciders.total() * plan.shadow_share + both.deciders["moody"]
-        assert asked * 0.8 <= both.asked < asked * 1.2 + 50
+        left = both.deciders.total() * plan.shadow_share + both.deciders["moody"]
+        assert left * 0.8 <= both.left_to_balancer < left * 1.2 + 50
 
 
 def test_what_a_policy_sheds_counts_against_it(settle: Path, tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_what_a_policy_sheds_counts_against_it(settle: Path, tmp_path: Path) -> 
         assert guards[0][policy.name]["evidence_against"]["errors"] > 1
 
 
-def test_a_rollout_returns_for_what_envoys_tell(settle: Path, tmp_path: Path) -> None:
+def test_a_rollout_returns_for_what_envoys_report(settle: Path, tmp_path: Path) -> None:
     with pair(settle, tmp_path / "shared", PLANS["rollout"]) as both:
         drive(both, random.Random("returns"), failing="random")
         assert both.own.selector is not None
@@ -255,9 +255,9 @@ def test_what_is_learned_some_milliseconds_later_changes_little(settle: Path, tm
     with pair(settle, tmp_path / "shared", PLANS["all"]) as both:
         both.exact = False
         drive(both, random.Random("later"), LEARN_EVERY_NS)
-        told, ended = both.all_outcomes(), both.ended
+        recorded, ended = both.all_outcomes(), both.ended
         for policy in ended:
-            assert told[policy] == pytest.approx(ended[policy], rel=0.1, abs=20)
+            assert recorded[policy] == pytest.approx(ended[policy], rel=0.1, abs=20)
         rollouts = [
             router.selector.explain(both.now_s)["rollout"] for router in (both.own, both.shared) if router.selector
         ]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fuzz.state import POLICIES, fuzzed
-from support.settling import SEED, SETTINGS, TAKEN, begin, leave, said_by, script
+from support.settling import SEED, SETTINGS, TAKEN, begin, leave, printed_by, script
 
 from balancer.kernel.block import ENTRY, HEADER
 from balancer.kernel.compiled.library import PATH, Compiled, Library
@@ -35,7 +35,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def asked() -> str:
+def requests() -> str:
     own = Router(BUILTIN["wlpr"](), SETTINGS["limits"], SEED, Compiled(Library()))
     began_ns = time.monotonic_ns()
     begin(own, began_ns * 1e-9)
@@ -55,14 +55,14 @@ def spoil(path: Path, dice: random.Random) -> None:
     path.write_bytes(content)
 
 
-def answers(settle: Path, folder: Path, asked: str) -> set[str]:
-    lines = [line for line in asked.splitlines() if line.startswith("ask")]
-    return {line.split()[0] for line in said_by((settle, PATH, folder), lines)}
+def answers(settle: Path, folder: Path, requests: str) -> set[str]:
+    lines = [line for line in requests.splitlines() if line.startswith("ask")]
+    return {line.split()[0] for line in printed_by((settle, PATH, folder), lines)}
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 8))])
 @pytest.mark.parametrize("name", ["control", "fleet_state", "directory-*", "options-*", "journal"])
-def test_it_survives(settle: Path, shared: Path, asked: str, tmp_path: Path, name: str, seed: int) -> None:
+def test_it_survives(settle: Path, shared: Path, requests: str, tmp_path: Path, name: str, seed: int) -> None:
     dice = random.Random(f"{name} {seed}")
     for number in range(5):
         folder = tmp_path / str(number)
@@ -70,7 +70,7 @@ def test_it_survives(settle: Path, shared: Path, asked: str, tmp_path: Path, nam
         for path in folder.glob(name):
             spoil(path, dice)
         done = subprocess.run(
-            [settle, PATH, folder], input=asked, capture_output=True, text=True, errors="replace", check=False
+            [settle, PATH, folder], input=requests, capture_output=True, text=True, errors="replace", check=False
         )
         # `settle` ends with 2 where a request to be ended was never decided, with 4 where it does not get the lock.
         assert done.returncode in {0, 2, 4}, done.stderr
@@ -99,23 +99,23 @@ def test_it_survives(settle: Path, shared: Path, asked: str, tmp_path: Path, nam
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
 def test_a_state_that_does_not_fit_is_left_to_the_balancer(
-    settle: Path, shared: Path, asked: str, tmp_path: Path, dtype: np.dtype[Any], fields: dict[str, Any]
+    settle: Path, shared: Path, requests: str, tmp_path: Path, dtype: np.dtype[Any], fields: dict[str, Any]
 ) -> None:
     folder = tmp_path / "shared"
     shutil.copytree(shared, folder)
-    assert str(TAKEN) in answers(settle, folder, asked)
+    assert str(TAKEN) in answers(settle, folder, requests)
     content = bytearray((folder / "fleet_state").read_bytes())
     # An array of two axes.
     start = 0 if dtype is HEADER else HEADER.itemsize + list(FIELDS).index("queue.own_rows") * ENTRY.itemsize
     for name, value in fields.items():
         np.frombuffer(content, dtype, 1, start)[name] = value
     (folder / "fleet_state").write_bytes(content)
-    assert answers(settle, folder, asked) == {str(BALANCER_DECIDES)}
+    assert answers(settle, folder, requests) == {str(BALANCER_DECIDES)}
 
 
 @pytest.mark.parametrize("at", [-1, 400])
 def test_options_are_what_the_balancer_wrote_in_every_bit(
-    settle: Path, shared: Path, asked: str, tmp_path: Path, at: int
+    settle: Path, shared: Path, requests: str, tmp_path: Path, at: int
 ) -> None:
     """The kernel follows them unchecked; nobody would see another quantile."""
     folder = tmp_path / "shared"
@@ -124,7 +124,7 @@ def test_options_are_what_the_balancer_wrote_in_every_bit(
     content = bytearray(path.read_bytes())
     content[at] ^= 1
     path.write_bytes(content)
-    assert answers(settle, folder, asked) == {str(BALANCER_DECIDES)}
+    assert answers(settle, folder, requests) == {str(BALANCER_DECIDES)}
 
 
 def test_spoiled_state_ends_nobody(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def trials_of(state: FakeState) -> SelectorFeed:
 
 
 @pytest.mark.parametrize("quick", [0, 60])
-def test_slow_decisions_are_weighed_among_the_quick_ones_that_are_not_told(quick: int) -> None:
+def test_slow_decisions_are_weighed_among_the_quick_ones_that_are_not_reported(quick: int) -> None:
     alone, state = guarded(GUARD), FakeState()
     together, trials = PolicySelector(Moody(), CanaryPlan(guard=GUARD, baseline=LEAST)), trials_of(state)
     trials.publish(together)
@@ -103,7 +103,7 @@ def compared(selector: PolicySelector) -> tuple[int, int]:
     return shown["old"]["requests"], shown["new"]["requests"]
 
 
-def test_who_decides_half_is_said_and_what_ended_counts_for_who_decided_it() -> None:
+def test_who_decides_half_is_written_and_what_ended_counts_for_who_decided_it() -> None:
     state = FakeState()
     selector, trials = rolled_out(state)
     assert [int(side["decider"]) for side in state.written["sides"]] == [Decider.POLICY, Decider.NEW]
@@ -165,7 +165,7 @@ def test_envoys_decide_where_any_policy_is_compiled_and_not_all_is_to_be_seen(tm
     assert router.not_deciding_because == "the shadow is asked about each decision"
 
 
-def test_a_guard_looks_at_what_it_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guard_looks_once_at_what_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     state = FakeState()
     moody = Moody()
     selector, trials = PolicySelector(moody, CanaryPlan(guard=GUARD, baseline=LEAST)), trials_of(state)
@@ -174,7 +174,7 @@ def test_a_guard_looks_at_what_it_is_told_once(monkeypatch: pytest.MonkeyPatch) 
     state.decided(8)
     trials.settle(selector, WORKERS)
     looked: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(selector, "look", lambda *told: looked.append(told))
+    monkeypatch.setattr(selector, "look", lambda *arguments: looked.append(arguments))
     for _ in range(2):
         trials.look(selector, lambda request, at_s: (request.number, at_s))
     ((choice, request, view, at_s),) = looked

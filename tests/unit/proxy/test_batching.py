@@ -124,7 +124,7 @@ async def test_one_that_the_model_fails_at_does_not_fail_the_others() -> None:
         assert [rows_of(each) if isinstance(each, bytes) else "failed" for each in results] == [[1.0], "failed", [2.0]]
 
 
-async def test_an_answer_that_has_no_rows_is_asked_for_again_one_by_one() -> None:
+async def test_where_an_answer_has_no_rows_requests_are_sent_again_one_by_one() -> None:
     [worker] = fleet = [FakeWorker("a")]
 
     async def summed(data: bytes, context: Any) -> bytes:

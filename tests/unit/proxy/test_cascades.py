@@ -43,8 +43,8 @@ class Unsure(FakeWorker):
         if (code := self.failing.get(message.model_name)) is not None:
             await context.abort(code, "as told")
         answer = service_pb2.ModelInferResponse(model_name=message.model_name, id=message.id)
-        asked = {each.name for each in message.outputs}
-        if not asked or "P" in asked:
+        wanted = {each.name for each in message.outputs}
+        if not wanted or "P" in wanted:
             answer.outputs.add(name="P", datatype="FP32", shape=[1, 2])
             row = [self.sure.get(message.model_name, 1.0), 0.0]
             answer.raw_output_contents.append(np.array(row, np.float32).tobytes())
@@ -52,7 +52,7 @@ class Unsure(FakeWorker):
         return found
 
     @property
-    def asked(self) -> list[str]:
+    def executed(self) -> list[str]:
         """The models, in their order."""
         return [service_pb2.ModelInferRequest.FromString(each).model_name for each in self.requests]
 
@@ -92,7 +92,7 @@ async def test_an_unsure_answer_goes_on_to_the_next_and_the_last_is_given_as_it_
         assert await served(rig) == "middle"
         worker.sure |= {"middle": 0.5, "slow": 0.1}
         assert await served(rig, timeout_s=LONG_S) == "slow"
-        assert worker.asked == ["fast", "middle", *MODELS]
+        assert worker.executed == ["fast", "middle", *MODELS]
         assert judged(rig, "unsure") == 3
         assert judged(rig, "sure") == 1
 
@@ -117,7 +117,7 @@ async def test_models_without_a_worker_are_passed_over() -> None:
     async with rig_of(worker) as rig:
         has(rig, {"fast": 0.001, "slow": 0.001})
         assert await served(rig) == "slow"
-        assert worker.asked == ["fast", "slow"]
+        assert worker.executed == ["fast", "slow"]
 
 
 async def test_without_any_worker_the_first_is_refused_by_name() -> None:
@@ -127,12 +127,12 @@ async def test_without_any_worker_the_first_is_refused_by_name() -> None:
             await rig.infer(request("vision"))
 
 
-async def test_a_model_that_would_be_late_is_not_asked() -> None:
+async def test_a_model_that_would_be_late_executes_nothing() -> None:
     worker = Unsure(fast=0.1)
     async with rig_of(worker) as rig:
         has(rig, {"fast": 0.001, "slow": 2 * LONG_S})
         assert await served(rig, timeout_s=LONG_S) == "fast"
-        assert worker.asked == ["fast"]
+        assert worker.executed == ["fast"]
         assert judged(rig, "late") == 1
         # Without a deadline nothing is late.
         assert await served(rig) == "slow"
@@ -145,7 +145,7 @@ async def test_where_the_next_takes_too_long_the_first_answer_is_given() -> None
         has(rig, SERVICE_S)
         # Triton's own timeout is a deadline too, and does not end the call.
         assert await served(rig, request("vision", name="7", parameters={"timeout": 3_000_000})) == "fast"
-        assert worker.asked == ["fast", "middle"]
+        assert worker.executed == ["fast", "middle"]
         assert judged(rig, "late") == 1
         assert rig.in_flight == 0
 
@@ -169,7 +169,7 @@ async def test_sequences_and_outputs_in_shared_memory_get_the_first_alone() -> N
         has(rig, SERVICE_S)
         assert await served(rig, shared.SerializeToString()) == "fast"
         assert await served(rig, sequence) == "fast"
-        assert worker.asked == ["fast", "fast"]
+        assert worker.executed == ["fast", "fast"]
 
 
 @pytest.mark.parametrize("output", [b"\x32\x02\xff\xff", b"\x30\x01", b"\x32\x82\x01" + b"\x10\x01" * 65])
@@ -190,19 +190,19 @@ async def test_each_model_has_its_own_rules_and_kept_answers() -> None:
         has(rig, SERVICE_S)
         for _ in range(3):
             assert await served(rig) == "middle"
-        assert worker.asked == ["fast", "middle", "fast", "fast"]
+        assert worker.executed == ["fast", "middle", "fast", "fast"]
         assert rig.metric("balancer_proxy_cache_total", result="hit") == 2
         # Each request counts once, by the model that answered.
         assert rig.metric("balancer_requests_total") == 3
 
 
-async def test_a_client_that_leaves_ends_what_is_asked_for_it() -> None:
+async def test_a_client_that_leaves_ends_what_executes_for_it() -> None:
     worker = Unsure(fast=0.1)
     worker.hanging = {"middle"}
     async with rig_of(worker) as rig:
         has(rig, SERVICE_S)
         call = rig.call(request("vision"))
-        await eventually(lambda: "middle" in worker.asked)
+        await eventually(lambda: "middle" in worker.executed)
         call.cancel()
         await eventually(lambda: worker.cancelled and not rig.in_flight)
 

@@ -193,7 +193,7 @@ class Insistent:
         pass
 
 
-async def test_a_worker_that_ends_a_stream_while_more_is_sent_is_told_of_with_its_own_words() -> None:
+async def test_a_worker_that_ends_a_stream_while_more_is_sent_ends_it_with_its_own_words() -> None:
     [worker] = fleet = workers("a")
     worker.infer = fails
     data = request()

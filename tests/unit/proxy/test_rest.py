@@ -165,15 +165,15 @@ async def test_what_is_too_large_or_no_call_is_refused() -> None:
         assert rig.metric("balancer_refused_inputs_total") == 11
 
 
-async def test_health_is_told_until_the_process_stops() -> None:
+async def test_health_is_good_until_the_process_stops() -> None:
     async with proxied([FakeWorker("a")]) as rig, served(rig) as rest:
         assert await rest.get(PROXY_HEALTH_PATH) == 200
         finishing = asyncio.create_task(rig.front.finish())
 
-        async def told() -> bool:
+        async def stops() -> bool:
             return await rest.get(PROXY_HEALTH_PATH) == 503
 
-        await eventually(told, "health says that it stops")
+        await eventually(stops, "health says that it stops")
         assert (await rest.post(BODY))[0] == 200, "what comes meanwhile is answered"
         await finishing
 

@@ -235,12 +235,12 @@ async def test_equal_requests_at_once_are_one_and_each_may_leave() -> None:
         first = rig.call(request(name="1"))
         waiting = asyncio.ensure_future(first.code())
         await eventually(lambda: worker.requests)
-        others = [asyncio.ensure_future(infer(rig, request(name=str(number)))) for number in range(2, 6)]
+        joined = [asyncio.ensure_future(infer(rig, request(name=str(number)))) for number in range(2, 6)]
         await eventually(lambda: any(flight._waiting == 5 for flight in rig.front.sharing._running.values()))
         first.cancel()
         await waiting
         gate.goes_on.set()
-        assert [each.id for each in await asyncio.gather(*others)] == ["2", "3", "4", "5"]
+        assert [each.id for each in await asyncio.gather(*joined)] == ["2", "3", "4", "5"]
         assert len(worker.requests) == 1
 
 

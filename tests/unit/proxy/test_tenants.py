@@ -54,9 +54,9 @@ async def test_a_message_of_a_stream_goes_past_no_pin() -> None:
             await stream.write(each)
         await stream.done_writing()
         answers = [service_pb2.ModelStreamInferResponse.FromString(each) async for each in stream]
-        told = {each.infer_response.id: each.error_message for each in answers if each.error_message}
-        assert told.keys() == {"x", ""}
-        assert "may not serve model 'pinned' in this version" in told["x"]
+        errors = {each.infer_response.id: each.error_message for each in answers if each.error_message}
+        assert errors.keys() == {"x", ""}
+        assert "may not serve model 'pinned' in this version" in errors["x"]
         assert worker.requests == [sent[0], sent[2]]
         assert await stream.code() is grpc.StatusCode.OK
 
@@ -109,7 +109,7 @@ async def test_what_envoy_asks_about_counts_where_it_would_be_forwarded(
         assert (rig.front.turned_away(call, False) is not None) is counted
 
 
-def test_limits_without_effect_are_told() -> None:
+def test_limits_without_effect_are_warned_of() -> None:
     limits = {"tenants": {"requests_per_s": 5}}
     assert any("proxy.tenants" in each for each in warnings(from_mapping({"proxy": limits})))
     forwarded = {"envoy": {"frontend": "proxy"}, "proxy": limits}

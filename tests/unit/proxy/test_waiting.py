@@ -52,7 +52,7 @@ async def waiting(**holding: Any) -> AsyncIterator[tuple[Rig, Gate]]:
         yield rig, gate
 
 
-async def asked_in_turn(rig: Rig, tenants: list[str], **options: Any) -> list[Any]:
+async def sent_in_order(rig: Rig, tenants: list[str], **options: Any) -> list[Any]:
     """A request of each; all but the first wait, in this order."""
     calls = []
     for number, tenant in enumerate(tenants):
@@ -61,9 +61,9 @@ async def asked_in_turn(rig: Rig, tenants: list[str], **options: Any) -> list[An
     return calls
 
 
-async def test_who_waits_too_long_is_told_when_to_come_again() -> None:
+async def test_who_waits_too_long_learns_when_to_come_again() -> None:
     async with waiting(max_s=0.05) as (rig, gate):
-        [first] = await asked_in_turn(rig, ["1"])
+        [first] = await sent_in_order(rig, ["1"])
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await rig.infer(request())
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -74,7 +74,7 @@ async def test_who_waits_too_long_is_told_when_to_come_again() -> None:
 
 async def test_a_stream_waits_like_any_other() -> None:
     async with waiting() as (rig, gate):
-        [first] = await asked_in_turn(rig, ["1"])
+        [first] = await sent_in_order(rig, ["1"])
         stream = rig.stream()
         await stream.write(request())
         await eventually(lambda: rig.held == 1)

@@ -109,7 +109,7 @@ def message(**fields: Any) -> report_pb2.WorkerReport:
     return report_pb2.WorkerReport(**(defaults | fields))
 
 
-def told(*models: str, requests: int = 1) -> report_pb2.Others:
+def in_flight(*models: str, requests: int = 1) -> report_pb2.Others:
     return report_pb2.Others(in_flight=[report_pb2.InFlight(model=model, requests=requests) for model in models])
 
 
@@ -137,9 +137,9 @@ BATCH = report_pb2.BatchStatistics
         ("memory_used_bytes", message(memory_used_bytes=2**64 - 1)),
         ("utilisation", message(utilisation=1.5)),
         ("utilisation", message(utilisation=math.nan)),
-        ("others.in_flight", message(others=told(*(str(i) for i in range(bounds.MAX_MODELS_IN_FLIGHT + 1))))),
-        ("others.in_flight.model", message(others=told(LONG))),
-        ("others.in_flight.requests", message(others=told("a", requests=2**32 - 1))),
+        ("others.in_flight", message(others=in_flight(*(str(i) for i in range(bounds.MAX_MODELS_IN_FLIGHT + 1))))),
+        ("others.in_flight.model", message(others=in_flight(LONG))),
+        ("others.in_flight.requests", message(others=in_flight("a", requests=2**32 - 1))),
         ("models", message(models=[model(model=str(i)) for i in range(bounds.MAX_MODELS + 1)])),
         ("models", message(models=[model() for _ in range(bounds.MAX_MODELS + 1)])),
         ("models.version", message(models=[model(version=str(i)) for i in range(bounds.MAX_VERSIONS + 1)])),
@@ -201,9 +201,9 @@ def largest() -> Report:
         for i in range(bounds.MAX_MODELS)
     )
     worker = "w" * bounds.MAX_TEXT_BYTES
-    others = tuple((f"{name}{i:04}", int(bounds.MAX_PENDING)) for i in range(bounds.MAX_MODELS_IN_FLIGHT))
+    peers = tuple((f"{name}{i:04}", int(bounds.MAX_PENDING)) for i in range(bounds.MAX_MODELS_IN_FLIGHT))
     known = (models, bounds.MAX_BALANCERS, worker, count, count, 0.5)
-    return Report(worker, count, count, True, *known, draining=True, peers_in_flight=others)
+    return Report(worker, count, count, True, *known, draining=True, peers_in_flight=peers)
 
 
 def test_the_largest_report_within_bounds_is_taken_and_fits_the_limit_of_a_message() -> None:

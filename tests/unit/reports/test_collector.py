@@ -98,10 +98,10 @@ async def test_a_question_is_answered_with_what_is_in_flight_at_the_streams_work
         await call.write(report_pb2.WorkerReport(asks=True))
         acks.append(await call.read())
         await ended(call)
-    told = [report_pb2.InFlight(model="a", requests=3), report_pb2.InFlight(model="b", requests=1)]
+    counts_of_w = [report_pb2.InFlight(model="a", requests=3), report_pb2.InFlight(model="b", requests=1)]
     assert acks == [
         report_pb2.ReportAck(received=1, answered=0),
-        report_pb2.ReportAck(received=1, answered=1, in_flight=told),
+        report_pb2.ReportAck(received=1, answered=1, in_flight=counts_of_w),
         report_pb2.ReportAck(received=1, answered=2),
     ]
     assert (collector.counts.reports, collector.counts.questions) == (1, 2)
@@ -178,7 +178,7 @@ async def test_who_may_not_speak_for_a_worker_is_refused_and_the_worker_stays() 
     assert [event for event in seen.events if isinstance(event, Report)] == [received(report_of("w", 0))]
 
 
-async def test_a_mistake_of_ours_ends_the_stream_with_an_error_and_is_counted() -> None:
+async def test_an_internal_error_ends_the_stream_with_an_error_and_is_counted() -> None:
     failures = []
 
     def broken(event: Event) -> None:
@@ -278,9 +278,9 @@ async def test_lost_and_repeated_reports_count_once() -> None:
     async with collecting(on_event) as (_, address), calling(address) as call, calling(address) as after_break:
         encoder = ReportEncoder()
         for number in (0, 4, 4, 2):
-            told = len(seen.events)
+            counts_of_w = len(seen.events)
             await call.write(encoder.encode(report_of("w", number, executions=10 + 10 * number)))
-            await seen.report(lambda _: True, after=told)
+            await seen.report(lambda _: True, after=counts_of_w)
         await after_break.write(ReportEncoder().encode(report_of("w", 5, executions=60)))
         await seen.report(lambda report: report.number == 5)
     assert router.fleet.reports == {"accepted": 3, "lost": 3, "late": 2}

@@ -60,7 +60,7 @@ async def test_a_balancer_that_is_not_there_yet_is_waited_for() -> None:
         await received.report(lambda report: True)
 
 
-async def test_each_balancer_hears_what_all_others_have_in_flight() -> None:
+async def test_each_balancer_receives_what_all_others_have_in_flight() -> None:
     counts: list[dict[str, int]] = [{"a": 1}, {"a": 20, "b": 3}, {}]
     received = [ReceivedEvents() for _ in counts]
     async with contextlib.AsyncExitStack() as stack:
@@ -108,7 +108,7 @@ async def test_a_balancer_allows_pauses_while_no_requests_flow_and_says_at_once_
             assert replicas.pause_s == 0.0
 
 
-async def test_a_lone_balancer_is_not_asked() -> None:
+async def test_a_lone_balancer_gets_no_question() -> None:
     received = ReceivedEvents()
     async with collecting(received) as (collector, address), running(Replicas([address]), asking=True):
         report = await received.report(lambda report: report.number > 20)
@@ -128,9 +128,9 @@ async def test_a_balancer_whose_answers_are_out_of_bounds_is_left_out(caplog: py
         await second.report(lambda report: report.peers_in_flight == ())
         await eventually(lambda: odd.counts.questions > 2)
         assert all(report.peers_in_flight is None for report in first.events if isinstance(report, Report))
-    said = [record.getMessage() for record in caplog.records if "its answers are left out" in record.getMessage()]
+    warnings = [record.getMessage() for record in caplog.records if "its answers are left out" in record.getMessage()]
     why = "in_flight: '257 entries' is refused; it has 256 at most"
-    assert said == [f"balancer {other}: its answers are left out: {why}"]
+    assert warnings == [f"balancer {other}: its answers are left out: {why}"]
 
 
 class FakeSlowBalancer:

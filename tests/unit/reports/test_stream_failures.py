@@ -75,7 +75,7 @@ def credentials(authority: Authority, *, clients: Authority | None = None, name:
         ("no file", "cannot be read"),
     ],
 )
-async def test_an_agent_says_once_why_it_cannot_reach_a_balancer_and_what_to_do(
+async def test_an_agent_logs_once_why_it_cannot_reach_a_balancer_and_what_to_do(
     case: str, expected: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ours, foreign = Authority(tmp_path / "ours"), Authority(tmp_path / "foreign")
@@ -121,15 +121,15 @@ async def test_an_agent_says_once_why_it_cannot_reach_a_balancer_and_what_to_do(
     assert first not in more
 
 
-def test_a_failure_is_said_again_each_minute_and_at_once_where_its_cause_changes(
+def test_a_failure_is_logged_again_each_minute_and_at_once_where_its_cause_changes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    said = StreamStatus("balancer:9003")
+    status = StreamStatus("balancer:9003")
     with caplog.at_level(logging.WARNING):
         for second in range(130):
-            said.failed(StreamFailure("one cause"), float(second))
+            status.failed(StreamFailure("one cause"), float(second))
         assert len(caplog.messages) == 3
-        said.failed(StreamFailure("another cause"), 131.0)
+        status.failed(StreamFailure("another cause"), 131.0)
     assert caplog.messages[-1] == "no reports to balancer balancer:9003: another cause"
 
 

@@ -108,7 +108,7 @@ def test_hits_that_grow_while_a_fit_settles_are_no_saving() -> None:
     assert learned(observed(0.0, noise=0.05, drift=0.5)) == pytest.approx([0.0, 0.0], abs=0.02)
 
 
-def test_a_few_reports_tell_nothing() -> None:
+def test_nothing_is_learned_of_a_few_reports() -> None:
     assert learned(observed(0.7, noise=0.1, reports=9)).tolist() == [0.0, 0.0]
 
 

@@ -71,7 +71,7 @@ def test_service_times_that_fade_count_the_own_work_anew() -> None:
     assert router.fleet.queue.own_work_s[0] < before_s / 3
 
 
-def test_a_report_tells_batch_sizes_and_instances() -> None:
+def test_a_report_has_batch_sizes_and_instances() -> None:
     router = make_router(1, models=[model(max_batch_rows=4, instances=2)])
     for _ in range(2 + 4):
         router.route(M, 0.1)
@@ -115,7 +115,7 @@ def test_with_several_balancers_service_is_what_triton_counts() -> None:
         assert service.fixed_s[0, m] + service.per_row_s[0, m] == pytest.approx(0.025, rel=0.05)
 
 
-def test_the_others_have_what_all_models_of_a_report_have_together() -> None:
+def test_peers_have_what_all_models_of_a_report_have_together() -> None:
     router = make_router(1, models=[model("m"), model("n")])
     for _ in range(2):
         router.route(M, 0.1)

@@ -264,7 +264,7 @@ def test_workers_that_come_together_are_fitted_once_and_end_as_those_that_come_o
         np.testing.assert_array_equal(array, alone.fleet.block.arrays[name], err_msg=name)
 
 
-def test_a_device_that_a_report_tells_is_fitted_where_something_was_measured_of_it() -> None:
+def test_a_device_that_a_report_names_is_fitted_where_something_was_measured_of_it() -> None:
     settings = Settings(estimators=EstimatorSettings(profiles={("T4", "m"): (0.2, 0.01)}))
     router = make_router(3, settings=settings)
     router.fleet.kernel = counted = CountedFits()

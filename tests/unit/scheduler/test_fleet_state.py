@@ -27,38 +27,38 @@ from policies.learned import Learned
 from policies.round_robin import RoundRobin
 
 
-def addresses(ledger: FleetBlock) -> dict[str, int]:
-    return {name: array.ctypes.data for name, array in ledger.block.arrays.items()}
+def addresses(fleet: FleetBlock) -> dict[str, int]:
+    return {name: array.ctypes.data for name, array in fleet.block.arrays.items()}
 
 
 def filled(workers: int, models: int) -> FleetBlock:
     """Each number another."""
-    ledger = FleetBlock(stamp="here")
-    ledger.add(workers=workers, models=models)
-    for place, array in enumerate(ledger.block.arrays.values()):
+    fleet = FleetBlock(stamp="here")
+    fleet.add(workers=workers, models=models)
+    for place, array in enumerate(fleet.block.arrays.values()):
         if array.dtype == np.float64:
             array[...] = 1e6 * place + np.arange(array.size).reshape(array.shape)
-    return ledger
+    return fleet
 
 
 def test_every_array_lies_in_the_block_for_itself_and_aligned() -> None:
-    ledger = filled(5, 3)
-    start = np.frombuffer(ledger.block.buffer, np.uint8).ctypes.data
+    fleet = filled(5, 3)
+    start = np.frombuffer(fleet.block.buffer, np.uint8).ctypes.data
     end = HEADER.itemsize + len(FIELDS) * ENTRY.itemsize
-    for name, address in addresses(ledger).items():
+    for name, address in addresses(fleet).items():
         assert (address - start) % ALIGNED_TO == 0
         assert address - start >= end, name
-        end = address - start + ledger.block.arrays[name].nbytes
+        end = address - start + fleet.block.arrays[name].nbytes
     assert start % ALIGNED_TO == 0
-    assert end <= ledger.block.header["bytes"] == memoryview(ledger.block.buffer).nbytes
+    assert end <= fleet.block.header["bytes"] == memoryview(fleet.block.buffer).nbytes
 
 
-def test_the_table_tells_place_shape_and_strides() -> None:
-    ledger = filled(5, 3)
-    buffer = ledger.block.buffer
+def test_the_table_has_place_shape_and_strides() -> None:
+    fleet = filled(5, 3)
+    buffer = fleet.block.buffer
     table = np.frombuffer(buffer, ENTRY, len(FIELDS), HEADER.itemsize)
     start = np.frombuffer(buffer, np.uint8).ctypes.data
-    for entry, (name, array) in zip(table, ledger.block.arrays.items(), strict=True):
+    for entry, (name, array) in zip(table, fleet.block.arrays.items(), strict=True):
         axes = int(entry["axes"])
         assert start + int(entry["offset"]) == array.ctypes.data, name
         assert tuple(entry["shape"]) == (*array.shape, *(0,) * (MOST_AXES - axes))
@@ -66,29 +66,29 @@ def test_the_table_tells_place_shape_and_strides() -> None:
         assert chr(entry["type"]) == array.dtype.kind
     header = np.frombuffer(buffer, HEADER, 1)[0]
     assert (header["workers"], header["models"], header["in_force"]) == (5, 3, 1)
-    assert tuple(header[["room_workers", "room_models"]]) == ledger.block.room == (8, 4)
+    assert tuple(header[["room_workers", "room_models"]]) == fleet.block.room == (8, 4)
 
 
 def test_as_long_as_there_is_room_the_block_and_its_rows_stay() -> None:
-    ledger = filled(5, 3)
-    block, before, generation, decision = ledger.block, addresses(ledger), ledger.block.generation, ledger.decision
-    ledger.add(workers=3, models=1)
-    assert ledger.block is block
-    assert addresses(ledger) == before
+    fleet = filled(5, 3)
+    block, before, generation, decision = fleet.block, addresses(fleet), fleet.block.generation, fleet.decision
+    fleet.add(workers=3, models=1)
+    assert fleet.block is block
+    assert addresses(fleet) == before
     assert block.generation == generation + 1
-    assert ledger.decision is not decision
+    assert fleet.decision is not decision
 
 
 def test_a_block_without_room_is_replaced_and_says_so() -> None:
-    ledger = filled(8, 4)
-    block, kept = ledger.block, ledger.queue.own_rows.copy()
-    ledger.add(workers=1)
-    assert ledger.block is not block
+    fleet = filled(8, 4)
+    block, kept = fleet.block, fleet.queue.own_rows.copy()
+    fleet.add(workers=1)
+    assert fleet.block is not block
     assert not block.header["in_force"]
-    assert ledger.block.header["in_force"]
-    assert ledger.block.generation == block.generation + 1
-    assert ledger.block.room == (16, 4)
-    np.testing.assert_array_equal(ledger.queue.own_rows[:8], kept)
+    assert fleet.block.header["in_force"]
+    assert fleet.block.generation == block.generation + 1
+    assert fleet.block.room == (16, 4)
+    np.testing.assert_array_equal(fleet.queue.own_rows[:8], kept)
 
 
 def test_a_thousand_workers_one_by_one_take_few_blocks() -> None:
@@ -98,9 +98,9 @@ def test_a_thousand_workers_one_by_one_take_few_blocks() -> None:
         given_.append(size_bytes)
         return ordinary_memory(size_bytes)
 
-    ledger = FleetBlock(memory)
+    fleet = FleetBlock(memory)
     for _ in range(1000):
-        ledger.add(workers=1)
+        fleet.add(workers=1)
     assert len(given_) == 8
 
 
@@ -108,40 +108,40 @@ def test_a_thousand_workers_one_by_one_take_few_blocks() -> None:
     steps=st.lists(st.tuples(st.sampled_from(["add", "add", "models", "remove"]), st.integers(1, 4)), max_size=20),
 )
 def test_numbers_stay_with_their_worker_and_model(steps: Sequence[tuple[str, int]]) -> None:
-    ledger, number = FleetBlock(), 1.0
+    fleet, number = FleetBlock(), 1.0
     model: dict[str, np.ndarray] = {"queue.own_rows": np.zeros((0, 0)), "tokens.level": np.zeros(0)}
     for step, count in steps:
-        workers, models = ledger.sizes
+        workers, models = fleet.sizes
         own_rows, level = model.values()
         if step == "add":
-            ledger.add(workers=count)
+            fleet.add(workers=count)
             own_rows = np.concatenate([own_rows, np.zeros((count, models))])
             level = np.append(level, [np.inf] * count)
         elif step == "models":
-            ledger.add(models=count)
+            fleet.add(models=count)
             own_rows = np.concatenate([own_rows, np.zeros((workers, count))], axis=1)
         elif workers:
-            ledger.remove_worker(count % workers)
+            fleet.remove_worker(count % workers)
             own_rows, level = np.delete(own_rows, count % workers, 0), np.delete(level, count % workers)
         model = {"queue.own_rows": own_rows, "tokens.level": level}
-        np.testing.assert_array_equal(ledger.queue.own_rows, own_rows)
-        np.testing.assert_array_equal(ledger.tokens.level, level)
-        for array in (ledger.queue.own_rows, own_rows, ledger.tokens.level, level):
+        np.testing.assert_array_equal(fleet.queue.own_rows, own_rows)
+        np.testing.assert_array_equal(fleet.tokens.level, level)
+        for array in (fleet.queue.own_rows, own_rows, fleet.tokens.level, level):
             array[...] += number
         number *= 2
 
 
 def test_new_rows_begin_at_their_start_values_where_others_were() -> None:
-    ledger = filled(6, 2)
+    fleet = filled(6, 2)
     for _ in range(3):
-        ledger.remove_worker(1)
-    ledger.add(workers=3, models=2)
+        fleet.remove_worker(1)
+    fleet.add(workers=3, models=2)
     fresh = FleetBlock()
     fresh.add(workers=6, models=4)
     for record in ("queue", "service", "latency", "tokens"):
-        for name, array in vars(getattr(ledger, record)).items():
+        for name, array in vars(getattr(fleet, record)).items():
             np.testing.assert_array_equal(array[3:], getattr(getattr(fresh, record), name)[3:], err_msg=name)
-    np.testing.assert_array_equal(ledger.decision.reported_s[3:], -np.inf)
+    np.testing.assert_array_equal(fleet.decision.reported_s[3:], -np.inf)
 
 
 def test_a_fleet_says_its_arrays_anew_and_keeps_its_numbers() -> None:
@@ -158,9 +158,9 @@ def test_a_fleet_says_its_arrays_anew_and_keeps_its_numbers() -> None:
 
 
 def test_another_process_finds_the_same_numbers_at_another_address() -> None:
-    ledger = filled(5, 3)
-    found = fleet_states_in(bytearray(ledger.block.buffer), "here")
-    for name, array in ledger.block.arrays.items():
+    fleet = filled(5, 3)
+    found = fleet_states_in(bytearray(fleet.block.buffer), "here")
+    for name, array in fleet.block.arrays.items():
         record, field = name.split(".")
         np.testing.assert_array_equal(getattr(getattr(found, record), field), array, err_msg=name)
 

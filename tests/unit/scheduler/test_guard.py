@@ -172,7 +172,7 @@ def test_a_decision_in_ten_a_little_too_slow_is_a_breach_and_a_few_are_not() -> 
     assert g.changes.guards[0][1].finding.reason == "slow"
 
 
-def test_a_slow_policy_out_of_service_is_asked_for_a_fiftieth_of_the_time_at_most() -> None:
+def test_a_slow_policy_out_of_service_is_probed_for_a_fiftieth_of_the_time_at_most() -> None:
     guard = Guard(NO_WINDOWS)
     guard.failed("bad", 0.0)
     guard.looked(FINE, 1.0, seconds=0.2)
@@ -225,7 +225,7 @@ def test_a_new_config_keeps_the_guards_state_where_policy_and_guard_are_the_same
     assert other.choose(0, 1.0).role == "in_force"
 
 
-def test_a_guard_alone_gives_the_policy_the_arm_until_told_otherwise() -> None:
+def test_a_guard_alone_gives_the_policy_the_arm_until_a_breach() -> None:
     guard = Guard(NO_WINDOWS)
     assert guard.arm(0.0) is Arm.POLICY
     for i in range(11):

@@ -41,7 +41,7 @@ async def test_who_waits_waits_on_by_the_order_in_force(before: Order, after: Or
     router = fleet(held_by(before, "m", window_batches=0), 1)
     holding = Holding(router, lambda: 1.0)
     running = holding.ask(Request("m"), None, 0)
-    asked = {
+    futures = {
         f"{tenant}{number}": holding.ask(
             Request("m", tenant=tenant, rows=rows, priority=priority, deadline_s=30.0 - 7 * number), None, 0
         )
@@ -58,9 +58,9 @@ async def test_who_waits_waits_on_by_the_order_in_force(before: Order, after: Or
         assert isinstance(decision, Decision)
         router.observe(Finished(decision.number, "w0", 0.01, True), 1.0)
         holding.dispatch()
-        (name,) = (name for name, future in asked.items() if future.done() and name not in left)
+        (name,) = (name for name, future in futures.items() if future.done() and name not in left)
         left.append(name)
-        finished = asked[name]
+        finished = futures[name]
     assert (
         left
         == {
@@ -76,13 +76,13 @@ async def test_who_waits_waits_on_by_the_order_in_force(before: Order, after: Or
 async def test_whose_model_is_held_no_more_is_placed_and_others_wait_on() -> None:
     router = fleet(held_by("arrival", "m", "other", window_batches=0), 1)
     holding = Holding(router, lambda: 1.0)
-    asked = [holding.ask(Request(name), None, 0) for name in ("m", "m", "other", "m")]
+    futures = [holding.ask(Request(name), None, 0) for name in ("m", "m", "other", "m")]
     router.configure(router.policy, held_by("arrival", "m", window_batches=0))
     holding.dispatch()
-    assert [future.done() for future in asked] == [True, False, True, False]
+    assert [future.done() for future in futures] == [True, False, True, False]
     router.configure(router.policy, Settings())
     holding.dispatch()
-    assert all(future.done() for future in asked)
+    assert all(future.done() for future in futures)
 
 
 def share_of_few(*orders: Order, workers: int = 2, most_rows: int = 1) -> tuple[float, float]:

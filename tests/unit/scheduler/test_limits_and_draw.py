@@ -88,7 +88,7 @@ def test_a_request_that_would_be_late_at_the_best_of_the_eligible_has_nobody() -
 
 
 @pytest.mark.parametrize("total", [1.0, 1.0 - 9e-7, 1.0 + 9e-7])
-def test_every_lot_falls_on_somebody_in_proportion_to_the_shares(total: float) -> None:
+def test_every_draw_falls_on_somebody_in_proportion_to_the_shares(total: float) -> None:
     shares = [0.0, 0.25 * total, 0.0, 0.75 * total, 0.0]
     draws = (np.arange(4000) + 0.5) / 4000
     picked = [limits_and_draw.draw(shares, float(draw)) for draw in draws]
@@ -150,7 +150,7 @@ def test_the_pick_has_its_fallbacks_in_the_same_order_and_a_propensity_that_sums
     shares=st.lists(st.sampled_from([0.0, 0.1, 0.25, 1.0]) | st.floats(0.0, 1.0), max_size=20),
     uniform=st.floats(0.0, 1.0, exclude_max=True),
 )
-def test_the_lot_falls_on_the_same_worker_however_it_is_looked_for(shares: list[float], uniform: float) -> None:
+def test_a_draw_falls_on_the_same_worker_however_it_is_looked_for(shares: list[float], uniform: float) -> None:
     of, sums = np.array(shares), np.zeros(len(shares))
     assert limits_and_draw.draw_by_sums(of, uniform, sums) == limits_and_draw.draw(shares, uniform)
     assert not shares or sums[-1] == limits_and_draw.total_of(shares)

@@ -15,7 +15,7 @@ from policies.least_requests import LeastRequests
 FLEET = ("a", "b", "c")
 
 
-def told(outliers: Outliers, story: str, now_s: float = 0.0) -> frozenset[tuple[str, str]]:
+def left_out_after(outliers: Outliers, story: str, now_s: float = 0.0) -> frozenset[tuple[str, str]]:
     """Each letter is an answer of that worker, in capitals an error that its request may have caused; a space is a
     tick."""
     for each in story:
@@ -44,24 +44,24 @@ def told(outliers: Outliers, story: str, now_s: float = 0.0) -> frozenset[tuple[
     ],
 )
 def test_who_fails_while_others_do_not_is_left_out(story: str, out: str) -> None:
-    assert told(Outliers(), story) == {("m", worker) for worker in out}
+    assert left_out_after(Outliers(), story) == {("m", worker) for worker in out}
 
 
 def test_who_is_left_out_is_tried_again_ever_more_seldom_until_it_answers() -> None:
     outliers = Outliers()
-    assert told(outliers, "AAAAAbcbcb", 0.0)
-    assert told(outliers, "bcA", 4.9)  # sent before
-    assert not told(outliers, "bc", 5.0)
-    assert told(outliers, "bcA", 5.1)
-    assert told(outliers, "bc", 15.0)
-    assert not told(outliers, "bc", 15.2)
-    assert not told(outliers, "a", 15.3)
-    assert not told(outliers, "AAAA", 15.4)
+    assert left_out_after(outliers, "AAAAAbcbcb", 0.0)
+    assert left_out_after(outliers, "bcA", 4.9)  # sent before
+    assert not left_out_after(outliers, "bc", 5.0)
+    assert left_out_after(outliers, "bcA", 5.1)
+    assert left_out_after(outliers, "bc", 15.0)
+    assert not left_out_after(outliers, "bc", 15.2)
+    assert not left_out_after(outliers, "a", 15.3)
+    assert not left_out_after(outliers, "AAAA", 15.4)
 
 
 def test_nothing_is_kept_of_workers_that_left_nor_of_models_at_which_nobody_fails() -> None:
     outliers = Outliers()
-    told(outliers, "AAAAAbcbcb")
+    left_out_after(outliers, "AAAAAbcbcb")
     assert not outliers.tick(("b", "c"), 0.1)
     for number in range(20_000):
         outliers.count(f"of a client {number}", "b", good=True)

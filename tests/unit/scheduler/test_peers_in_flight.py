@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from support.fleets import make_router, model, report
 
@@ -25,16 +27,16 @@ def executing(**fields: object) -> Router:
     return router
 
 
-def others(router: Router) -> float:
+def peers(router: Router) -> float:
     return float(router.fleet.queue.others[0])
 
 
 def test_what_others_have_in_flight_takes_the_place_of_the_average_that_executes() -> None:
     # Of 2 own requests and 9 of others, 3 wait: 8 execute.
-    told = executing(balancers=2, peers_in_flight=(("m", 9),))
-    assert others(told) == 9
+    counts = executing(balancers=2, peers_in_flight=(("m", 9),))
+    assert peers(counts) == 9
     # As many by the average.
-    assert others(executing(balancers=2)) == pytest.approx(3 + 2.5 - 2)
+    assert peers(executing(balancers=2)) == pytest.approx(3 + 2.5 - 2)
 
 
 def test_what_executes_by_it_is_counted_in_batches() -> None:
@@ -47,27 +49,22 @@ def test_what_executes_by_it_is_counted_in_batches() -> None:
 
 def test_models_that_others_have_nothing_of_are_left_out() -> None:
     """All 2 own requests may wait among the 3 that do; somebody else's queue is seen all the same."""
-    assert others(executing(balancers=2, peers_in_flight=())) == 3 - 2
-    assert others(executing(balancers=2, peers_in_flight=(("another", 7),))) == 3 - 2
+    assert peers(executing(balancers=2, peers_in_flight=())) == 3 - 2
+    assert peers(executing(balancers=2, peers_in_flight=(("another", 7),))) == 3 - 2
 
 
 def test_a_lone_balancer_goes_by_its_own_counts() -> None:
-    assert others(executing(balancers=1, peers_in_flight=(("m", 9),))) == 3 - 2
+    assert peers(executing(balancers=1, peers_in_flight=(("m", 9),))) == 3 - 2
 
 
 def test_nobody_knows_which_of_several_versions_others_requests_are_of() -> None:
     known = executing(balancers=2, versions=("1", "2"), peers_in_flight=(("m", 9),))
-    assert others(known) == others(executing(balancers=2, versions=("1", "2"))) == pytest.approx(2 * 5.5 - 2)
+    assert peers(known) == peers(executing(balancers=2, versions=("1", "2"))) == pytest.approx(2 * 5.5 - 2)
 
 
 def test_a_balancer_says_what_it_has_in_flight_itself() -> None:
-    router = make_router(2, models=[model("m"), model("n"), model("idle")])
-    picks = [router.route(Request(name), 0.0).worker for name in ("m", "n", "m", "m")]
+    router, models = make_router(2, models=[model("m"), model("n"), model("idle")]), ("m", "n", "m", "m")
+    picks = [(router.route(Request(name), 0.0).worker, name) for name in models]
     for worker in ("w0", "w1"):
-        told = {name: picks_there(picks, worker, name) for name in ("m", "n")}
-        assert router.fleet.in_flight_at(worker) == {name: count for name, count in told.items() if count}
+        assert router.fleet.in_flight_at(worker) == dict(Counter(name for pick, name in picks if pick == worker))
     assert router.fleet.in_flight_at("unknown") == {}
-
-
-def picks_there(picks: list[str], worker: str, name: str) -> int:
-    return sum(pick == worker and asked == name for pick, asked in zip(picks, ("m", "n", "m", "m"), strict=True))

@@ -39,7 +39,7 @@ def test_a_worker_that_executed_nothing_is_taken_for_what_its_like_are_and_not_f
     assert expected_s(s)[2] == pytest.approx(0.55, rel=0.05)
 
 
-def test_the_first_executions_of_one_tell_something_of_the_others() -> None:
+def test_the_first_executions_of_one_are_a_prior_for_its_like() -> None:
     s = known([0, 0], [0.5, 0.0], [2, 0])
     assert expected_s(s)[1] == pytest.approx((0.5 + DEFAULT_S) / 2, rel=0.05)
 
@@ -53,7 +53,7 @@ def test_batch_sizes_that_siblings_executed_make_the_line_together() -> None:
     assert s.per_row_s[2, 0] == pytest.approx(0.002, rel=0.05)
 
 
-def test_a_throttled_worker_is_told_apart_by_ten_executions_of_its_own() -> None:
+def test_ten_executions_of_its_own_show_a_throttled_worker() -> None:
     s = known([0] * 4, [0.02, 0.02, 0.02, 0.2], [200, 200, 200, 10])
     assert expected_s(s)[3] > 0.75 * 0.2
     assert expected_s(s)[:3] == pytest.approx([0.02] * 3, rel=0.2)

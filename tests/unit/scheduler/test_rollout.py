@@ -126,7 +126,7 @@ def test_a_held_step_is_taken_when_the_evidence_has_gone() -> None:
     ]
 
 
-def test_what_was_decided_by_lot_and_ends_after_the_last_step_still_counts() -> None:
+def test_what_was_drawn_and_ends_after_the_last_step_still_counts() -> None:
     """The new policy's requests that ended soon are good; the others hang."""
     rollout = Rollout(RolloutSettings(shares=(0.5, 1.0), step_s=1.0, min_requests=20))
     for number in range(600):

@@ -51,7 +51,7 @@ def test_swapping_the_policy_keeps_what_is_in_flight() -> None:
     assert router.route(M, 0.1).policy == "least_requests"
 
 
-def test_unknown_model_and_version_are_told_in_tritons_words() -> None:
+def test_unknown_model_and_version_are_refused_in_tritons_words() -> None:
     router = make_router()
     with pytest.raises(UnknownModel, match="Request for unknown model: 'nope' is not found"):
         router.route(Request("nope"), 0.1)
@@ -92,7 +92,7 @@ def test_limits_shed_and_priorities_shed_first() -> None:
         router.route(M, 0.1)
 
 
-def test_late_requests_are_shed_where_asked_for() -> None:
+def test_late_requests_are_shed_where_that_is_configured() -> None:
     settings = Settings(limits=Limits(shed_late=True))
     router = make_router(1, settings=settings, models=[model(batches=((1, 10, 1.0),))])
     router.route(Request("m", deadline_s=0.2), 0.1)
@@ -143,14 +143,14 @@ def test_a_sequence_stays_while_its_worker_drains_or_reports_late() -> None:
     assert router.route(request, 0.3).worker == worker
 
 
-def test_a_routing_key_sticks_under_any_policy_unless_told_not_to() -> None:
+def test_a_routing_key_sticks_under_any_policy_unless_configured_otherwise() -> None:
     router = make_router(5, RoundRobin())
     assert len({router.route(Request("m", key=11), 0.1).worker for _ in range(2)}) == 1
     router.configure(RoundRobin(), dataclasses.replace(router.settings, sticky_keys=False))
     assert len({router.route(Request("m", key=11), 0.1).worker for _ in range(5)}) == 5
 
 
-def test_a_policy_that_places_keys_itself_is_asked_to() -> None:
+def test_a_policy_that_places_keys_itself_does_so() -> None:
     router = make_router(5, ConsistentHash(floor=0.0, balance_factor=1.01))
     workers = {router.route(Request("m", key=11), 0.1).worker for _ in range(5)}
     assert len(workers) > 1  # it has no room for more of one key, where a sticky key would stay

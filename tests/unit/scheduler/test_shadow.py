@@ -42,7 +42,7 @@ def test_it_never_changes_a_pick_and_its_failures_are_counted() -> None:
     assert picks(None) == picks(CanaryPlan(shadow=broken, shadow_share=0.5))
 
 
-def test_its_share_its_failures_and_its_time_are_told() -> None:
+def test_its_share_its_failures_and_its_time_are_shown() -> None:
     broken = Moody()
     broken.mood.answer = "raise"
     g = guarded(plan=CanaryPlan(shadow=broken, shadow_share=0.25), policy=RoundRobin())

@@ -64,8 +64,8 @@ def state(router: Router) -> dict[str, np.ndarray]:
 def test_a_policy_that_writes_to_a_column_is_counted_replaced_and_changes_nothing(column: str, limits: Limits) -> None:
     router, honest = busy(Scribbler(column), Settings(limits=limits)), busy(LeastRequests(), Settings(limits=limits))
     before = state(router)
-    asked = router.answer_now(Request("m"), 0.3)
-    assert not asked.valid
+    answered = router.answer_now(Request("m"), 0.3)
+    assert not answered.valid
     after = state(router)
     for name, array in before.items():
         np.testing.assert_array_equal(array, after[name], err_msg=name)

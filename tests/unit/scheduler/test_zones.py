@@ -89,8 +89,8 @@ def test_another_zone_is_taken_over_while_it_runs() -> None:
 def test_keys_and_sequences_belong_to_one_worker_whichever_zone_asks() -> None:
     one, other = placed("a", policy=ConsistentHash()), placed("b", policy=ConsistentHash())
     for sequence in (False, True):
-        asked = [replace(Request("m"), key=key, sequence=sequence) for key in range(1, 50)]
-        found = [[router.route(request, 0.1).worker for request in asked] for router in (one, other)]
+        requests = [replace(Request("m"), key=key, sequence=sequence) for key in range(1, 50)]
+        found = [[router.route(request, 0.1).worker for request in requests] for router in (one, other)]
         assert found[0] == found[1]
         assert set(found[0]) == set(ZONES)
 
