@@ -83,6 +83,14 @@ class OutOfBoundsError(ValueError):
         self.field = field
 
 
+class RefusedInputError(OutOfBoundsError):
+    """The same in other words, such as Triton's own."""
+
+    def __init__(self, field: str, words: str) -> None:
+        ValueError.__init__(self, words)
+        self.field = field
+
+
 def shown(value: object) -> str:
     """A value as messages and logs quote it: escaped, and cut where it is long."""
     if isinstance(value, int | float):

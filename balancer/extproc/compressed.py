@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 
 from balancer import bounds
-from balancer.bounds import OutOfBoundsError
+from balancer.bounds import OutOfBoundsError, RefusedInputError
 from balancer.extproc import wire
 from balancer.extproc.inference_bytes import Fields, first_dimension, read
 from balancer.extproc.versions import FRAME_BYTES
@@ -33,10 +33,8 @@ _INPUT_BYTES = 4096
 _VARINT, _FIXED_8, _BYTES, _FIXED_4 = 0, 1, 2, 5
 
 
-class _Refused(OutOfBoundsError):
-    def __init__(self, words: str, field: str = "message") -> None:
-        ValueError.__init__(self, f"{field}: {words}, which is refused")
-        self.field = field
+def _refused(words: str, field: str = "message") -> RefusedInputError:
+    return RefusedInputError(field, f"{field}: {words}, which is refused")
 
 
 class CompressedMessage:
@@ -76,7 +74,7 @@ class CompressedMessage:
             if len(self._frame) < FRAME_BYTES:
                 return
             if self._frame[0] > 1:
-                raise _Refused("is in no frame of gRPC's")
+                raise _refused("is in no frame of gRPC's")
             self._left = int.from_bytes(self._frame[1:], "big")
             self._unpacker = zlib.decompressobj(_WINDOW) if self._frame[0] else None
         data = data[: self._left]
@@ -93,7 +91,7 @@ class CompressedMessage:
     def end(self) -> None:
         """The body is over; OutOfBoundsError: too early."""
         if not self.is_decided:
-            raise _Refused("ends before it is whole")
+            raise _refused("ends before it is whole")
 
     def fields(self) -> Fields:
         """Of what decides, as Envoy extracts them."""
@@ -114,17 +112,17 @@ class CompressedMessage:
             try:
                 piece = unpacker.decompress(data, _PIECE_BYTES)
             except zlib.error as error:
-                raise _Refused("is not compressed by gzip or deflate") from error
+                raise _refused("is not compressed by gzip or deflate") from error
             data = unpacker.unconsumed_tail
             self._inflated_bytes += len(piece)
             if self._inflated_bytes > bounds.MAX_INFLATED_BYTES:
-                raise _Refused(f"has more than {bounds.MAX_INFLATED_BYTES} bytes inflated")
+                raise _refused(f"has more than {bounds.MAX_INFLATED_BYTES} bytes inflated")
             more = bool(data) or len(piece) == _PIECE_BYTES
             if piece:
                 yield piece
         idle = self._packed_bytes > 2 * self._inflated_bytes + _IDLE_BYTES
         if idle or unpacker.unused_data or (not self._left and not unpacker.eof):
-            raise _Refused("is not compressed by gzip or deflate")
+            raise _refused("is not compressed by gzip or deflate")
 
     def _scan(self, piece: bytes) -> None:
         skipped = min(self._skip, len(piece))
@@ -139,7 +137,7 @@ class CompressedMessage:
                 raise WireError("message", self._count, f"has {wire.MOST_FIELDS} fields at most")
             self._read_bytes += size
             if not self._tensors and self._read_bytes > bounds.MAX_PREFIX_BYTES:
-                raise _Refused(f"has more than {bounds.MAX_PREFIX_BYTES} bytes before its tensors")
+                raise _refused(f"has more than {bounds.MAX_PREFIX_BYTES} bytes before its tensors")
             self._skip = max(0, size - len(self._buffer))
             del self._buffer[:size]
 
@@ -178,9 +176,9 @@ class CompressedMessage:
     def _keep(self, number: int, start: int, end: int) -> int | None:
         name = _NAMES[number] if self._inference else ("name", "version")[number - 1]
         if self._tensors:
-            raise _Refused("comes after the tensors", name)
+            raise _refused("comes after the tensors", name)
         if end - start > bounds.MAX_FIELD_BYTES:
-            raise _Refused(f"has more than {bounds.MAX_FIELD_BYTES} bytes", name)
+            raise _refused(f"has more than {bounds.MAX_FIELD_BYTES} bytes", name)
         if len(self._buffer) < end:
             return None
         if number == _PARAMETER:

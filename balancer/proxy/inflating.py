@@ -17,7 +17,7 @@ from typing import NoReturn
 from aiohttp import web
 
 from balancer import bounds
-from balancer.bounds import OutOfBoundsError, shown
+from balancer.bounds import RefusedInputError, shown
 from balancer.extproc.names import COMPRESSED_HEADER
 from balancer.proxy.messages import RESOURCE_EXHAUSTED, Metadata, ProxyAnswer, pushback
 
@@ -39,14 +39,6 @@ class NoRoomError(Exception):
     def __init__(self) -> None:
         super().__init__(_WORDS)
         self.answer = pushback(ProxyAnswer(RESOURCE_EXHAUSTED, _WORDS, unexecuted=True), _RETRY_S)
-
-
-class UnreadableBodyError(OutOfBoundsError):
-    """A body that cannot be read, in words for its client."""
-
-    def __init__(self, field: str, words: str) -> None:
-        ValueError.__init__(self, words)
-        self.field = field
 
 
 class Room:
@@ -146,7 +138,7 @@ class Inflating:
         """The body of a request by HTTP, inflated in pieces where it is compressed, which needs `room`.
 
         Raises:
-            UnreadableBodyError: it is too large, or not of its encoding.
+            RefusedInputError: it is too large, or not of its encoding.
         """
         parts, size = [], 0
         unpacker = None if room is None else zlib.decompressobj(_WINDOW)
@@ -156,7 +148,7 @@ class Inflating:
                 size += len(piece)
                 if size > self.most_bytes:
                     words = f"the request has more than {self.most_bytes} bytes; send a smaller one"
-                    raise UnreadableBodyError("size", words)
+                    raise RefusedInputError("size", words)
                 parts.append(piece)
                 if unpacker is not None:
                     # Others have their turn.
@@ -192,9 +184,9 @@ def _inflated(unpacker: zlib._Decompress, part: bytes, request: web.BaseRequest)
         yield piece
 
 
-def _not_of_its_encoding(request: web.BaseRequest) -> UnreadableBodyError:
+def _not_of_its_encoding(request: web.BaseRequest) -> RefusedInputError:
     encoding = request.headers.get("content-encoding", "none")
-    return UnreadableBodyError("encoding", f"the request's body is not of its encoding, {shown(encoding)}")
+    return RefusedInputError("encoding", f"the request's body is not of its encoding, {shown(encoding)}")
 
 
 def is_compressed(metadata: Metadata) -> bool:
@@ -206,12 +198,12 @@ def encoding_of(request: web.BaseRequest) -> str:
     """What a body by HTTP is compressed by; empty: it is not.
 
     Raises:
-        UnreadableBodyError: by something else than what is read here.
+        RefusedInputError: by something else than what is read here.
     """
     encoding = request.headers.get("content-encoding", "").lower()
     if encoding in ("", _PLAIN):
         return ""
     if encoding not in _ENCODINGS:
         words = f"Content-Encoding: {shown(encoding)} is not read; send {', '.join(_ENCODINGS)} or none"
-        raise UnreadableBodyError("encoding", words)
+        raise RefusedInputError("encoding", words)
     return encoding

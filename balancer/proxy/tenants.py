@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from balancer.bounds import MAX_ROWS, OutOfBoundsError, shown
+from balancer.bounds import MAX_ROWS, OutOfBoundsError, RefusedInputError, shown
 from balancer.extproc.inference_bytes import read
 from balancer.extproc.kserve import Call, guessed_rows
 from balancer.extproc.pick_service import TurnedAway
@@ -14,18 +14,6 @@ from balancer.proxy.settings import ProxySettings, TenantLimitsSection
 
 _LOOK_S = 1.0
 """After which limits are looked at again, as they may change."""
-
-
-class UncountedError(OutOfBoundsError):
-    """A request whose rows nobody can count, of a tenant whose rows are limited."""
-
-    def __init__(self, tenant: str) -> None:
-        ValueError.__init__(
-            self,
-            f"rows: those of this request cannot be counted, and tenant {shown(tenant)} may send so many each second; "
-            "send it to infer, with shapes, and large tensors as binary data",
-        )
-        self.field = "rows"
 
 
 class TenantLimits:
@@ -46,11 +34,13 @@ class TenantLimits:
         """None: it may go, and is counted; `counted`: all of its rows are known.
 
         Raises:
-            UncountedError: they are not, and are limited.
+            RefusedInputError: they are not, and are limited.
         """
         request = call.request
         if not counted and self._of(request.tenant).rows_per_s:
-            raise UncountedError(request.tenant)
+            words = f"cannot be counted, and tenant {shown(request.tenant)} may send so many each second"
+            remedy = "send it to infer, with shapes, and large tensors as binary data"
+            raise RefusedInputError("rows", f"rows: those of this request {words}; {remedy}")
         rows = float(max(request.rows, call.message_rows))  # no header makes it fewer
         wait_s = self._wait_s(request.tenant, rows)
         if not wait_s:

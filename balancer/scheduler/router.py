@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from itertools import islice
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from balancer.kernel.python_kernel import Asked, Kernel, new_tuple
 from balancer.kernel.settings import Settings
 from balancer.scheduler import refusals
 from balancer.scheduler.after_decision import Answered, Decided, Decision, DecisionObserver, attend, in_names
-from balancer.scheduler.canary.selector import PolicySelector, Role
+from balancer.scheduler.canary.selector import PolicySelector, Role, Ticket
 from balancer.scheduler.checked_answer import LEAST_PENDING, answer
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import (
@@ -34,7 +34,6 @@ from balancer.scheduler.events import (
     WorkersAdded,
 )
 from balancer.scheduler.fleet import ANY_MODEL, Fleet
-from balancer.scheduler.in_flight import InFlight, drop
 from balancer.scheduler.keys import OF_SEQUENCES, placing
 from balancer.scheduler.view import LiveView
 from policies.base import BoolArray, FloatArray, Policy, Request, least
@@ -44,6 +43,25 @@ _SHOWN_FIRST = AT_ONCE & ~COUNTS
 """Who watches sees the fleet before the pick is counted in."""
 EXPIRED_PER_TICK = 1000
 """Requests that are given up at once: more would hold up those that wait."""
+
+
+class InFlight(NamedTuple):
+    """A request that was sent, until its outcome is known."""
+
+    worker: str
+    column: int
+    rows: float
+    key: int | None
+    at_s: float
+    ticket: Ticket | None
+    chosen: bool
+    """Whether the policy chose the worker among several: then no client did."""
+
+
+def _drop(sent: InFlight | None) -> None:
+    """What will have no outcome is no evidence."""
+    if sent is not None and sent.ticket is not None:
+        sent.ticket.dropped()
 
 
 class Numbers(Protocol):
@@ -115,7 +133,7 @@ class Router:
                 self.fleet.sent(sent.worker, sent.column, sent.rows, now_s)
                 self._keep(event.number, sent)
             case Withdrawn():
-                drop(self._end(event.number, now_s))
+                _drop(self._end(event.number, now_s))
             case WorkerAdded():
                 self.fleet.add((event,))
             case WorkersAdded():
@@ -124,7 +142,7 @@ class Router:
                 self.fleet.remove(event.worker)
                 gone = [number for number, sent in self._in_flight.items() if sent.worker == event.worker]
                 for number in gone:
-                    drop(self._in_flight.pop(number))
+                    _drop(self._in_flight.pop(number))
             case ReportsLost():
                 self.fleet.lose(event.worker)
 
@@ -290,7 +308,7 @@ class Router:
         return refused(request, self.fleet.kernel.refused_at)
 
     def _expire(self, number: int, now_s: float) -> None:
-        drop(self._end(number, now_s))
+        _drop(self._end(number, now_s))
         self.outcomes["expired"] += 1
 
     def _keep(self, number: int, sent: InFlight) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 from balancer import bounds
-from balancer.bounds import OutOfBoundsError, shown
+from balancer.bounds import OutOfBoundsError, RefusedInputError, shown
 from balancer.extproc import wire
 from balancer.proxy.rules.tensors import DTYPES, LENGTH_BYTES, MOST_RANK, ONLY_BINARY, TEXT, elements
 
@@ -47,14 +47,6 @@ class WantedOutputs:
         return self.named.get(output, self.unnamed)
 
 
-class UnreadableRequestError(OutOfBoundsError):
-    """A request that is refused in Triton's words, where Triton has some; `field` is the part of it that is wrong."""
-
-    def __init__(self, field: str, words: str) -> None:
-        ValueError.__init__(self, words)
-        self.field = field
-
-
 def read_request(body: bytes, json_bytes: int | None, model: str, version: str) -> tuple[bytes, WantedOutputs]:
     """The message as gRPC has it on the wire, and how its client wants the answer.
 
@@ -76,7 +68,7 @@ def read_request(body: bytes, json_bytes: int | None, model: str, version: str) 
     for given in inputs:
         at = _add_input(request, given, memoryview(body), at, tensors)
     if at != len(body):
-        raise UnreadableRequestError("inputs", f"unexpected additional input data for model {shown(model)}")
+        raise RefusedInputError("inputs", f"unexpected additional input data for model {shown(model)}")
     outputs = _objects(_member(content, "outputs", list, "outputs", []), "outputs")
     wanted = WantedOutputs(dict(_add_output(request, each) for each in outputs), unnamed)
     # Equal requests have equal bytes, whatever the order of their parameters. Large tensors are copied once.
@@ -90,16 +82,16 @@ def _read_json(body: bytes, json_bytes: int | None) -> dict[str, Json]:
     size = len(body) if json_bytes is None else json_bytes
     if size > len(body):
         words = f"unexpected size for request JSON, expecting {size - len(body)} more bytes"
-        raise UnreadableRequestError("json", words)
+        raise RefusedInputError("json", words)
     if size > bounds.MAX_JSON_BYTES:
         rule = f"{bounds.MAX_JSON_BYTES} at most are read; send tensors as binary data"
-        raise UnreadableRequestError("json", f"the request's JSON has {size} bytes, of which {rule}")
+        raise RefusedInputError("json", f"the request's JSON has {size} bytes, of which {rule}")
     try:
         content = json.loads(memoryview(body)[:size].tobytes())
     except (ValueError, RecursionError) as error:
-        raise UnreadableRequestError("json", f"failed to parse the request JSON buffer: {error}") from error
+        raise RefusedInputError("json", f"failed to parse the request JSON buffer: {error}") from error
     if not isinstance(content, dict):
-        raise UnreadableRequestError("json", "failed to parse the request JSON buffer: it is no object")
+        raise RefusedInputError("json", "failed to parse the request JSON buffer: it is no object")
     return content
 
 
@@ -110,9 +102,9 @@ _NEEDED: Any = object()
 def _member(of: Mapping[str, Json], name: str, kind: type, field: str, without: Any = _NEEDED) -> Any:
     value = of.get(name, without)
     if value is _NEEDED:
-        raise UnreadableRequestError(field, f"Unable to parse {shown(name)}: it is not there")
+        raise RefusedInputError(field, f"Unable to parse {shown(name)}: it is not there")
     if value is not without and type(value) is not kind:
-        raise UnreadableRequestError(field, f"Unable to parse {shown(name)}: it is {_KINDS[kind]}")
+        raise RefusedInputError(field, f"Unable to parse {shown(name)}: it is {_KINDS[kind]}")
     if kind is str:
         _encoded(value, field)
     return value
@@ -122,13 +114,13 @@ def _encoded(value: str, field: str) -> bytes:
     try:
         return value.encode()
     except UnicodeEncodeError:
-        raise UnreadableRequestError(field, f"{field}: {shown(value)} is no text") from None
+        raise RefusedInputError(field, f"{field}: {shown(value)} is no text") from None
 
 
 def _objects(values: list[Json], field: str) -> list[dict[str, Json]]:
     for each in values:
         if type(each) is not dict:
-            raise UnreadableRequestError(field, f"Unable to parse {shown(field)}: each is an object")
+            raise RefusedInputError(field, f"Unable to parse {shown(field)}: each is an object")
     return values
 
 
@@ -143,7 +135,7 @@ def _add_parameters(request: service_pb2.ModelInferRequest, parameters: Mapping[
             unnamed = OutputFormat.BINARY if _member(parameters, name, bool, "parameters") else OutputFormat.JSON
         elif name.startswith(_RESERVED):
             words = "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
-            raise UnreadableRequestError("parameters", words)
+            raise RefusedInputError("parameters", words)
         else:
             _set(request.parameters[name], name, value)
     return unnamed
@@ -154,11 +146,11 @@ _FLAGS, _COUNTS = ("sequence_start", "sequence_end"), ("priority", "timeout")
 
 def _set(parameter: service_pb2.InferParameter, name: str, value: Json) -> None:
     if name in _FLAGS and type(value) is not bool:
-        raise UnreadableRequestError("parameters", f"Unable to parse '{name}': it is true or false")
+        raise RefusedInputError("parameters", f"Unable to parse '{name}': it is true or false")
     if name in _COUNTS and (type(value) is not int or value < 0):
-        raise UnreadableRequestError("parameters", f"Unable to parse '{name}': it is a whole number, and not negative")
+        raise RefusedInputError("parameters", f"Unable to parse '{name}': it is a whole number, and not negative")
     if name == "sequence_id" and type(value) not in (int, str):
-        raise UnreadableRequestError("parameters", "Unable to parse 'sequence_id': it is a whole number or a text")
+        raise RefusedInputError("parameters", "Unable to parse 'sequence_id': it is a whole number or a text")
     try:
         if type(value) is bool:
             parameter.bool_param = value
@@ -172,11 +164,11 @@ def _set(parameter: service_pb2.InferParameter, name: str, value: Json) -> None:
             parameter.string_param = value
         else:
             rule = "has invalid type. It should be either 'int', 'bool', or 'string'."
-            raise UnreadableRequestError("parameters", f"parameter {shown(name)} {rule}")
+            raise RefusedInputError("parameters", f"parameter {shown(name)} {rule}")
     except (ValueError, UnicodeEncodeError) as error:
         if isinstance(error, OutOfBoundsError):
             raise
-        raise UnreadableRequestError("parameters", f"parameter {shown(name)}: {shown(value)} does not fit") from None
+        raise RefusedInputError("parameters", f"parameter {shown(name)}: {shown(value)} does not fit") from None
 
 
 def _add_input(
@@ -199,14 +191,14 @@ def _add_input(
         size: int = _member(own, _BINARY_BYTES, int, "inputs")
         if not 0 <= size <= len(body) - at:
             more = f"expecting {shown(size - (len(body) - at))} additional bytes for model {shown(request.model_name)}"
-            raise UnreadableRequestError("inputs", f"unexpected size for input {shown(name)}, {more}")
+            raise RefusedInputError("inputs", f"unexpected size for input {shown(name)}, {more}")
         tensors.append(body[at : at + size])
         return at + size
     data = _member(given, "data", list, "inputs")
     count = elements(shape)
     if count is None:
         words = f"Unable to parse 'shape': it has {len(shape)} dimensions; in JSON {MOST_RANK} at most are read"
-        raise UnreadableRequestError("inputs", words)
+        raise RefusedInputError("inputs", words)
     tensors.append(_tensor(name, datatype, count, data))
     return at
 
@@ -219,30 +211,30 @@ def _check_one_source(given: Mapping[str, Json], own: Mapping[str, Json]) -> Non
             "'shared_memory_region' in 'parameters'. But"
         )
         what = f" set {' '.join(map(repr, there))}" if there else " no field is set"
-        raise UnreadableRequestError("inputs", words + what)
+        raise RefusedInputError("inputs", words + what)
 
 
 def _shape(dimensions: list[Json]) -> list[int]:
     for each in dimensions:
         if type(each) is not int or not 0 <= each < 2**63:
-            raise UnreadableRequestError("inputs", f"Unable to parse 'shape': {shown(each)} is no size of a dimension")
+            raise RefusedInputError("inputs", f"Unable to parse 'shape': {shown(each)} is no size of a dimension")
     return dimensions
 
 
 def _tensor(name: str, datatype: str, count: int, data: list[Json]) -> bytes:
     if datatype in ONLY_BINARY:
         words = f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input"
-        raise UnreadableRequestError("data", f"{words} {_readable(name)}")
+        raise RefusedInputError("data", f"{words} {_readable(name)}")
     dtype = DTYPES.get(datatype)
     if dtype is None and datatype != TEXT:
-        raise UnreadableRequestError("data", f"invalid datatype for input {_readable(name)}")
+        raise RefusedInputError("data", f"invalid datatype for input {_readable(name)}")
     if count == 0:
         return b""
     values = _flat(data)
     if len(values) != count:
-        raise UnreadableRequestError("data", _MISFIT)
+        raise RefusedInputError("data", _MISFIT)
     if not {*map(type, values)} <= _of_json(dtype):
-        raise UnreadableRequestError(
+        raise RefusedInputError(
             "data", f"Unable to parse 'data': an element of input {_readable(name)} is not of type {datatype}"
         )
     if dtype is None:
@@ -253,7 +245,7 @@ def _tensor(name: str, datatype: str, count: int, data: list[Json]) -> bytes:
             return np.array(values, dtype).tobytes()
     except OverflowError:
         words = f"Unable to parse 'data': an element of input {_readable(name)} does not fit {datatype}"
-        raise UnreadableRequestError("data", words) from None
+        raise RefusedInputError("data", words) from None
 
 
 def _readable(name: str) -> str:
@@ -302,6 +294,6 @@ def _add_output(request: service_pb2.ModelInferRequest, wanted: Mapping[str, Jso
         return name, OutputFormat.BINARY if binary else OutputFormat.JSON
     if _CLASSES in own or binary:
         other = _CLASSES if _CLASSES in own else _BINARY
-        raise UnreadableRequestError("outputs", f"Output can't set both '{_REGION}' and '{other}'")
+        raise RefusedInputError("outputs", f"Output can't set both '{_REGION}' and '{other}'")
     _add_memory(output.parameters, own)
     return name, OutputFormat.MEMORY

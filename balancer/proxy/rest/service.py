@@ -11,7 +11,7 @@ from aiohttp import web
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
-from balancer.bounds import OutOfBoundsError
+from balancer.bounds import OutOfBoundsError, RefusedInputError
 from balancer.channels import restricted
 from balancer.channels.restricted import Headers
 from balancer.extproc.kserve import rest_call
@@ -20,7 +20,7 @@ from balancer.extproc.responses import HTTP_STATUSES, PUSHBACK, RETRY_AFTER
 from balancer.proxy.cascading import CascadeStep
 from balancer.proxy.inflating import NoRoomError, Room, encoding_of
 from balancer.proxy.messages import OK, SERVED_MODEL, Metadata, ProxyAnswer
-from balancer.proxy.rest.reading import UnreadableRequestError, WantedOutputs, read_request
+from balancer.proxy.rest.reading import WantedOutputs, read_request
 from balancer.proxy.rest.writing import UnwritableError, binary_parts, error_body, json_parts
 from balancer.proxy.service import Proxy, RefusedError
 
@@ -110,7 +110,7 @@ def _json_bytes(request: web.BaseRequest) -> int | None:
     if length is None:
         return None
     if not (length.isascii() and length.isdigit() and len(length) <= _DIGITS and int(length)):
-        raise UnreadableRequestError("json", f"Unable to parse {_JSON_BYTES}, got: {length[:_DIGITS]!a}")
+        raise RefusedInputError("json", f"Unable to parse {_JSON_BYTES}, got: {length[:_DIGITS]!a}")
     return int(length)
 
 

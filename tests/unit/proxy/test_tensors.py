@@ -8,7 +8,8 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from balancer import bounds
-from balancer.proxy.rest.reading import UnreadableRequestError, WantedOutputs, read_request
+from balancer.bounds import RefusedInputError
+from balancer.proxy.rest.reading import WantedOutputs, read_request
 from balancer.proxy.rest.writing import UnwritableError, json_parts
 from balancer.proxy.rules.batches import joinable
 from balancer.proxy.rules.tensors import MOST_RANK, SIZES, TEXT, elements
@@ -33,7 +34,7 @@ def test_a_shape_of_json_with_more_dimensions_is_refused() -> None:
     read_request(body([1] * MOST_RANK), None, "m", "")
     largest = body([LARGEST] * 49_000)
     assert len(largest) < bounds.MAX_JSON_BYTES
-    with pytest.raises(UnreadableRequestError, match="'shape': it has 49000 dimensions; in JSON 32 at most are read"):
+    with pytest.raises(RefusedInputError, match="'shape': it has 49000 dimensions; in JSON 32 at most are read"):
         read_request(largest, None, "m", "")
 
 
