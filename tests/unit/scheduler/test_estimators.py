@@ -293,3 +293,93 @@ def test_leading_axes_give_what_single_fleets_give() -> None:
         single = Queue(**{name: getattr(batched, name)[e] for name in vars(batched)})
         np.testing.assert_array_equal(pending_now(batched, 2.0)[e], pending_now(single, 2.0))
         np.testing.assert_array_equal(backlog_now_s(batched, 2.0)[e], backlog_now_s(single, 2.0))
+
+
+def test_what_executes_is_worked_off_with_time_and_counts_again_as_far_as_it_is_overdue() -> None:
+    """Services of 90 ms: one executes, two wait."""
+    q, s = allocate(Queue, 1, 1), make_service(max_batch=1)
+    for _ in range(3):
+        queue.sent(q, s, 0, 0, 1, now_s=0.0)
+    for now_s, left_s in ((0.0, 0.09), (0.05, 0.04), (0.09, 0.0), (0.1, 0.01), (0.5, 0.41)):
+        assert backlog_now_s(q, now_s)[0] == pytest.approx(0.18 + left_s)
+
+
+def test_an_execution_that_is_overdue_for_long_counts_ever_less_since_its_end_may_not_have_been_seen() -> None:
+    q, s = allocate(Queue, 1, 1), make_service(max_batch=1)
+    queue.sent(q, s, 0, 0, 1, now_s=0.0)
+    for now_s, left_s in ((9.5 * 0.09, 8.5 * 0.09), (15 * 0.09, 5 * 0.09), (20 * 0.09, 0.0), (300.0, 0.0)):
+        assert backlog_now_s(q, now_s)[0] == pytest.approx(left_s)
+
+
+def test_nothing_is_overdue_where_nothing_executes() -> None:
+    q, s = allocate(Queue, 2, 1), make_service(2, max_batch=1)
+    queue.sent(q, s, 0, 0, 1, now_s=0.0)
+    queue.ended(q, s, 0, 0, 1, now_s=0.1)
+    q.balancers[1] = 2
+    queue.sent(q, s, 1, 0, 1, now_s=0.0)
+    assert backlog_now_s(q, 0.5).tolist() == pytest.approx([0.0, 0.09])
+
+
+def test_with_several_balancers_it_joins_what_waits_of_all_of_them() -> None:
+    q, s = allocate(Queue, 1, 1), make_service(max_batch=8)
+    q.balancers[0] = 3
+    work_s = queue.take_lying(q, s, 0, 0, pending=2, executing=4, rows=2)
+    assert work_s == pytest.approx((0.08 + 4 * 0.01) + (0.08 + 8 * 0.01))
+    queue.reported(q, 0, pending=2, executing=4, work_s=work_s, now_s=0.0)
+    assert queue.completion_now_s(q, s, (0, 0), 4.0, work_s) == pytest.approx(work_s + 4 * 0.01)
+    # One of ours, and one of each of two others: all of the work is counted, once.
+    queue.sent(q, s, 0, 0, 1, now_s=0.0)
+    assert q.forming_rows[0, 0] == 4 + 3
+    assert queue.backlog_now_s(q, 0, 0.0, queue.others_left(q, 0, 0.0)) == pytest.approx(work_s + 3 * 0.01)
+    # The batch has room for one row more.
+    assert queue.completion_now_s(q, s, (0, 0), 1.0, 0.0) == pytest.approx(0.01)
+    assert queue.completion_now_s(q, s, (0, 0), 2.0, 0.0) == pytest.approx(0.08 + 2 * 0.01)
+    # Half of the work later, half of what waited does so still.
+    forming = queue.forming_now(q, 0, (work_s + 3 * 0.01) / 2)
+    assert forming == pytest.approx(0.5)
+    assert queue.completion_now_s(q, s, (0, 0), 4.0, 0.0, forming) == pytest.approx(4 * 0.01)
+
+
+def test_what_waits_of_a_model_with_two_versions_is_that_of_both() -> None:
+    q, s = allocate(Queue, 1, 1), make_service(max_batch=8)
+    q.balancers[0], q.forming_rows[0, 0] = 2, 5
+    queue.forget_forming(q, 0, np.zeros(2))
+    assert [queue.take_lying(q, s, 0, 0, 2, 0, rows=1) for _ in range(2)] == pytest.approx([0.10, 0.02])
+    assert q.forming_rows[0, 0] == 4
+
+
+def test_the_time_from_end_to_end_is_charged_to_what_ended() -> None:
+    q, s = allocate(Queue, 1, 2), allocate(Service, 1, 2)
+    for m in (0, 1, 0):
+        queue.sent(q, s, 0, m, 2, now_s=1.0)
+    for m, now_s in ((0, 1.25), (1, 2.25), (0, 2.5)):
+        queue.ended(q, s, 0, m, 2, now_s)
+    queue.sent(q, s, 0, 0, 2, now_s=7.5)  # Nobody is charged for the time in which the worker was idle.
+    queue.ended(q, s, 0, 0, 2, now_s=8.0)
+    assert q.charged_s[0].tolist() == [1.0, 1.0]
+    # Of three executions that Triton counts 1.5 seconds each and that were expected to take 0.5.
+    assert queue.settle(q, 0, 0, rows=6, executions=3, took_s=4.5, expected_s=1.5) == pytest.approx(1.0 / 1.5)
+    assert q.charged_s[0].tolist() == [0.0, 1.0]
+    assert q.ended_rows[0].tolist() == [0.0, 2.0]
+
+
+def test_what_others_executed_took_as_much_as_ours() -> None:
+    q, s = allocate(Queue, 1, 1), allocate(Service, 1, 1)
+    queue.sent(q, s, 0, 0, 1, now_s=0.0)
+    queue.ended(q, s, 0, 0, 1, now_s=0.25)
+    assert queue.settle(q, 0, 0, rows=4, executions=4, took_s=4.0, expected_s=1.0) == pytest.approx(1.0)
+    assert queue.settle(q, 0, 0, rows=4, executions=4, took_s=4.0, expected_s=1.0) == np.inf  # none of them ours
+
+
+def test_what_is_left_of_the_charges_is_at_most_one_batch() -> None:
+    q, s = allocate(Queue, 1, 1), allocate(Service, 1, 1)
+    queue.sent(q, s, 0, 0, 2, now_s=0.0)
+    queue.ended(q, s, 0, 0, 2, now_s=9.0)
+    assert queue.settle(q, 0, 0, rows=2, executions=2, took_s=1.0, expected_s=1.0) == pytest.approx(9.0)
+    assert q.charged_s[0, 0] == 0.5
+
+
+def test_a_request_alone_on_an_idle_worker_takes_its_service_time_however_many_instances_there_are() -> None:
+    q, s = allocate(Queue, 1, 1), make_service()
+    s.instances[:] = 2
+    assert queue.completion_now_s(q, s, (0, 0), 3.0, 0.0) == pytest.approx(0.08 + 3 * 0.01)
