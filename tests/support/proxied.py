@@ -27,7 +27,7 @@ from balancer.server.proxy_front import ProxyFront
 from balancer.server.recorder import Recorder
 from balancer.server.security.gatekeeper import GuardedServer
 from balancer.stack.stack import sum_of
-from support.fake_worker import FakeWorker
+from support.fake_worker import FakeWorker, Infer
 
 
 def request(
@@ -54,6 +54,12 @@ class Rig:
     metrics: Metrics
     channel: grpc.aio.Channel
     specs: list[WorkerSpec]
+    workers: Sequence[FakeWorker]
+
+    @property
+    def worker(self) -> FakeWorker:
+        """The first, or only one."""
+        return self.workers[0]
 
     async def infer(self, data: bytes, **options: Any) -> bytes:
         """One inference; `options` of the call."""
@@ -97,10 +103,11 @@ class Rig:
 
 @asynccontextmanager
 async def proxied(
-    workers: Sequence[FakeWorker], constants: Mapping[str, Any] | None = None, **sections: Any
+    workers: Sequence[FakeWorker] | Infer | None = None, constants: Mapping[str, Any] | None = None, **sections: Any
 ) -> AsyncIterator[Rig]:
-    """A proxy before these workers, which are started, with further sections of the config, and other
-    `ProxyConstants`. By round robin."""
+    """A proxy before these workers, or before one that answers so, which are started, with further sections of the
+    config, and other `ProxyConstants`. By round robin."""
+    workers = workers if isinstance(workers, Sequence) else [FakeWorker("a", workers)]
     for worker in workers:
         await worker.start()
     config = from_mapping(
@@ -135,7 +142,7 @@ async def proxied(
     options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
     try:
-        yield Rig(front, router, picker, metrics, channel, specs)
+        yield Rig(front, router, picker, metrics, channel, specs, workers)
     finally:
         await channel.close()
         await server.stop(None)

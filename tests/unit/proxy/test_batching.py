@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from support.fake_worker import FakeWorker, Gate, echoed
+from support.fake_worker import Gate, echoed
 from support.proxied import proxied, request
 from support.waiting import eventually
 from tritonclient.grpc import service_pb2
@@ -39,8 +39,7 @@ def rows_of(data: bytes) -> list[float]:
 
 
 async def test_requests_go_together_and_each_gets_its_own_rows_and_id() -> None:
-    [worker] = fleet = [FakeWorker("a")]
-    async with proxied(fleet, models=batched()) as rig:
+    async with proxied(models=batched()) as rig:
         await rig.infer(request("other"))
         sent = [request(value=float(number), name=str(number), rows=1 + number % 2) for number in range(5)]
         rounds = 0
@@ -48,31 +47,29 @@ async def test_requests_go_together_and_each_gets_its_own_rows_and_id() -> None:
         async def some_joined() -> bool:
             nonlocal rounds
             rounds += 1
-            before = len(worker.requests)
+            before = len(rig.worker.requests)
             for number, each in enumerate(await asyncio.gather(*(rig.infer(each) for each in sent))):
                 assert rows_of(each) == [float(number)] * (1 + number % 2)
                 assert service_pb2.ModelInferResponse.FromString(each).id == str(number)
-            return len(worker.requests) < before + len(sent)
+            return len(rig.worker.requests) < before + len(sent)
 
         # They join where they come within milliseconds, which a busy machine may not manage at once.
         await eventually(some_joined)
         assert rig.metric("balancer_proxy_batches_total", result="requests") == 5 * rounds
-        assert rig.metric("balancer_decisions_total") == len(worker.requests)
+        assert rig.metric("balancer_decisions_total") == len(rig.worker.requests)
         assert rig.in_flight == 0
 
 
 async def test_a_full_batch_does_not_wait_and_none_is_larger() -> None:
-    [worker] = fleet = [FakeWorker("a")]
-    async with proxied(fleet, models=batched(4)) as rig:
+    async with proxied(models=batched(4)) as rig:
         await asyncio.gather(*(rig.infer(request(value=float(number))) for number in range(40)))
-        rows = [service_pb2.ModelInferRequest.FromString(each).inputs[0].shape[0] for each in worker.requests]
+        rows = [service_pb2.ModelInferRequest.FromString(each).inputs[0].shape[0] for each in rig.worker.requests]
         assert max(rows) <= 4
         assert sum(rows) == 40
 
 
 async def test_what_is_unlike_goes_apart() -> None:
-    [worker] = fleet = [FakeWorker("a")]
-    async with proxied(fleet, models=batched()) as rig:
+    async with proxied(models=batched()) as rig:
         wide = service_pb2.ModelInferRequest.FromString(request())
         wide.inputs[0].shape[1] = 1
         wide.raw_input_contents[0] = b"\0" * 4
@@ -82,21 +79,18 @@ async def test_what_is_unlike_goes_apart() -> None:
         await asyncio.gather(
             *(rig.infer(each) for each in (request(), wide.SerializeToString(), sequence)), keyed, tenant
         )
-        assert len(worker.requests) == 5
+        assert len(rig.worker.requests) == 5
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 7, b"\0" * 9, b"\0" * 16])
 async def test_a_message_whose_bytes_do_not_fit_goes_alone_for_triton_to_refuse(content: bytes) -> None:
-    [worker] = fleet = [FakeWorker("a")]
-
     async def strict(data: bytes, context: Any) -> bytes:
         message = service_pb2.ModelInferRequest.FromString(data)
         if len(message.raw_input_contents[0]) != 8 * message.inputs[0].shape[0]:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "unexpected size")
         return echoed(data)
 
-    worker.infer = strict
-    async with proxied(fleet, models=batched()) as rig:
+    async with proxied(strict, models=batched()) as rig:
         wrong = service_pb2.ModelInferRequest.FromString(request())
         wrong.raw_input_contents[0] = content
         good, bad = await asyncio.gather(
@@ -109,15 +103,12 @@ async def test_a_message_whose_bytes_do_not_fit_goes_alone_for_triton_to_refuse(
 
 
 async def test_one_that_the_model_fails_at_does_not_fail_the_others() -> None:
-    [worker] = fleet = [FakeWorker("a")]
-
     async def picky(data: bytes, context: Any) -> bytes:
         if 13.0 in np.frombuffer(service_pb2.ModelInferRequest.FromString(data).raw_input_contents[0], np.float32):
             await context.abort(grpc.StatusCode.INTERNAL, "unlucky")
         return echoed(data)
 
-    worker.infer = picky
-    async with proxied(fleet, models=batched()) as rig:
+    async with proxied(picky, models=batched()) as rig:
         results = await asyncio.gather(
             *(rig.infer(request(value=float(number))) for number in (1, 13, 2)), return_exceptions=True
         )
@@ -125,8 +116,6 @@ async def test_one_that_the_model_fails_at_does_not_fail_the_others() -> None:
 
 
 async def test_where_an_answer_has_no_rows_requests_are_sent_again_one_by_one() -> None:
-    [worker] = fleet = [FakeWorker("a")]
-
     async def summed(data: bytes, context: Any) -> bytes:
         answer = service_pb2.ModelInferResponse.FromString(echoed(data))
         answer.outputs[0].shape[:] = [1, 2]
@@ -134,15 +123,13 @@ async def test_where_an_answer_has_no_rows_requests_are_sent_again_one_by_one() 
         whole: bytes = answer.SerializeToString()
         return whole
 
-    worker.infer = summed
-    async with proxied(fleet, models=batched()) as rig:
+    async with proxied(summed, models=batched()) as rig:
         answers = await asyncio.gather(*(rig.infer(request(value=float(number))) for number in (1, 2, 3)))
         assert [rows_of(each) for each in answers] == [[1.0], [2.0], [3.0]]
 
 
 async def test_those_who_leave_do_not_end_the_others_and_the_last_ends_all() -> None:
-    [worker] = fleet = [FakeWorker("a", infer=(gate := Gate()))]
-    async with proxied(fleet, models=batched()) as rig:
+    async with proxied(gate := Gate(), models=batched()) as rig:
         calls = [rig.call(request(value=float(number))) for number in range(3)]
         waiting = [asyncio.ensure_future(call.code()) for call in calls]
         await eventually(lambda: rig.metric("balancer_proxy_batches_total", result="requests") == 3)
@@ -154,12 +141,12 @@ async def test_those_who_leave_do_not_end_the_others_and_the_last_ends_all() -> 
         calls = [rig.call(request()) for _ in range(2)]
         waiting = [asyncio.ensure_future(call.code()) for call in calls]
         await eventually(lambda: rig.metric("balancer_proxy_batches_total", result="requests") == 5)
-        sent = len(worker.requests)
+        sent = len(rig.worker.requests)
         for call in calls:
             call.cancel()
         await asyncio.gather(*waiting)
         await eventually(lambda: rig.in_flight == 0)
-        assert worker.cancelled <= sent
+        assert rig.worker.cancelled <= sent
 
 
 def test_only_repeatable_requests_are_joined() -> None:
@@ -168,8 +155,7 @@ def test_only_repeatable_requests_are_joined() -> None:
 
 
 async def test_joined_requests_have_the_headers_of_each_and_those_of_others_go_apart() -> None:
-    [worker] = fleet = [FakeWorker("a")]
-    async with proxied(fleet, models=batched()) as rig:
+    async with proxied(models=batched()) as rig:
         await rig.infer(request("other"))
         key = ("triton-grpc-protocol-key", "secret")
         sent = [
@@ -178,26 +164,25 @@ async def test_joined_requests_have_the_headers_of_each_and_those_of_others_go_a
         ]
 
         async def some_joined() -> bool:
-            before = len(worker.requests)
+            before = len(rig.worker.requests)
             await asyncio.gather(*(rig.infer(request(value=1.0), metadata=metadata) for metadata in sent))
             rows = {"secret": 0, "": 0}
-            for data, headers in zip(worker.requests[before:], worker.headers[before:], strict=True):
+            for data, headers in zip(rig.worker.requests[before:], rig.worker.headers[before:], strict=True):
                 message = service_pb2.ModelInferRequest.FromString(data)
                 rows[headers.get("triton-grpc-protocol-key", "")] += message.inputs[0].shape[0]
                 assert "x-request-id" not in headers or message.inputs[0].shape[0] == 1
             assert rows == {"secret": 4, "": 4}
-            return len(worker.requests) < before + len(sent)
+            return len(rig.worker.requests) < before + len(sent)
 
         await eventually(some_joined)
 
 
 async def test_what_is_in_shared_memory_goes_alone() -> None:
-    [worker] = fleet = [FakeWorker("a")]
-    async with proxied(fleet, models=batched()) as rig:
+    async with proxied(models=batched()) as rig:
         given = service_pb2.ModelInferRequest.FromString(request())
         given.outputs.add(name="X").parameters["shared_memory_region"].string_param = "region"
         await asyncio.gather(*(rig.infer(given.SerializeToString()) for _ in range(6)))
-        assert len(worker.requests) == 6
+        assert len(rig.worker.requests) == 6
 
 
 TURNS = 50

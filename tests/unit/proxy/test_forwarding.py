@@ -38,43 +38,38 @@ async def error_of(call: Any) -> grpc.aio.AioRpcError:
 
 
 async def test_bytes_pass_as_they_are_both_ways() -> None:
-    [worker] = fleet = workers("a")
     unread = b"\x0a\x01m" + _UNKNOWN_FIELD
 
     async def answer(data: bytes, context: Any) -> bytes:
         return data[::-1]
 
-    worker.infer = answer
-    async with proxied(fleet) as rig:
+    async with proxied(answer) as rig:
         assert await rig.infer(unread) == unread[::-1]
-        assert worker.requests == [unread]
+        assert rig.worker.requests == [unread]
         assert rig.metric("balancer_requests_total", model="other", worker="a", status="grpc_0") == 1
         assert rig.in_flight == 0
 
 
 async def test_headers_and_trailers_pass_and_those_of_one_connection_do_not() -> None:
-    [worker] = fleet = workers("a")
-
     async def answer(data: bytes, context: Any) -> bytes:
         await context.send_initial_metadata((("x-first", "1"),))
         context.set_trailing_metadata((("x-last", "2"),))
         return b""
 
-    worker.infer = answer
     sent = (("x-mine", "yes"), ("x-envoy-original-path", "/"), ("x-gateway-destination-endpoint", "1.2.3.4:1"))
-    async with proxied(fleet) as rig:
+    async with proxied(answer) as rig:
         call = rig.call(request(), metadata=sent)
         await call
         assert dict(await call.initial_metadata())["x-first"] == "1"
         assert dict(await call.trailing_metadata())["x-last"] == "2"
-    [headers] = worker.headers
+    [headers] = rig.worker.headers
     assert headers["x-mine"] == "yes"
     assert not {"x-envoy-original-path", "x-gateway-destination-endpoint"} & set(headers)
 
 
 async def test_an_error_of_a_worker_is_the_clients_with_its_words() -> None:
     refuses = aborting(grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape", (("x-why", "rows"),))
-    async with proxied([FakeWorker("a", refuses)]) as rig:
+    async with proxied(refuses) as rig:
         error = await error_of(rig.call(request()))
         assert (error.code(), error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape")
         assert dict(error.trailing_metadata())["x-why"] == "rows"
@@ -95,46 +90,42 @@ async def test_an_error_of_a_worker_is_the_clients_with_its_words() -> None:
     ],
 )
 async def test_what_cannot_be_read_is_refused_in_words(data: bytes, field: str) -> None:
-    [worker] = fleet = workers("a")
-    async with proxied(fleet) as rig:
+    async with proxied() as rig:
         error = await error_of(rig.call(data))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert (error.details() or "").startswith(f"{field}: ")
-        assert not worker.requests
+        assert not rig.worker.requests
         assert rig.metric("balancer_refused_inputs_total", message="request", field=field) == 1
 
 
 async def test_a_message_larger_than_most_passes() -> None:
-    fleet = workers("a")
-    async with proxied(fleet) as rig:
+    async with proxied() as rig:
         data = request(rows=1_000_000)
         answer = service_pb2.ModelInferResponse.FromString(await rig.infer(data))
         assert answer.raw_output_contents == service_pb2.ModelInferRequest.FromString(data).raw_input_contents
 
 
 async def test_the_deadline_reaches_the_worker_and_ends_the_call() -> None:
-    worker = FakeWorker("a", Gate())
-    async with proxied([worker]) as rig:
+    async with proxied(Gate()) as rig:
 
         async def reaches_the_worker() -> bool:
             error = await error_of(rig.call(request(), timeout=0.3))
             assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             await eventually(lambda: rig.in_flight == 0)
-            return bool(worker.left_s)
+            return bool(rig.worker.left_s)
 
         await eventually(reaches_the_worker, "it comes there in time")
-        await eventually(lambda: worker.cancelled == len(worker.left_s))
-        assert all(left_s is not None and left_s < 0.3 for left_s in worker.left_s)
+        await eventually(lambda: rig.worker.cancelled == len(rig.worker.left_s))
+        assert all(left_s is not None and left_s < 0.3 for left_s in rig.worker.left_s)
 
 
 async def test_a_client_that_leaves_ends_the_workers_work_and_is_no_fault_of_its() -> None:
-    worker = FakeWorker("a", gate := Gate())
-    async with proxied([worker]) as rig:
+    async with proxied(gate := Gate()) as rig:
         call = rig.call(request())
         sent = asyncio.ensure_future(call.wait_for_connection())
         await gate.begun.wait()
         call.cancel()
-        await eventually(lambda: worker.cancelled)
+        await eventually(lambda: rig.worker.cancelled)
         await eventually(lambda: rig.in_flight == 0)
         assert rig.metric("balancer_aborted_requests_total", by="client") == 1
         assert rig.metric("balancer_errors_total") == 0
@@ -155,20 +146,17 @@ async def test_a_stream_goes_to_one_worker_with_all_its_messages() -> None:
 
 
 async def test_a_stream_whose_client_leaves_ends_at_the_worker() -> None:
-    worker = FakeWorker("a", gate := Gate())
-    async with proxied([worker]) as rig:
+    async with proxied(gate := Gate()) as rig:
         stream = rig.stream()
         await stream.write(request())
         await gate.begun.wait()
         stream.cancel()
-        await eventually(lambda: worker.cancelled)
+        await eventually(lambda: rig.worker.cancelled)
         await eventually(lambda: rig.in_flight == 0)
 
 
 async def test_a_stream_that_fails_at_the_worker_fails_so_for_the_client() -> None:
-    [worker] = fleet = workers("a")
-    worker.infer = fails
-    async with proxied(fleet) as rig:
+    async with proxied(fails) as rig:
         stream = rig.stream()
         await stream.write(request())
         with pytest.raises(grpc.aio.AioRpcError, match="the queue is full"):
@@ -194,11 +182,9 @@ class Insistent:
 
 
 async def test_a_worker_that_ends_a_stream_while_more_is_sent_ends_it_with_its_own_words() -> None:
-    [worker] = fleet = workers("a")
-    worker.infer = fails
     data = request()
     call = read_call({":path": STREAM, "content-type": "application/grpc"}, read(data).fields, HeaderNames())
-    async with proxied(fleet) as rig:
+    async with proxied(fails) as rig:
         parts = rig.front.attempts, Clocks(time.monotonic, time.monotonic), rig.front.proxy.tenants
         for _ in range(50):
             answer = await RelayedStream(*parts, Arrived(call, data, ()), Insistent()).run()
@@ -291,11 +277,9 @@ async def test_a_breaker_closes_once_a_request_succeeds() -> None:
 
 
 async def test_where_all_breakers_are_open_requests_are_still_tried() -> None:
-    [worker] = fleet = workers("a")
-    worker.infer = fails
-    async with proxied(fleet, {"breaker_open_s": 3600}, proxy={"breaker": {"failures": 1}}) as rig:
+    async with proxied(fails, {"breaker_open_s": 3600}, proxy={"breaker": {"failures": 1}}) as rig:
         await error_of(rig.call(request()))
-        worker.infer = None
+        rig.worker.infer = None
         assert await rig.infer(request())
 
 

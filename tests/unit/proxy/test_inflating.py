@@ -15,7 +15,7 @@ import aiohttp
 import grpc
 import pytest
 from aiohttp.test_utils import RawTestServer
-from support.fake_worker import FakeWorker, Gate, aborting
+from support.fake_worker import Gate, aborting
 from support.proxied import Rig, proxied, request
 from support.waiting import eventually
 from tritonclient.grpc import service_pb2
@@ -58,8 +58,7 @@ async def rest_of(rig: Rig) -> AsyncIterator[str]:
 
 
 async def test_of_compressed_messages_no_more_are_held_than_there_is_room_for() -> None:
-    worker = FakeWorker("a", gate := Gate())
-    async with proxied([worker]) as rig:
+    async with proxied(gate := Gate()) as rig:
         small(rig)
 
         def send(size_bytes: int = MEBIBYTE - 1000) -> asyncio.Task[bytes]:
@@ -67,7 +66,7 @@ async def test_of_compressed_messages_no_more_are_held_than_there_is_room_for() 
             return asyncio.ensure_future(rig.call(data, metadata=METADATA, compression=grpc.Compression.Gzip))
 
         first = [send(), send()]
-        await eventually(lambda: len(worker.requests) == 2, "the worker has both")
+        await eventually(lambda: len(rig.worker.requests) == 2, "the worker has both")
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await send()
         assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -75,7 +74,7 @@ async def test_of_compressed_messages_no_more_are_held_than_there_is_room_for() 
         assert rig.metric("balancer_proxy_compressed_total", result="refused") == 1
         # What is not compressed needs none of that room.
         plain = asyncio.ensure_future(rig.call(of_size(1000)))
-        await eventually(lambda: len(worker.requests) == 3, "the worker has the plain one")
+        await eventually(lambda: len(rig.worker.requests) == 3, "the worker has the plain one")
         gate.goes_on.set()
         await asyncio.gather(*first, plain)
         # More than have room wait for it, as long as a busy machine takes.
@@ -87,7 +86,7 @@ async def test_of_compressed_messages_no_more_are_held_than_there_is_room_for() 
 async def test_of_a_refused_message_nothing_stays() -> None:
     """Else its room is free again, and taken again, while its bytes are still there."""
     refuses = aborting(grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape")
-    async with proxied([FakeWorker("a", refuses)]) as rig:
+    async with proxied(refuses) as rig:
         gc.collect()
         gc.disable()
         try:
@@ -100,8 +99,7 @@ async def test_of_a_refused_message_nothing_stays() -> None:
 
 
 async def test_a_compressed_stream_keeps_room_until_it_ends() -> None:
-    worker = FakeWorker("a")
-    async with proxied([worker]) as rig:
+    async with proxied() as rig:
         inflating = small(rig)
         stream = rig.stream(metadata=METADATA, compression=grpc.Compression.Gzip)
         for _ in range(3):
@@ -114,7 +112,7 @@ async def test_a_compressed_stream_keeps_room_until_it_ends() -> None:
 
 
 async def test_idle_compressed_streams_leave_room_for_others() -> None:
-    async with proxied([FakeWorker("a")]) as rig:
+    async with proxied() as rig:
         inflating = small(rig)
         idle = rig.stream(metadata=METADATA, compression=grpc.Compression.Gzip)
         await idle.write(of_size(1000))
@@ -171,7 +169,7 @@ async def test_who_waits_gets_room_in_order_and_nobody_takes_any_along() -> None
     ids=lambda value: value if isinstance(value, str) and len(value) < 9 else "",
 )
 async def test_a_body_by_http_is_inflated_within_bounds(encoding: str, body: bytes, status: int, words: str) -> None:
-    async with proxied([FakeWorker("a")]) as rig, rest_of(rig) as url, aiohttp.ClientSession() as session:
+    async with proxied() as rig, rest_of(rig) as url, aiohttp.ClientSession() as session:
         inflating = small(rig)
         async with session.post(url, data=body, headers={"content-encoding": encoding}) as response:
             content = await response.json()
@@ -180,7 +178,7 @@ async def test_a_body_by_http_is_inflated_within_bounds(encoding: str, body: byt
 
 
 async def test_without_room_a_body_by_http_is_refused() -> None:
-    async with proxied([FakeWorker("a")]) as rig, rest_of(rig) as url, aiohttp.ClientSession() as session:
+    async with proxied() as rig, rest_of(rig) as url, aiohttp.ClientSession() as session:
         inflating = small(rig)
         send = session.post(url, data=gzip.compress(JSON), headers={"content-encoding": "gzip"})
         async with inflating.room(), inflating.room(), send as response:

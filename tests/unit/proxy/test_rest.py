@@ -56,7 +56,7 @@ async def served(rig: Rig) -> AsyncIterator[Rest]:
 
 
 async def test_rows_are_the_headers_where_it_is_sent_else_those_of_the_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with proxied([FakeWorker("a")]) as rig, served(rig) as rest:
+    async with proxied() as rig, served(rig) as rest:
         rows: list[object] = []
         route = rig.router.route
 
@@ -74,28 +74,26 @@ async def test_rows_are_the_headers_where_it_is_sent_else_those_of_the_json(monk
 
 
 async def test_headers_go_on_as_metadata_and_those_of_the_way_do_not() -> None:
-    worker = FakeWorker("a")
-    async with proxied([worker]) as rig, served(rig) as rest:
+    async with proxied() as rig, served(rig) as rest:
         sent = {"authorization": "Bearer x", "my-key": "secret", "te": "trailers", "x-data-bin": "!!", "x-odd": "grüße"}
         status, *_ = await rest.post(BODY, **sent)
         assert status == 200
-        headers = worker.headers[0]
+        headers = rig.worker.headers[0]
         assert headers["authorization"] == "Bearer x"
         assert headers["my-key"] == headers["triton-grpc-protocol-my-key"] == "secret"
         assert not {"content-type", "accept", "x-data-bin", "x-odd", "inference-header-content-length"} & {
             name for name in headers if headers[name] != "application/grpc"
         }
         await rest.post(BODY, **{f"x-{number}": "v" * 900 for number in range(4)})
-        assert not any(name.startswith("triton-grpc-protocol") for name in worker.headers[1])
+        assert not any(name.startswith("triton-grpc-protocol") for name in rig.worker.headers[1])
 
 
 async def test_a_client_that_leaves_ends_the_workers_work() -> None:
-    worker = FakeWorker("a", gate := Gate())
-    async with proxied([worker]) as rig, served(rig) as rest:
+    async with proxied(gate := Gate()) as rig, served(rig) as rest:
         call = asyncio.create_task(rest.post(BODY))
         await gate.begun.wait()
         call.cancel()
-        await eventually(lambda: worker.cancelled == 1 and not rig.in_flight, "the worker's call is cancelled")
+        await eventually(lambda: rig.worker.cancelled == 1 and not rig.in_flight, "the worker's call is cancelled")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +111,7 @@ async def test_a_client_that_leaves_ends_the_workers_work() -> None:
 async def test_an_error_of_a_worker_is_the_clients_with_its_words(
     code: grpc.StatusCode, status: int, words: str
 ) -> None:
-    async with proxied([FakeWorker("a", aborting(code, words))]) as rig, served(rig) as rest:
+    async with proxied(aborting(code, words)) as rig, served(rig) as rest:
         assert (await rest.post(BODY))[:2] == (status, {"error": words})
 
 
@@ -126,9 +124,9 @@ async def test_an_answer_that_is_none_is_a_bad_gateway() -> None:
         answer.outputs.add(name="Y", datatype="FP32", shape=[1])
         return bytes(answer.SerializeToString())
 
-    async with proxied([FakeWorker("a", garbage)]) as rig, served(rig) as rest:
+    async with proxied(garbage) as rig, served(rig) as rest:
         assert (await rest.post(BODY))[0] == 502
-    async with proxied([FakeWorker("a", without_bytes)]) as rig, served(rig) as rest:
+    async with proxied(without_bytes) as rig, served(rig) as rest:
         status, content, _ = await rest.post(BODY)
         assert (status, content["error"]) == (500, "the worker's answer has outputs without their bytes")
         assert rig.metric("balancer_handler_errors_total") == 0
@@ -148,8 +146,7 @@ async def test_full_workers_turn_away_with_a_time_to_come_back() -> None:
 
 
 async def test_what_is_too_large_or_no_call_is_refused() -> None:
-    worker = FakeWorker("a")
-    async with proxied([worker], envoy={"frontend": "proxy", "request_buffer_limit_bytes": "3MiB"}) as rig:
+    async with proxied(envoy={"frontend": "proxy", "request_buffer_limit_bytes": "3MiB"}) as rig:
         async with served(rig) as rest:
             status, content, _ = await rest.post(b"x" * (3 * 2**20 + 1))
             assert (status, content["error"][:26]) == (400, "the request has more than ")
@@ -161,12 +158,12 @@ async def test_what_is_too_large_or_no_call_is_refused() -> None:
             for path in ("a%2Fb/infer", f"{'m' * 257}/infer", "%00/infer", "m/versions/1/x/infer"):
                 assert (await rest.post(BODY, path))[0] == 400, path
             assert await rest.get("/v2/models/m/infer") == 405
-        assert not worker.requests
+        assert not rig.worker.requests
         assert rig.metric("balancer_refused_inputs_total") == 11
 
 
 async def test_health_is_good_until_the_process_stops() -> None:
-    async with proxied([FakeWorker("a")]) as rig, served(rig) as rest:
+    async with proxied() as rig, served(rig) as rest:
         assert await rest.get(PROXY_HEALTH_PATH) == 200
         finishing = asyncio.create_task(rig.front.finish())
 
@@ -181,14 +178,13 @@ async def test_health_is_good_until_the_process_stops() -> None:
 @pytest.mark.parametrize(("rule", "name"), [({"cache_ttl_s": 60}, ""), ({"once_s": 60}, "mine")])
 async def test_a_kept_answer_and_an_id_serve_both_protocols(rule: dict[str, float], name: str) -> None:
     """REST and gRPC make one message of a request."""
-    worker = FakeWorker("a")
-    async with proxied([worker], models={"m": {"proxy": rule}}) as rig, served(rig) as rest:
+    async with proxied(models={"m": {"proxy": rule}}) as rig, served(rig) as rest:
         answer = service_pb2.ModelInferResponse.FromString(await rig.infer(body_as_message(name)))
         status, content, _ = await rest.post({"id": "mine", **BODY})
         assert status == 200
         assert (answer.id, content["id"]) == (name, "mine")
         assert content["outputs"][0]["data"] == [1.0, 2.0]
-        assert len(worker.requests) == 1
+        assert len(rig.worker.requests) == 1
 
 
 def body_as_message(name: str) -> bytes:
@@ -215,14 +211,14 @@ def body_as_message(name: str) -> bytes:
 async def test_a_tenant_is_whom_the_header_names_whatever_it_is_made_of(header: dict[str, str], status: int) -> None:
     limits = {"requests_per_s": 0.001}
     tenants = {"named": {"poor": limits, "ärmlich": limits}}
-    async with proxied([FakeWorker("a")], proxy={"tenants": tenants}) as rig, served(rig) as rest:
+    async with proxied(proxy={"tenants": tenants}) as rig, served(rig) as rest:
         await rest.post(BODY, **header)
         assert (await rest.post(BODY, **header))[0] == status
 
 
 @pytest.mark.parametrize("header", [{"x-tenant": ""}, {}])
 async def test_who_names_no_tenant_is_one(header: dict[str, str]) -> None:
-    async with proxied([FakeWorker("a")], proxy={"tenants": {"requests_per_s": 0.001}}) as rig, served(rig) as rest:
+    async with proxied(proxy={"tenants": {"requests_per_s": 0.001}}) as rig, served(rig) as rest:
         assert (await rest.post(BODY))[0] == 200
         assert (await rest.post(BODY, **header))[0] == 429
         with pytest.raises(grpc.aio.AioRpcError):

@@ -45,26 +45,24 @@ async def code_of(call: Any) -> grpc.StatusCode:
     ],
 )
 async def test_what_is_another_request_is_executed(data: bytes, headers: dict[str, str]) -> None:
-    [worker] = fleet = [FakeWorker("a")]
-    async with proxied(fleet, models=ONCE) as rig:
+    async with proxied(models=ONCE) as rig:
         await infer(rig, request(name="7"))
         await infer(rig, data, **headers)
-        assert len(worker.requests) == 2
+        assert len(rig.worker.requests) == 2
 
 
 async def test_an_id_that_is_running_is_joined_and_goes_on_though_its_clients_leave() -> None:
-    [worker] = fleet = [FakeWorker("a", infer=(gate := Gate()))]
-    async with proxied(fleet, models=ONCE) as rig:
+    async with proxied(gate := Gate(), models=ONCE) as rig:
         left = rig.call(request(name="7"))
         waiting = asyncio.ensure_future(left.code())
-        await eventually(lambda: worker.requests)
+        await eventually(lambda: rig.worker.requests)
         left.cancel()
         await waiting
         assert await code_of(rig.call(request(name="7"), timeout=0.1)) is grpc.StatusCode.DEADLINE_EXCEEDED
         joined = asyncio.ensure_future(infer(rig, request(name="7")))
         gate.goes_on.set()
         assert (await joined).id == "7"
-        assert len(worker.requests) == 1
+        assert len(rig.worker.requests) == 1
 
 
 fails_amid = aborting(grpc.StatusCode.UNAVAILABLE, "in the middle of it")
@@ -79,14 +77,13 @@ async def test_an_id_that_may_have_been_executed_is_never_sent_again() -> None:
 
 
 async def test_an_id_that_nobody_began_with_may_be_sent_again() -> None:
-    [worker] = fleet = [FakeWorker("a")]
-    async with proxied(fleet, models=ONCE) as rig:
-        await worker.stop()
+    async with proxied(models=ONCE) as rig:
+        await rig.worker.stop()
         assert await code_of(rig.call(request(name="7"))) is grpc.StatusCode.UNAVAILABLE
-        await worker.start()
+        await rig.worker.start()
         # The channel looks for it again within a second.
         await eventually(lambda: reaches(rig, request(name="7")))
-        assert len(worker.requests) == 1
+        assert len(rig.worker.requests) == 1
 
 
 async def reaches(rig: Rig, data: bytes) -> bool:
@@ -98,14 +95,13 @@ async def reaches(rig: Rig, data: bytes) -> bool:
 
 
 async def test_where_there_is_no_room_for_ids_requests_are_refused_and_answers_give_way() -> None:
-    [worker] = fleet = [FakeWorker("a")]
-    async with proxied(fleet, {"once_entries": 4}, models=ONCE, proxy={"once_bytes": 0}) as rig:
+    async with proxied(constants={"once_entries": 4}, models=ONCE, proxy={"once_bytes": 0}) as rig:
         for name in ("1", "2"):
             await infer(rig, request(name=name))
         assert await code_of(rig.call(request(name="3"))) is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert await code_of(rig.call(request(name="1"))) is grpc.StatusCode.ALREADY_EXISTS
         await infer(rig, request(name="3"), x_tenant="other")
-        assert len(worker.requests) == 3
+        assert len(rig.worker.requests) == 3
 
 
 def test_several_balancers_cannot_keep_ids() -> None:
@@ -114,13 +110,12 @@ def test_several_balancers_cannot_keep_ids() -> None:
 
 
 async def test_an_equal_request_gets_the_kept_answer_with_its_own_id() -> None:
-    [worker] = fleet = [FakeWorker("a")]
-    async with proxied(fleet, models=CACHED) as rig:
+    async with proxied(models=CACHED) as rig:
         first, second = await infer(rig, request(name="1")), await infer(rig, request(name="2"))
         assert (first.id, second.id) == ("1", "2")
         assert first.raw_output_contents == second.raw_output_contents
         assert (await infer(rig, request())).id == ""
-        assert len(worker.requests) == 1
+        assert len(rig.worker.requests) == 1
         assert rig.metric("balancer_proxy_cache_total", result="hit") == 2
         assert rig.metric("balancer_proxy_cache_bytes") > 0
 
@@ -142,11 +137,10 @@ async def test_an_equal_request_gets_the_kept_answer_with_its_own_id() -> None:
     ],
 )
 async def test_what_is_not_equal_is_executed(data: bytes, headers: dict[str, str]) -> None:
-    [worker] = fleet = [FakeWorker("a")]
-    async with proxied(fleet, models=CACHED) as rig:
+    async with proxied(models=CACHED) as rig:
         await infer(rig, request())
         await infer(rig, data, **headers)
-        assert len(worker.requests) == 2
+        assert len(rig.worker.requests) == 2
 
 
 def in_memory(**names: str) -> bytes:
@@ -165,14 +159,13 @@ WITH_REGIONS = [in_memory(input="a"), in_memory(output="a"), in_memory(input="a"
 
 @pytest.mark.parametrize("data", WITH_REGIONS)
 async def test_what_is_in_shared_memory_is_executed_each_time(data: bytes) -> None:
-    [worker] = fleet = [FakeWorker("a", infer=(gate := Gate()))]
-    async with proxied(fleet, models=CACHED) as rig:
+    async with proxied(gate := Gate(), models=CACHED) as rig:
         both = [asyncio.ensure_future(infer(rig, data)) for _ in range(2)]
-        await eventually(lambda: len(worker.requests) == 2)
+        await eventually(lambda: len(rig.worker.requests) == 2)
         gate.goes_on.set()
         await asyncio.gather(*both)
         await infer(rig, data)
-        assert len(worker.requests) == 3
+        assert len(rig.worker.requests) == 3
 
 
 @pytest.mark.parametrize("data", WITH_REGIONS)
@@ -209,69 +202,61 @@ async def test_what_is_in_shared_memory_is_executed_once_by_its_id_and_not_sent_
     ],
 )
 async def test_headers_that_tell_no_callers_apart_do_not_count(headers: dict[str, str]) -> None:
-    [worker] = fleet = [FakeWorker("a")]
-    async with proxied(fleet, models=CACHED, proxy={"ignored_headers": ["x-attempt"]}) as rig:
+    async with proxied(models=CACHED, proxy={"ignored_headers": ["x-attempt"]}) as rig:
         await infer(rig, request(), own="mine")
         await infer(rig, request(), own="mine", **headers)
-        assert len(worker.requests) == 1
+        assert len(rig.worker.requests) == 1
 
 
 async def test_headers_of_one_name_count_in_their_order_and_others_in_any() -> None:
-    [worker] = fleet = [FakeWorker("a")]
-    async with proxied(fleet, models=CACHED) as rig:
+    async with proxied(models=CACHED) as rig:
         for metadata in ([("a", "1"), ("b", "2")], [("b", "2"), ("a", "1")]):
             await rig.infer(request(), metadata=metadata)
-        assert len(worker.requests) == 1
+        assert len(rig.worker.requests) == 1
         for metadata in ([("a", "1"), ("a", "2")], [("a", "2"), ("a", "1")], [("a", "2")], [("a", "1, 2")]):
             await rig.infer(request(), metadata=metadata)
         await rig.infer(request(), metadata=[("a-bin", b"1")])
         await rig.infer(request(), metadata=[("a-bin", b"2")])
-        assert len(worker.requests) == 7
+        assert len(rig.worker.requests) == 7
 
 
 async def test_equal_requests_at_once_are_one_and_each_may_leave() -> None:
-    [worker] = fleet = [FakeWorker("a", infer=(gate := Gate()))]
-    async with proxied(fleet, models=CACHED) as rig:
+    async with proxied(gate := Gate(), models=CACHED) as rig:
         first = rig.call(request(name="1"))
         waiting = asyncio.ensure_future(first.code())
-        await eventually(lambda: worker.requests)
+        await eventually(lambda: rig.worker.requests)
         joined = [asyncio.ensure_future(infer(rig, request(name=str(number)))) for number in range(2, 6)]
         await eventually(lambda: any(flight._waiting == 5 for flight in rig.front.sharing._running.values()))
         first.cancel()
         await waiting
         gate.goes_on.set()
         assert [each.id for each in await asyncio.gather(*joined)] == ["2", "3", "4", "5"]
-        assert len(worker.requests) == 1
+        assert len(rig.worker.requests) == 1
 
 
 async def test_when_all_who_wait_have_left_the_work_ends() -> None:
-    [worker] = fleet = [FakeWorker("a", infer=Gate())]
-    async with proxied(fleet, models=CACHED) as rig:
+    async with proxied(Gate(), models=CACHED) as rig:
         call = rig.call(request())
         waiting = asyncio.ensure_future(call.code())
-        await eventually(lambda: worker.requests)
+        await eventually(lambda: rig.worker.requests)
         call.cancel()
         await waiting
-        await eventually(lambda: worker.cancelled)
+        await eventually(lambda: rig.worker.cancelled)
         await eventually(lambda: not rig.front.sharing._running and not rig.in_flight)
 
 
 async def test_errors_are_not_kept() -> None:
-    [worker] = fleet = [FakeWorker("a", aborting(grpc.StatusCode.INVALID_ARGUMENT, "no"))]
-    async with proxied(fleet, models=CACHED) as rig:
+    async with proxied(aborting(grpc.StatusCode.INVALID_ARGUMENT, "no"), models=CACHED) as rig:
         assert await code_of(rig.call(request())) is grpc.StatusCode.INVALID_ARGUMENT
-        worker.infer = None
+        rig.worker.infer = None
         await infer(rig, request())
-        assert len(worker.requests) == 2
+        assert len(rig.worker.requests) == 2
 
 
 async def test_an_answer_that_is_no_message_is_passed_on_and_not_kept() -> None:
-    [worker] = fleet = [FakeWorker("a")]
-
     async def strange(data: bytes, context: Any) -> bytes:
         return b"\xff\xff\xff"
 
-    worker.infer = strange
-    async with proxied(fleet, models=CACHED) as rig:
+    async with proxied(strange, models=CACHED) as rig:
         assert [await rig.infer(request()) for _ in range(2)] == [b"\xff\xff\xff"] * 2
-        assert len(worker.requests) == 2
+        assert len(rig.worker.requests) == 2

@@ -7,7 +7,6 @@ from typing import Any
 
 import grpc
 import pytest
-from support.fake_worker import FakeWorker
 from support.proxied import proxied, request
 from support.waiting import eventually
 from tritonclient.grpc import service_pb2
@@ -23,15 +22,14 @@ POOR = (("x-tenant", "poor"),)
 
 @pytest.mark.parametrize("limits", [{"requests_per_s": 0.001, "burst_s": 3000}, {"rows_per_s": 0.001, "burst_s": 3000}])
 async def test_messages_of_a_stream_count_each_and_wait(limits: dict[str, float]) -> None:
-    [worker] = fleet = [FakeWorker("a")]
-    async with proxied(fleet, proxy={"tenants": limits}) as rig:
+    async with proxied(proxy={"tenants": limits}) as rig:
         stream = rig.stream(metadata=POOR)
         for number in range(5):
             await stream.write(request(name=str(number)))
         answers = [service_pb2.ModelStreamInferResponse.FromString(await stream.read()) for _ in range(3)]
         assert [each.infer_response.id for each in answers] == ["0", "1", "2"]
         # The rest is not lost: it goes on once there is room.
-        assert len(worker.requests) == 3
+        assert len(rig.worker.requests) == 3
         assert rig.in_flight == 1
         rig.configure({"proxy": {"tenants": {}}})
         await stream.done_writing()
@@ -41,8 +39,7 @@ async def test_messages_of_a_stream_count_each_and_wait(limits: dict[str, float]
 
 
 async def test_a_message_of_a_stream_goes_past_no_pin() -> None:
-    worker = FakeWorker("a")
-    async with proxied([worker], models={"pinned": {"versions": ["1"]}}) as rig:
+    async with proxied(models={"pinned": {"versions": ["1"]}}) as rig:
         stream = rig.stream()
         sent = [
             request(),
@@ -57,13 +54,12 @@ async def test_a_message_of_a_stream_goes_past_no_pin() -> None:
         errors = {each.infer_response.id: each.error_message for each in answers if each.error_message}
         assert errors.keys() == {"x", ""}
         assert "may not serve model 'pinned' in this version" in errors["x"]
-        assert worker.requests == [sent[0], sent[2]]
+        assert rig.worker.requests == [sent[0], sent[2]]
         assert await stream.code() is grpc.StatusCode.OK
 
 
 async def test_a_stream_that_waits_ends_with_its_client() -> None:
-    fleet = [FakeWorker("a")]
-    async with proxied(fleet, proxy=REQUESTS) as rig:
+    async with proxied(proxy=REQUESTS) as rig:
         stream = rig.stream(metadata=POOR)
         for _ in range(3):
             await stream.write(request())
@@ -73,8 +69,7 @@ async def test_a_stream_that_waits_ends_with_its_client() -> None:
 
 
 async def test_a_message_that_cannot_be_read_has_all_rows_there_may_be() -> None:
-    fleet = [FakeWorker("a")]
-    async with proxied(fleet, proxy={"tenants": {"rows_per_s": 1.0, "burst_s": 3}}) as rig:
+    async with proxied(proxy={"tenants": {"rows_per_s": 1.0, "burst_s": 3}}) as rig:
         tenants = rig.front.proxy.tenants
         await tenants.wait("t", request(parameters={f"p{number}": 1 for number in range(300)}))
         call = read_call({":path": "/v2/models/m/generate"}, {}, HeaderNames())
@@ -103,7 +98,7 @@ async def test_a_message_that_cannot_be_read_has_all_rows_there_may_be() -> None
 async def test_what_envoy_asks_about_counts_where_it_would_be_forwarded(
     sections: dict[str, Any], path: str, counted: bool
 ) -> None:
-    async with proxied([FakeWorker("a")], proxy=REQUESTS, **sections) as rig:
+    async with proxied(proxy=REQUESTS, **sections) as rig:
         call = read_call({":path": path, "x-tenant": "poor"}, {}, HeaderNames())
         assert rig.front.turned_away(call, False) is None
         assert (rig.front.turned_away(call, False) is not None) is counted

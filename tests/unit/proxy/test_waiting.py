@@ -48,7 +48,7 @@ class Gate:
 @asynccontextmanager
 async def waiting(**holding: Any) -> AsyncIterator[tuple[Rig, Gate]]:
     gate = Gate()
-    async with proxied([FakeWorker("a", gate.infer)], holding={**HELD, **holding}) as rig:
+    async with proxied(gate.infer, holding={**HELD, **holding}) as rig:
         yield rig, gate
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
-from support.fake_worker import FakeWorker, echoed
+from support.fake_worker import echoed
 from support.proxied import proxied, request
 from tritonclient.grpc import service_pb2
 
@@ -82,16 +82,13 @@ def test_many_keys_return_a_failing_version() -> None:
 
 
 async def test_requests_that_name_no_version_get_one_and_a_failing_one_gets_no_more() -> None:
-    [worker] = fleet = [FakeWorker("a")]
-
     async def second_fails(data: bytes, context: Any) -> bytes:
         if service_pb2.ModelInferRequest.FromString(data).model_version == "2":
             await context.abort(grpc.StatusCode.INTERNAL, "not yet")
         return echoed(data)
 
-    worker.infer = second_fails
     models = {"m": {"split": {"old": 1, "new": 2, "share": 0.5}}}
-    async with proxied(fleet, models=models) as rig:
+    async with proxied(second_fails, models=models) as rig:
         split = rig.picker.splits.of["m"]
         split.comparison.evidence["errors"].limit = 50  # fewer seconds than an operator would wait for
         split.comparison.block_s = 0.0
@@ -112,7 +109,7 @@ async def test_requests_that_name_no_version_get_one_and_a_failing_one_gets_no_m
         version.model_version = "2"
         with pytest.raises(grpc.aio.AioRpcError, match="not yet"):
             await rig.infer(version.SerializeToString())
-        versions = {service_pb2.ModelInferRequest.FromString(each).model_version for each in worker.requests}
+        versions = {service_pb2.ModelInferRequest.FromString(each).model_version for each in rig.worker.requests}
         assert versions == {"1", "2"}
 
 
