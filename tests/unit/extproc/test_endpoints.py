@@ -136,7 +136,7 @@ async def test_a_refusal_is_counted_and_not_answered_with_the_same(
     ads.update([B])
     accepted = await envoy.response()
     assert (ads.rejections, accepted.nonce) == (1, "2")
-    (record,) = [record for record in caplog.records if "refused" in record.message]
+    (record,) = [record for record in caplog.records if record.name == "balancer.extproc.endpoints"]
     assert record.__dict__["detail"] == "no such address"
 
 
