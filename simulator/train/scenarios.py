@@ -2,7 +2,7 @@
 
 Source: Tobin et al. 2017, Domain randomization for transferring deep neural networks, IROS. Nothing here was chosen by
 looking at the held-out scenarios: ranges are those of the train split, widened. Half of the random scenarios are of the
-written distribution instead (`written.py`): several models on shared devices, long services, keys that save work.
+written distribution instead (`distribution.py`): several models on shared devices, long services, keys that save work.
 Sealed scenarios are of it too, with numbers that are never drawn here.
 """
 
@@ -27,7 +27,7 @@ from simulator.spec import (
     ServiceTime,
     SimulatedWorker,
 )
-from simulator.train.written import NETWORK, NEVER_SEALED, WRITTEN, log_uniform, scenario
+from simulator.train.distribution import NETWORK, NEVER_SEALED, WRITTEN, log_uniform, scenario
 from simulator.workload.draws import ONE, Distribution, Exponential, Lognormal, Pareto, Shares
 from simulator.workload.times import Diurnal, FlashCrowd, Poisson, Process
 from simulator.workload.workload import ModelTraffic, Workload

@@ -25,8 +25,8 @@ from simulator.compare.social import run_social
 from simulator.compare.summary import Figure, by_seed
 from simulator.run import run as run_plain
 from simulator.scenario import Scenario
-from simulator.steered import BY_BASELINE, run_steered
-from simulator.train.written import scenario
+from simulator.train.distribution import scenario
+from simulator.with_selector import BY_BASELINE, run_steered
 
 SUBJECT = "learned"
 BARE = "learned, no guard"

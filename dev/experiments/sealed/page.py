@@ -18,7 +18,7 @@ from simulator.compare import text
 from simulator.compare.metrics import WARM_UP_SHARE, RunMetrics
 from simulator.compare.statistics import CONFIDENCE, RESAMPLES, Estimate
 from simulator.compare.summary import FIGURES, NAMES
-from simulator.train.written import BALANCERS, FAULTS, NETWORK, PLACES, PLAIN, WRITTEN, Written, kinds
+from simulator.train.distribution import BALANCERS, FAULTS, NETWORK, PLACES, PLAIN, WRITTEN, Written, kinds
 
 _DIGITS = 5
 

@@ -23,8 +23,8 @@ from simulator.run import run
 from simulator.scenario import Scenario, load_scenario, scenario_names
 from simulator.spec import SimulatedWorker
 from simulator.train.arena import counted_latency_s
+from simulator.train.distribution import NEVER_SEALED, scenario
 from simulator.train.validation import TAIL_WEIGHT
-from simulator.train.written import NEVER_SEALED, scenario
 
 DEFAULTS = ("expected_latency", "wlpr", "least_requests", "peak_ewma", "prequal", "power_of_two")
 BASELINE = DEFAULTS[0]

@@ -11,7 +11,7 @@ from simulator.compare.metrics import measure
 from simulator.run import run
 from simulator.scenario import Scenario
 from simulator.spec import CacheSpec, FleetSpec, ModelSpec, ServiceTime, SimulatedWorker
-from simulator.train.written import NETWORK, WRITTEN, random_parts
+from simulator.train.distribution import NETWORK, WRITTEN, random_parts
 from simulator.workload.draws import UniformKeys
 from simulator.workload.workload import ModelTraffic, Workload
 

@@ -21,8 +21,8 @@ from policies import BUILTIN
 from simulator.compare.metrics import RunMetrics, measure
 from simulator.engine.check import check_arrivals, check_fleet
 from simulator.scenario import Scenario
-from simulator.steered import BY_BASELINE, BY_POLICY, SteeredResult
-from simulator.train.written import BALANCERS, DUE, FAULTS, KEYED, LONG, PLACES, SHARED, WRITTEN, kinds, scenario
+from simulator.train.distribution import BALANCERS, DUE, FAULTS, KEYED, LONG, PLACES, SHARED, WRITTEN, kinds, scenario
+from simulator.with_selector import BY_BASELINE, BY_POLICY, SteeredResult
 
 TOLD = page.Told("python -m dev.experiments.sealed open", "the hash of commit 0")
 LEVELS = np.array([0.010, 0.012, 0.015])

@@ -20,7 +20,7 @@ from policies.traced import traced
 from simulator.run import run
 from simulator.scenario import load_scenario
 from simulator.spec import Fault, FleetSpec
-from simulator.steered import BY_BASELINE, BY_POLICY, run_steered
+from simulator.with_selector import BY_BASELINE, BY_POLICY, run_steered
 
 QUIET = GuardSettings(window_s=0.0, report_age_s=5.0)
 SCENARIO = load_scenario("heterogeneous-bursty")

@@ -24,7 +24,7 @@ from policies.power_of_two import PowerOfTwo
 from policies.random_choice import RandomChoice
 from policies.round_robin import RoundRobin
 from simulator.scenario import load_scenario
-from simulator.steered import BY_BASELINE, BY_NEW, BY_POLICY, NOBODY, SteeredResult, run_steered
+from simulator.with_selector import BY_BASELINE, BY_NEW, BY_POLICY, NOBODY, SteeredResult, run_steered
 
 _LATER_S = 1000.0
 _CODES = {None: NOBODY, "hash": NOBODY, "in_force": BY_POLICY, "baseline": BY_BASELINE, "rollout": BY_NEW}
