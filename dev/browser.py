@@ -87,7 +87,7 @@ class Tab:
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
         await self.call("Emulation.setDeviceMetricsOverride", **metrics)
 
-    async def ask(self, expression: str) -> Any:
+    async def evaluate(self, expression: str) -> Any:
         """The value of an expression of JavaScript, awaited. RuntimeError where it throws."""
         found = await self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in found:
@@ -100,10 +100,10 @@ class Tab:
             async with asyncio.timeout(_PATIENCE_S):
                 while True:
                     with contextlib.suppress(RuntimeError):  # the page is not all there yet
-                        if value := await self.ask(expression):
+                        if value := await self.evaluate(expression):
                             return value
                     await asyncio.sleep(_POLL_S)
-        body = await self.ask("document.body.innerText.slice(0, 3000)")
+        body = await self.evaluate("document.body.innerText.slice(0, 3000)")
         raise TimeoutError(f"never so: {expression}; problems: {self.problems}; the page says: {body}")
 
     async def press(self, key: str) -> None:

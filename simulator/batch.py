@@ -160,14 +160,14 @@ class Batch:
 
     def request(self) -> Request:
         """What waits, as policies see it; fields of shape `(e, 1)`, model and tenant empty."""
-        asked = self.sim.asked
+        pending = self.sim.pending
         return Request(
             model="",
-            rows=asked.rows[:, None],
-            number=asked.number[:, None],
-            key=asked.key[:, None] if self._keyed else None,
-            deadline_s=asked.deadline_s[:, None],
-            priority=asked.priority[:, None],
+            rows=pending.rows[:, None],
+            number=pending.number[:, None],
+            key=pending.key[:, None] if self._keyed else None,
+            deadline_s=pending.deadline_s[:, None],
+            priority=pending.priority[:, None],
         )
 
     def view(self) -> BatchView:
@@ -197,7 +197,7 @@ class Batch:
     @property
     def placed(self) -> BoolArray:
         """Where the request's key places it, unless the policy goes by keys itself; `(e,)`."""
-        placed: BoolArray = self._placed & (self.sim.asked.key != 0)
+        placed: BoolArray = self._placed & (self.sim.pending.key != 0)
         return placed
 
     def answers(self, policy: Policy, view: FleetView) -> FloatArray:
@@ -217,13 +217,13 @@ class Batch:
 
     def answers_of_sequences(self, view: FleetView) -> FloatArray:
         """Those of the hash that places sequences, `(e, n)`; of no meaning where a request belongs to none."""
-        request = dataclasses.replace(self.request(), key=self.sim.asked.key[:, None])
+        request = dataclasses.replace(self.request(), key=self.sim.pending.key[:, None])
         return rows.answer(OF_SEQUENCES, _with_key(request), view)
 
     def draw(self, probabilities: FloatArray) -> IntArray:
         """`Router.route`'s draws, `(e,)`; -1 where all are zero."""
         choices = np.empty(len(self.waiting), np.int64)
-        loop.draw(np.ascontiguousarray(probabilities, np.float64), self.sim.asked.uniform, choices)
+        loop.draw(np.ascontiguousarray(probabilities, np.float64), self.sim.pending.uniform, choices)
         return choices
 
     def result(self) -> Result:

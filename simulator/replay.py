@@ -28,7 +28,7 @@ _BATCH = 4096
 _SAME = ("probabilities", "picks", "fallbacks")
 """What is compared, in the order of the fields of `Compared`."""
 _MOST_SHOWN = 10
-_OTHERS = ("baseline", "rollout")
+_NOT_IN_FORCE = ("baseline", "rollout")
 """Roles of policies that decided instead of the one in force."""
 
 
@@ -118,9 +118,9 @@ def replay(log: DecisionLog, policy: Policy | None = None) -> ReplayResult:
     replayed, probability = np.full(len(log), -1, np.int64), np.zeros(len(log))
     found: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     mismatches: list[Mismatch] = []
-    for asked, indices in _batches(log, policy):
+    for decider, indices in _batches(log, policy):
         batch = [log.decisions[index] for index in indices]
-        again = _decide(asked, batch, [log.runs[decision.run] for decision in batch])
+        again = _decide(decider, batch, [log.runs[decision.run] for decision in batch])
         replayed[indices], probability[indices] = again.picks, again.given
         differences = list(_differences(indices, batch, again))
         mismatches += differences
@@ -136,7 +136,7 @@ def replay(log: DecisionLog, policy: Policy | None = None) -> ReplayResult:
             for who, counts in found.items()
         ),
         mismatches=tuple(sorted(mismatches, key=lambda mismatch: mismatch.decision)[:_MOST_SHOWN]),
-        left_out=np.array([policy is not None and d.policy.role in _OTHERS for d in log], np.bool_),
+        left_out=np.array([policy is not None and d.policy.role in _NOT_IN_FORCE for d in log], np.bool_),
         changed=tuple(_changed(log)) if policy is None else (),
     )
 
@@ -147,10 +147,10 @@ def answers(log: DecisionLog, policy: Policy) -> Iterator[tuple[IntArray, Column
     Yields:
         Indices of decisions, `(b,)`, what their policy saw, and the probabilities, `(b, n)`; rows of zeros are shed.
     """
-    for asked, indices in _batches(log, policy):
+    for decider, indices in _batches(log, policy):
         batch = [log.decisions[index] for index in indices]
         view = columns_of(batch)
-        probabilities = _ask(asked, _request(batch), view, log.runs[batch[0].run].compiled)
+        probabilities = _answered(decider, _request(batch), view, log.runs[batch[0].run].compiled)
         total = probabilities.sum(axis=-1, keepdims=True)
         yield np.array(indices), view, probabilities / np.where(total > 0, total, 1.0)
 
@@ -178,13 +178,13 @@ def _batches(log: DecisionLog, policy: Policy | None) -> Iterator[tuple[Policy |
     built: dict[RecordedPolicy, Policy] = {}
     for indices in groups.values():
         first = log.decisions[indices[0]]
-        asked: Policy | None = policy
+        decider: Policy | None = policy
         if policy is None or not _answers(policy, first):
             if first.policy not in built:
                 built[first.policy] = first.policy.build()
-            asked = built[first.policy] if first.valid else None
+            decider = built[first.policy] if first.valid else None
         for start in range(0, len(indices), _BATCH):
-            yield asked, indices[start : start + _BATCH]
+            yield decider, indices[start : start + _BATCH]
 
 
 def _answers(policy: Policy, decision: RecordedDecision) -> bool:
@@ -193,10 +193,10 @@ def _answers(policy: Policy, decision: RecordedDecision) -> bool:
     return role == "in_force" or (role == "hash" and policy.needs_key and not decision.request.sequence)
 
 
-def _decide(asked: Policy | None, batch: Sequence[RecordedDecision], runs: Sequence[Run]) -> _Again:
+def _decide(decider: Policy | None, batch: Sequence[RecordedDecision], runs: Sequence[Run]) -> _Again:
     """As `Router.route` does, for many at once."""
     view = columns_of(batch)
-    probabilities = _ask(asked, _request(batch), view, runs[0].compiled)
+    probabilities = _answered(decider, _request(batch), view, runs[0].compiled)
     picks, propensity, given = np.full(len(batch), -1), np.zeros(len(batch)), np.zeros(len(batch))
     fallbacks = []
     for row, (decision, run) in enumerate(zip(batch, runs, strict=True)):
@@ -211,12 +211,12 @@ def _decide(asked: Policy | None, batch: Sequence[RecordedDecision], runs: Seque
     return _Again(probabilities, picks, propensity, given, fallbacks)
 
 
-def _ask(asked: Policy | None, request: Request, view: Columns, compiled: bool) -> FloatArray:
-    if asked is None:
+def _answered(decider: Policy | None, request: Request, view: Columns, compiled: bool) -> FloatArray:
+    if decider is None:
         return least(view.pending, view.eligible)
     # Programs have one form, whoever runs them.
-    by_kernel = compiled or not is_shipped(asked)
-    return rows.answer(asked, request, view) if by_kernel else asked.probabilities(request, view)
+    by_kernel = compiled or not is_shipped(decider)
+    return rows.answer(decider, request, view) if by_kernel else decider.probabilities(request, view)
 
 
 def _request(batch: Sequence[RecordedDecision]) -> Request:
@@ -272,8 +272,8 @@ def _text(values: FloatArray) -> str:
 
 
 def _changed(log: DecisionLog) -> Iterator[str]:
-    asked = {decision.policy for decision in log}
-    for name in sorted({policy.name for policy in asked if policy.is_changed()}):
+    decider = {decision.policy for decision in log}
+    for name in sorted({policy.name for policy in decider if policy.is_changed()}):
         yield f"the source of policy {name} is not the one that decided"
     here = arithmetic()
     for there in sorted({run.arithmetic for run in log.runs} - {here}):

@@ -22,12 +22,12 @@ _fill_cached = from_source(worker_columns.fill_cached)
 @compiled
 def _see_cached(sim: Sim, found: np.ndarray) -> None:
     """Write `cached` of each worker for the request that waits in each environment, `(e, n)`; 0 where it has no key."""
-    asked = sim.asked
-    for e in range(asked.rows.size):
+    pending = sim.pending
+    for e in range(pending.rows.size):
         found[e] = 0.0
-        if asked.key[e] != 0:
-            ask = RequestFeatures(asked.model[e], asked.rows[e], mix(asked.key[e]), 1.0, np.inf, 0.0, 0)
-            _fill_cached(sim, e, row(sim, e, asked.balancer[e], 0), ask, asked.now_s[e], found[e])
+        if pending.key[e] != 0:
+            features = RequestFeatures(pending.model[e], pending.rows[e], mix(pending.key[e]), 1.0, np.inf, 0.0, 0)
+            _fill_cached(sim, e, row(sim, e, pending.balancer[e], 0), features, pending.now_s[e], found[e])
 
 
 class BatchView(View):
@@ -37,11 +37,11 @@ class BatchView(View):
         self._sim, self._native = sim, native
         records = sim.queue, sim.service, sim.latency, sim.tokens, sim.caches
         states: Any = [_Lazy(record, self._of_balancer) for record in records]
-        asked = sim.asked
-        super().__init__(states, settings, sim.decision.mask, asked.rows[:, None], asked.now_s[:, None])
-        self._rows_of_all = np.arange(len(asked.rows))
-        self._deciding = self._rows_of_all * sim.sizes.balancers + asked.balancer
-        self._of_model = (..., 0) if sim.sizes.models == 1 else (self._rows_of_all, slice(None), asked.model)
+        pending = sim.pending
+        super().__init__(states, settings, sim.decision.mask, pending.rows[:, None], pending.now_s[:, None])
+        self._rows_of_all = np.arange(len(pending.rows))
+        self._deciding = self._rows_of_all * sim.sizes.balancers + pending.balancer
+        self._of_model = (..., 0) if sim.sizes.models == 1 else (self._rows_of_all, slice(None), pending.model)
 
     def _of_balancer(self, array: FloatArray) -> FloatArray:
         """`(e, n, ...)` of an array over `(e * balancers * n, ...)`."""
@@ -70,7 +70,7 @@ class BatchView(View):
 
     @column
     def saving_s(self) -> FloatArray:
-        return np.where(self._sim.asked.key[:, None] != 0, self._saving_s(), 0.0)
+        return np.where(self._sim.pending.key[:, None] != 0, self._saving_s(), 0.0)
 
 
 class TrueView:

@@ -39,7 +39,7 @@ _VOID = (int(Status.CANCELLED), at.REFUSED)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SteeredResult:
+class SelectedResult:
     """What a run tells, and who decided in it."""
 
     result: Result
@@ -55,7 +55,7 @@ class SteeredResult:
     """Of each balancer of each environment, as the run left them: what `/guard` shows in production."""
 
 
-def run_steered(
+def run_with_selector(
     fleet: FleetSpec | Sequence[FleetSpec],
     arrivals: Sequence[Arrivals],
     policy: Policy,
@@ -63,7 +63,7 @@ def run_steered(
     *,
     seeds: Sequence[int] | None = None,
     progress: Callable[[int], None] | None = None,
-) -> SteeredResult:
+) -> SelectedResult:
     """Route every request of every environment, as `simulator.run.run` does with reports as in production.
 
     Args:
@@ -100,7 +100,7 @@ def run_steered(
         waiting = batch.step(batch.draw(probabilities))
     for environment in environments:
         environment.observe_outcomes()
-    return SteeredResult(
+    return SelectedResult(
         batch.result(),
         np.stack([each.decided for each in environments]),
         tuple(tuple(each.changes) for each in environments),
@@ -134,8 +134,8 @@ class _Environment:
     def decide(self, answers: _Answers, request: Request) -> FloatArray:
         """The probabilities of whoever decides the request, `(n,)`: as `Router` does."""
         assert isinstance(request.number, int)  # it is of one environment
-        asked, k = self._batch.sim.asked, int(self._batch.sim.state.counts[self._e, at.DECIDING])
-        selector, now_s = self.selectors[int(asked.balancer[self._e])], float(asked.now_s[self._e])
+        pending, k = self._batch.sim.pending, int(self._batch.sim.state.counts[self._e, at.DECIDING])
+        selector, now_s = self.selectors[int(pending.balancer[self._e])], float(pending.now_s[self._e])
         choice = selector.choose(request.number, now_s)
         by = placing(choice.policy, request.key is not None, self._fleet.settings.sticky_keys, request.sequence)
         if by is not choice.policy:
@@ -159,10 +159,10 @@ class _Environment:
         return probabilities
 
     def observe_outcomes(self) -> None:
-        """End the tickets of requests whose outcomes balancers have heard of by now."""
+        """End the tickets of requests whose outcomes balancers have received by now."""
         x, e = self._batch.sim.state, self._e
-        heard = int(x.counts[e, at.HEARD])
-        for k in x.heard[e, self._observed : heard].tolist():
+        received = int(x.counts[e, at.RECEIVED])
+        for k in x.received[e, self._observed : received].tolist():
             ticket = self._tickets.pop(k, None)
             status, resolved_s = int(x.status[e, k]), float(x.resolved_s[e, k])
             if ticket is not None and status in _VOID:
@@ -171,13 +171,13 @@ class _Environment:
                 unmeasured = status in _UNANSWERED or self._batch.sim.demand.responses[e, k] > 0
                 latency_s = None if unmeasured else resolved_s - float(x.sent_s[e, k])
                 ticket.ended(latency_s, status == Status.OK, resolved_s + self._fleet.network.outcome_s)
-        self._observed = heard
+        self._observed = received
 
 
 def _requests(batch: Batch) -> list[Request]:
     """What waits, one of each environment."""
     names_of = ("model", "rows", "number", "key", "deadline_s", "priority", "sequence")
-    columns = [getattr(batch.sim.asked, name).tolist() for name in names_of]
+    columns = [getattr(batch.sim.pending, name).tolist() for name in names_of]
     return [
         Request(fleet.models[model].name, "", rows, number, key or None, deadline_s, priority, sequence=sequence)
         for fleet, model, rows, number, key, deadline_s, priority, sequence in zip(batch.fleets, *columns, strict=True)
@@ -235,7 +235,7 @@ class _Row:
 def _together(policy: Policy) -> Policy:
     """The policy; for the environment of a `_Row` it answers what it was asked for all of them, or else as it is."""
 
-    def ask(question: Question, request: Request, view: FleetView) -> Any:
+    def answered(question: Question, request: Request, view: FleetView) -> Any:
         row = cast(_Row, view)
         found = row.answers.of(policy, question)
         return getattr(policy, question)(request, view) if found is None else found[row.e]
@@ -243,5 +243,5 @@ def _together(policy: Policy) -> Policy:
     alike = copy.copy(policy)
     # Frozen, as policies are; nobody else has this copy.
     for question in get_args(Question):
-        object.__setattr__(alike, question, partial(ask, question))
+        object.__setattr__(alike, question, partial(answered, question))
     return alike

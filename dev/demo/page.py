@@ -48,15 +48,15 @@ def _named(report: Report) -> str:
     """Who cannot be told apart from the best, and who can be from most others."""
     first = [row for row in report.rows if row.rank == 1]
     last = [row for row in report.rows if row.rank == max(row.rank or 1 for row in report.rows) > 1]
-    told = []
+    sentences = []
     for rows, of in ((first, "lowest"), (last, "highest")):
         if rows:
             names = ", ".join(f"<strong>{html.escape(row.policy)}</strong>" for row in rows)
             p99s_s = [row.summary.p99_s for row in rows]
             span = " to ".join(dict.fromkeys(milliseconds(each) for each in (min(p99s_s), max(p99s_s))))
             alike = "; what parts them may be chance" if len(rows) > 1 else ""
-            told.append(f"The {of} p99, {span} ms, had {names}{alike}.")
-    return " ".join(told)
+            sentences.append(f"The {of} p99, {span} ms, had {names}{alike}.")
+    return " ".join(sentences)
 
 
 def _table(report: Report) -> str:

@@ -88,9 +88,9 @@ def _show(
     columns = ("probabilities", "picks", "fallbacks") if policy is None else ("picks",)
     table = text.table(title, ["asked in production", "decisions", *(f"same {column}" for column in columns)])
     for compared in result.compared:
-        asked = _ROLES[compared.role].format(compared.policy)
+        decider = _ROLES[compared.role].format(compared.policy)
         same = (f"{getattr(compared, column):,}" for column in columns)
-        table.add_row(asked, f"{compared.decisions:,}", *same)
+        table.add_row(decider, f"{compared.decisions:,}", *same)
     console.print(table)
     console.print(
         f"{len(log):,} decisions, {len(log.refusals):,} refusals and {len(log.outcomes):,} outcomes; "

@@ -102,8 +102,8 @@ def train(out: Path, minutes: float | None, jobs: int | None, ray: str | None, r
         with _pool(ray, jobs or cpus()) as pool:
             limit_s = 60 * minutes if minutes is not None else float("inf")
             try:
-                with _progress(console, prepared, pool) as told:
-                    trained = run_training(prepared, out, pool, found=found, limit_s=limit_s, told=told)
+                with _progress(console, prepared, pool) as on_step:
+                    trained = run_training(prepared, out, pool, found=found, limit_s=limit_s, on_step=on_step)
             except KeyboardInterrupt:
                 trained = _stopped(console, out)
             short = trained.why in (OUT_OF_TIME, _STOPPED)
@@ -213,7 +213,7 @@ def _progress(console: Console, prepared: ResolvedPlan, pool: TaskPool) -> Itera
     """A bar; evaluations as lines, on a terminal and elsewhere, and now and then what is done and how long the rest
     will take."""
     done, total = 0, prepared.algorithm.settings.iterations
-    begun_s = told_s = time.monotonic()
+    begun_s = shown_s = time.monotonic()
     first_s: float | None = None
     first = 0
 
@@ -225,19 +225,19 @@ def _progress(console: Console, prepared: ResolvedPlan, pool: TaskPool) -> Itera
         return f", {minutes:.0f} min left at most" if minutes >= 1 else ", less than a minute left"
 
     def part_done(part: int, parts: int) -> None:
-        nonlocal told_s
+        nonlocal shown_s
         now_s = time.monotonic()
-        if now_s - told_s < _TELL_EVERY_S:
+        if now_s - shown_s < _TELL_EVERY_S:
             return
-        told_s = now_s
+        shown_s = now_s
         doing = "the start is judged" if first_s is None else f"iteration {done} of {total} is done"
         passed = f"{now_s - begun_s:.0f} s: {doing}, part {part} of {parts} of what is next{left()}"
         console.print(passed, highlight=False, style="dim")
 
-    pool.told = part_done
+    pool.progress = part_done
     with inputs.progress_bar(console, total, "iterations") as advance:
 
-        def told(step: TrainingStep) -> None:
+        def on_step(step: TrainingStep) -> None:
             nonlocal done, first, first_s
             advance(step.iteration - done)
             done = step.iteration
@@ -249,7 +249,7 @@ def _progress(console: Console, prepared: ResolvedPlan, pool: TaskPool) -> Itera
             line = f"{step.iteration:>4}/{total}: {best}{step.judged.words()}; {step.wall_s:.0f} s{left()}"
             console.print(line, highlight=False)
 
-        yield told
+        yield on_step
 
 
 def _show(console: Console, best: Artifact, out: Path) -> None:

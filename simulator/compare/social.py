@@ -89,9 +89,9 @@ def tolls(scenario: Scenario) -> FloatArray:
         for m, model in enumerate(fleet.models):
             if demands[m].share and worker.holds(model.name):
                 needs_s[w, m] = seconds_of(model, worker, demands[m])[0] / sharing_gain(worker, fleet)
-    asked = np.isfinite(needs_s).any(axis=0)
-    rates = workload.rate_per_s * np.array([demand.share for demand in demands])[asked]
-    used = np.minimum(_best_split(needs_s[:, asked], rates), _FULL)
+    served = np.isfinite(needs_s).any(axis=0)
+    rates = workload.rate_per_s * np.array([demand.share for demand in demands])[served]
+    used = np.minimum(_best_split(needs_s[:, served], rates), _FULL)
     found: FloatArray = used / np.square(1 - used)
     return found
 

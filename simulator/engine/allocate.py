@@ -33,7 +33,7 @@ _KINDS: dict[str, type[Any]] = {
         "plan": EnginePlan,
         "demand": EngineDemand,
         "state": EngineState,
-        "asked": PendingRequests,
+        "pending": PendingRequests,
         "heap": Heap,
         "known": BalancerKnowledge,
         "held": Held,

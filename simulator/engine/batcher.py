@@ -215,7 +215,7 @@ def _start(sim: Sim, e: int, g: int, m: int, rows: int, now_s: float) -> None:
         x.slot_ready_s[g, slot] = now_s + host_s
         push(sim.heap, e, now_s + host_s, at.HOST_DONE, (g - e * sim.sizes.workers) * sim.sizes.slots + slot)
     else:
-        device.ask(sim, e, g, slot, now_s)
+        device.enqueue(sim, e, g, slot, now_s)
 
 
 @inlined

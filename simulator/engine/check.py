@@ -46,8 +46,8 @@ def _fleet_problems(fleet: FleetSpec) -> Iterator[str]:
     )
     if fleet.zones and len(fleet.zones) != fleet.balancers:
         yield f"zones are {fleet.zones}: give one for each of the {fleet.balancers} balancers, or none"
-    for zone, others in fleet.network.across_s.items():
-        for other, seconds in others.items():
+    for zone, ways_s in fleet.network.across_s.items():
+        for other, seconds in ways_s.items():
             if not seconds >= 0:
                 yield f"network.across_s from {zone!r} to {other!r} is {seconds}: give seconds of 0 or more"
     for worker in fleet.workers:

@@ -50,15 +50,15 @@ def request_of(sim: Sim, e: int, k: int, now_s: float) -> RequestFeatures:
 
 @inlined
 def uniform_of(sim: Sim, e: int, b: int) -> float:
-    """The lot of a balancer's next decision."""
+    """The draw of a balancer's next decision."""
     return _uniform_of(sim.plan.router_seed[e, b], np.uint64(sim.known.number[e, b]))
 
 
 @outlined
 def admit(sim: Sim, e: int, k: int, b: int, now_s: float) -> int:
     """How many of those in `decision.mask` may be picked, and are left there, or why nobody may."""
-    first, ask = knowledge.row(sim, e, b, 0), request_of(sim, e, k, now_s)
-    return int(_admit(sim, e, first, ask, now_s, sim.asked.found[e]))
+    first, features = knowledge.row(sim, e, b, 0), request_of(sim, e, k, now_s)
+    return int(_admit(sim, e, first, features, now_s, sim.pending.found[e]))
 
 
 @inlined
@@ -155,7 +155,7 @@ def assign(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
 def place(sim: Sim, e: int, k: int, decider: int, options: Options, now_s: float) -> None:
     """A request, for which somebody is eligible, is decided."""
     lay_out(sim, e, k)
-    sim.asked.how[e] = LIMITS | DRAWS | COUNTS | (NAMES if sim.plan.env[e, at.E_FALLIBLE] else 0)
+    sim.pending.how[e] = LIMITS | DRAWS | COUNTS | (NAMES if sim.plan.env[e, at.E_FALLIBLE] else 0)
     _end(sim, e, k, call(decider, sim, options, e, k, now_s), now_s)
 
 

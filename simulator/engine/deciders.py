@@ -58,7 +58,7 @@ def decider(policy: Policy, sim: Native, workers: int) -> EngineDecider | None:
 
 
 def _unchecked(answer: Answer) -> Answer:
-    """The lot falls by what is no distribution as well, as it does where a policy answers in NumPy."""
+    """The draw is by what is no distribution as well, as it does where a policy answers in NumPy."""
 
     def answered(x: Any, options: Options, e: int, first: int, request: RequestFeatures, now_s: float) -> int:
         return max(answer(x, options, e, first, request, now_s), -1)
@@ -69,7 +69,7 @@ def _unchecked(answer: Answer) -> Answer:
 
 def _decide(sim: Sim, options: Options, e: int, k: int, now_s: float) -> int:
     b = sim.demand.balancer[e, k]
-    first, ask, uniform = row(sim, e, b, 0), request_of(sim, e, k, now_s), uniform_of(sim, e, b)
-    how, found, fallbacks = sim.asked.how[e], sim.asked.found[e], sim.state.fallback[e, k]
-    w: int = _decision(sim, options, e, first, ask, now_s, uniform, how, -1, found, fallbacks)
+    first, features, uniform = row(sim, e, b, 0), request_of(sim, e, k, now_s), uniform_of(sim, e, b)
+    how, found, fallbacks = sim.pending.how[e], sim.pending.found[e], sim.state.fallback[e, k]
+    w: int = _decision(sim, options, e, first, features, now_s, uniform, how, -1, found, fallbacks)
     return w

@@ -54,7 +54,7 @@ def schedule(sim: Sim, e: int, g: int, now_s: float) -> None:
 
 
 @inlined
-def ask(sim: Sim, e: int, g: int, slot: int, now_s: float) -> None:
+def enqueue(sim: Sim, e: int, g: int, slot: int, now_s: float) -> None:
     """An execution wants the device: it runs, or waits behind the others."""
     x = sim.state
     if x.whole[g, at.ACTIVE] < sim.plan.worker[g, at.W_CONCURRENCY]:

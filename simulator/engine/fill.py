@@ -176,27 +176,27 @@ def _fill_workers(sim: Sim, tables: EngineTables, e: int, fleet: FleetSpec) -> N
 
 def _permitted(fleet: FleetSpec, worker: SimulatedWorker, model: ModelSpec) -> tuple[bool, bool]:
     """Whether the model table permits the model there: to a worker that never reported, and to one that has."""
-    silent = Worker(worker.name, device=_told(worker))
+    silent = Worker(worker.name, device=_known_device(worker))
     versions = {model.name: frozenset({_VERSION})}
-    heard = Worker(worker.name, device=_told(worker), ready=True, number=0, versions=versions)
-    unheard_of = dataclasses.replace(fleet.settings, reports_required=False)
-    before = not any(objections(silent, unheard_of, model.name, ""))
-    return before, not any(objections(heard, fleet.settings, model.name, ""))
+    reported = Worker(worker.name, device=_known_device(worker), ready=True, number=0, versions=versions)
+    optional = dataclasses.replace(fleet.settings, reports_required=False)
+    before = not any(objections(silent, optional, model.name, ""))
+    return before, not any(objections(reported, fleet.settings, model.name, ""))
 
 
-def _told(worker: SimulatedWorker) -> str:
+def _known_device(worker: SimulatedWorker) -> str:
     return "" if worker.device == "*" else worker.device
 
 
 def _fill_profiles(sim: Sim, e: int, fleet: FleetSpec) -> None:
     z = sim.sizes
-    kinds = kinds_of(_told(worker) for worker in fleet.workers)
+    kinds = kinds_of(_known_device(worker) for worker in fleet.workers)
     for b in range(z.balancers):
         first = (e * z.balancers + b) * z.workers
         sim.decision.kind[first : first + len(kinds)] = kinds
     for w, worker in enumerate(fleet.workers):
         for m, model in enumerate(fleet.models):
-            profile = fleet.settings.estimators.profiles.get((_told(worker), model.name), (np.nan, np.nan))
+            profile = fleet.settings.estimators.profiles.get((_known_device(worker), model.name), (np.nan, np.nan))
             for b in range(z.balancers):
                 r = (e * z.balancers + b) * z.workers + w
                 sim.service.profile_fixed_s[r, m], sim.service.profile_per_row_s[r, m] = profile

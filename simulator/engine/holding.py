@@ -32,24 +32,24 @@ _service_s = from_source(worker_columns.service_s)
 
 
 @outlined
-def _see(sim: Sim, how: Any, e: int, b: int, k: int, ask: RequestFeatures, now_s: float) -> int:
+def _see(sim: Sim, how: Any, e: int, b: int, k: int, features: RequestFeatures, now_s: float) -> int:
     if now_s > sim.known.fresh_until_s[e, b]:
         knowledge.look_who_is_eligible(sim, e, b, now_s)
     of_line = (e * sim.sizes.balancers + b) * sim.sizes.models + sim.demand.model[e, k]
     if sim.known.eligible_count[of_line] == 0:
         return NOBODY
     lay_out(sim, e, k)
-    count = _admit(sim, e, knowledge.row(sim, e, b, 0), ask, now_s, sim.asked.found[e])
+    count = _admit(sim, e, knowledge.row(sim, e, b, 0), features, now_s, sim.pending.found[e])
     if count == LATE:
         return SHEDS
     return max(count, 0)
 
 
 @outlined
-def _choose(sim: Sim, how: Any, e: int, b: int, k: int, ask: RequestFeatures, now_s: float) -> int:
+def _choose(sim: Sim, how: Any, e: int, b: int, k: int, features: RequestFeatures, now_s: float) -> int:
     number = sim.known.number[e, b]
-    sim.known.number[e, b] = ask.number
-    sim.asked.how[e] = DRAWS
+    sim.known.number[e, b] = features.number
+    sim.pending.how[e] = DRAWS
     w = call(how[0], sim, how[1], e, k, now_s)
     sim.known.number[e, b] = number
     return max(w, SHEDS)
@@ -68,12 +68,12 @@ def _hold(sim: Sim, e: int, k: int, now_s: float) -> None:
     held.priority[e, k], held.tenant[e, k] = d.priority[e, k], d.tenant[e, k]
     held.key[e, k], held.keyed[e, k] = d.key[e, k], d.key[e, k] != 0
     of_line = (e * sim.sizes.balancers + b) * sim.sizes.models + d.model[e, k]
-    ask = RequestFeatures(d.model[e, k], float(d.rows[e, k]), 0, 0.0, 0.0, 0.0, 0)
+    features = RequestFeatures(d.model[e, k], float(d.rows[e, k]), 0, 0.0, 0.0, 0.0, 0)
     service_s = np.inf
     for w in range(sim.sizes.workers):
         if sim.known.eligible[of_line, w]:
             r = knowledge.row(sim, e, b, w)
-            service_s = min(service_s, _service_s(sim, e, w, r, ask, now_s))
+            service_s = min(service_s, _service_s(sim, e, w, r, features, now_s))
     _enter(held, e, b, k, service_s, now_s)
     push(sim.heap, e, now_s + held.settings[e, MOST_S], at.HELD_LONG, k)
 

@@ -70,7 +70,7 @@ AT, DEVICE_END, BUSY, SLOWNESS, ERROR_SHARE, NEXT_SAMPLE, REAL_COLUMNS = range(7
 NOW, INTEGRAL, INTEGRAL_AT, CLOCK_COLUMNS = range(4)
 (
     NEXT_ARRIVAL, NEXT_ANSWERED, IN_SYSTEM, REACH_HEAD, REACH_TAIL, OUTCOME_HEAD, OUTCOME_TAIL, DECIDING, ENDED,
-    TIMELINE_ROW, HEARD, LEAVING, COUNT_COLUMNS,
+    TIMELINE_ROW, RECEIVED, LEAVING, COUNT_COLUMNS,
 ) = range(13)  # fmt: skip
 
 # Stages of a request; held ones, too, are not placed.
@@ -199,8 +199,8 @@ class EngineState(NamedTuple):
     snapshot_loaded: AnyArray = array("g snapshots m", np.int8)
     next: AnyArray = array("e k", np.int32, -1)
     """Of a request in whatever queue it is, -1 at the end; `(e, k)` as all that follow."""
-    heard: AnyArray = array("e k", np.int32, -1)
-    """The requests whose outcomes balancers heard, in that order; as many as `counts` says under `HEARD`."""
+    received: AnyArray = array("e k", np.int32, -1)
+    """The requests whose outcomes balancers received, in that order; as many as `counts` says under `RECEIVED`."""
     arrived_s: FloatArray = array("e k")
     sent_s: FloatArray = array("e k")
     queued_s: FloatArray = array("e k")
@@ -287,7 +287,7 @@ class Sim(NamedTuple):
     plan: EnginePlan
     demand: EngineDemand
     state: EngineState
-    asked: PendingRequests
+    pending: PendingRequests
     heap: Heap
     known: BalancerKnowledge
     held: Held

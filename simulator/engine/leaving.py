@@ -51,7 +51,7 @@ def give_up(sim: Sim, e: int, k: int, now_s: float) -> None:
 def hear_void(sim: Sim, e: int, k: int, now_s: float) -> None:
     """A balancer hears of an end that says nothing of the worker: it counts the request out."""
     x, d = sim.state, sim.demand
-    x.heard[e, x.counts[e, at.HEARD]] = k
-    x.counts[e, at.HEARD] += 1
+    x.received[e, x.counts[e, at.RECEIVED]] = k
+    x.counts[e, at.RECEIVED] += 1
     r = knowledge.row(sim, e, d.balancer[e, k], x.picked[e, k])
     count_out(sim, e, r, d.model[e, k], d.rows[e, k], now_s)

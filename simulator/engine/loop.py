@@ -69,8 +69,8 @@ def _hear(sim: Sim, e: int, k: int, now_s: float) -> None:
     latency_s = x.resolved_s[e, k] - x.sent_s[e, k]
     if status in (UNAVAILABLE, at.LOST) or (sim.plan.env[e, at.E_EXTRAS] and sim.demand.responses[e, k] > 0):
         latency_s = math.nan
-    x.heard[e, x.counts[e, at.HEARD]] = k
-    x.counts[e, at.HEARD] += 1
+    x.received[e, x.counts[e, at.RECEIVED]] = k
+    x.counts[e, at.RECEIVED] += 1
     knowledge.observe_outcome(sim, e, k, latency_s, status == _OK, now_s)
 
 
@@ -125,7 +125,7 @@ def _handle(sim: Sim, e: int, kind: int, subject: int, now_s: float) -> int:
     elif kind == at.HOST_DONE:
         g, slot = e * n + subject // sim.sizes.slots, subject % sim.sizes.slots
         if x.slot_state[g, slot] == at.ON_HOST and x.slot_ready_s[g, slot] == now_s:
-            device.ask(sim, e, g, slot, now_s)
+            device.enqueue(sim, e, g, slot, now_s)
     elif kind == at.TIMER:
         g, m = e * n + subject // models, subject % models
         if x.timer_s[g, m] == now_s:
@@ -179,7 +179,7 @@ def _next(sim: Sim, e: int) -> tuple[float, int, int]:
 @inlined
 def _ask(sim: Sim, e: int, k: int, now_s: float) -> None:
     """Lay out what waits for a decision."""
-    a, d = sim.asked, sim.demand
+    a, d = sim.pending, sim.demand
     b = d.balancer[e, k]
     a.model[e], a.balancer[e], a.rows[e], a.key[e] = d.model[e, k], b, d.rows[e, k], d.key[e, k]
     a.deadline_s[e], a.priority[e], a.now_s[e] = d.deadline_s[e, k], d.priority[e, k], now_s

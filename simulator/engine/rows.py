@@ -67,10 +67,10 @@ def _learned(policy: Learned, request: Request, view: FleetView) -> FloatArray:
     shape = view.eligible.shape
     masks = _flat(view.eligible)
     columns = [_flat(np.broadcast_to(getattr(view, name), shape)) for name in READS]
-    asked = [np.broadcast_to(number, (*shape[:-1], 1)).reshape(-1) for number in (request.rows, request.deadline_s)]
+    numbers = [np.broadcast_to(number, (*shape[:-1], 1)).reshape(-1) for number in (request.rows, request.deadline_s)]
     options = _options_of_learned(policy.loaded, shape[-1])
     shares = np.empty(masks.shape)
-    rows, deadline_s = (np.array(one, np.float64) for one in asked)
+    rows, deadline_s = (np.array(one, np.float64) for one in numbers)
     _fill_all_learned()(np.stack(columns, axis=1), masks, rows, deadline_s, options, shares)
     return shares.reshape(shape)
 
@@ -120,7 +120,7 @@ def _fill_all_learned() -> Any:
 
     def fill_all(columns: Any, eligible: Any, rows: Any, deadline_s: Any, options: Options, shares: Any) -> None:
         for row in range(len(eligible)):
-            asked = rows[row], deadline_s[row]
-            one(columns[row], eligible[row], *asked, options.weights, options.scratch, shares[row])
+            of_request = rows[row], deadline_s[row]
+            one(columns[row], eligible[row], *of_request, options.weights, options.scratch, shares[row])
 
     return uncached(fill_all)

@@ -162,7 +162,7 @@ class Episodes:
 
 
 def infos(shown: Shown, invalid: BoolArray) -> dict[str, npt.NDArray[Any]]:
-    """What is told beside the observation, `(e, ...)` each: the arrays themselves."""
+    """What comes beside the observation, `(e, ...)` each: the arrays themselves."""
     return {
         "action_mask": shown.mask,
         "invalid_action": invalid,
@@ -173,8 +173,8 @@ def infos(shown: Shown, invalid: BoolArray) -> dict[str, npt.NDArray[Any]]:
 
 def info(shown: Shown, invalid: BoolArray, e: int) -> dict[str, Any]:
     """The infos of one environment: its mask, and plain numbers."""
-    told = infos(shown, invalid)
-    return {name: column[e] if column.ndim > 1 else column.item(e) for name, column in told.items()}
+    columns = infos(shown, invalid)
+    return {name: column[e] if column.ndim > 1 else column.item(e) for name, column in columns.items()}
 
 
 _NOT_RUNNING, _NO_WORKER = 1, 2
@@ -220,12 +220,12 @@ def _choose(
 def _least_pending(sim: Sim, e: int) -> int:
     """The first of the eligible workers with the least pending; 0 where none is eligible."""
     now_s = sim.state.clock[e, NOW]
-    ask = request_of(sim, e, sim.state.counts[e, DECIDING], now_s)
-    first = row(sim, e, sim.asked.balancer[e], 0)
+    features = request_of(sim, e, sim.state.counts[e, DECIDING], now_s)
+    first = row(sim, e, sim.pending.balancer[e], 0)
     found, least = 0, np.inf
     for w in range(sim.sizes.workers):
         if sim.decision.mask[e, w]:
-            there = _pending(sim, e, w, first + w, ask, now_s)
+            there = _pending(sim, e, w, first + w, features, now_s)
             if there < least:
                 found, least = w, there
     return found

@@ -113,31 +113,36 @@ _draw = from_source(worker_columns.draw)
 
 
 @inlined
-def _find_home(sim: Sim, e: int, first: int, ask: RequestFeatures, now_s: float) -> None:
+def _find_home(sim: Sim, e: int, first: int, features: RequestFeatures, now_s: float) -> None:
     """In `decision.shares`: 1 at the worker that the request's key hashes to; 0 for all where it has none."""
     x = sim.decision
-    if ask.keyed == 0:
+    if features.keyed == 0:
         for w in range(sim.sizes.workers):
             x.shares[e, w] = 0.0
         return
     for w in range(sim.sizes.workers):
-        x.cost[e, w] = _bid(_draw(sim, e, w, first + w, ask, now_s), x.weight[e, w])
+        x.cost[e, w] = _bid(_draw(sim, e, w, first + w, features, now_s), x.weight[e, w])
     _fill_least(x.cost[e], x.mask[e], 0.0, x.scratch[e], x.shares[e])
 
 
 _OF_WORKER = {
     **{name: from_source(function) for name, function in worker_columns.OF_WORKER.items()},
-    "eligible": inlined(lambda sim, e, w, r, ask, now_s: 1.0 if sim.decision.mask[e, w] else 0.0),
-    "home": inlined(lambda sim, e, w, r, ask, now_s: sim.decision.shares[e, w]),
+    "eligible": inlined(lambda sim, e, w, r, features, now_s: 1.0 if sim.decision.mask[e, w] else 0.0),
+    "home": inlined(lambda sim, e, w, r, features, now_s: sim.decision.shares[e, w]),
 }
 
 
 def _together(columns: Sequence[Any]) -> Any:
     """All of a worker's columns as one tuple: computed before any is stored, they share what they have in common."""
     if not columns:
-        return inlined(lambda sim, e, w, r, ask, now_s: ())
+        return inlined(lambda sim, e, w, r, features, now_s: ())
     one, rest = columns[0], _together(columns[1:])
-    return inlined(lambda sim, e, w, r, ask, now_s: (one(sim, e, w, r, ask, now_s), *rest(sim, e, w, r, ask, now_s)))
+    return inlined(
+        lambda sim, e, w, r, features, now_s: (
+            one(sim, e, w, r, features, now_s),
+            *rest(sim, e, w, r, features, now_s),
+        )
+    )
 
 
 _columns = _together([_OF_WORKER[name] for name in WORKER_COLUMNS])
@@ -165,24 +170,24 @@ def _look(
     now_s: FloatArray,
 ) -> None:
     """Fill the fields of `Shown`; `last`: the request that each environment showed last, kept up to date, `(e,)`."""
-    n, asked = sim.sizes.workers, sim.asked
+    n, pending = sim.sizes.workers, sim.pending
     for e in range(waiting.size):
         in_system[e], now_s[e] = sim.state.counts[e, IN_SYSTEM], sim.state.clock[e, NOW]
         if waiting[e]:
             last[e] = sim.state.counts[e, DECIDING]
-        then_s, first = asked.now_s[e], row(sim, e, asked.balancer[e], 0)
-        ask = request_of(sim, e, last[e], then_s)
-        of_request = (asked.rows[e], asked.deadline_s[e], asked.priority[e], sim.plan.env[e, E_BALANCERS])
+        then_s, first = pending.now_s[e], row(sim, e, pending.balancer[e], 0)
+        features = request_of(sim, e, last[e], then_s)
+        of_request = (pending.rows[e], pending.deadline_s[e], pending.priority[e], sim.plan.env[e, E_BALANCERS])
         for i in range(_OF_REQUEST):
             request[e, i] = _clipped(of_request[i], request_high[i]) if waiting[e] else 0.0
         for m in range(sim.sizes.models):
-            request[e, _OF_REQUEST + m] = waiting[e] and m == asked.model[e]
-        _find_home(sim, e, first, ask, then_s)
+            request[e, _OF_REQUEST + m] = waiting[e] and m == pending.model[e]
+        _find_home(sim, e, first, features, then_s)
         for w in range(n):
             mask[e, w] = sim.decision.mask[e, w] or not waiting[e]
             out = workers[e, w]
             if sim.known.added[row(sim, e, 0, w)]:
-                values = _columns(sim, e, w, first + w, ask, then_s)
+                values = _columns(sim, e, w, first + w, features, then_s)
                 for i in range(_COUNT):
                     out[i] = _clipped(values[i], workers_high[i])
                 if not waiting[e]:

@@ -47,11 +47,11 @@ class StableBaselinesEnvs(VecEnv):
 
     def step_wait(self) -> VecEnvStepReturn:
         """Step; the infos are a dictionary each."""
-        observations, rewards, terminated, truncated, told = self._envs.step(self._actions)
+        observations, rewards, terminated, truncated, found = self._envs.step(self._actions)
         over = terminated | truncated
         infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
         for e in np.flatnonzero(over):
-            infos[e] = {"terminal_observation": told["final_obs"][e], "TimeLimit.truncated": bool(truncated[e])}
+            infos[e] = {"terminal_observation": found["final_obs"][e], "TimeLimit.truncated": bool(truncated[e])}
         return observations, rewards.astype(np.float32), over, infos
 
     def close(self) -> None:

@@ -83,7 +83,7 @@ class FleetVectorEnv(VectorEnv[Observation, Actions, npt.NDArray[Any]]):
         self._over &= ~mask
         self._some_over = bool(self._over.any())
         shown = self._episodes.window.look()
-        return shown.observation, _told(infos(shown, np.zeros(self.num_envs, np.bool_)), mask)
+        return shown.observation, _with_masks(infos(shown, np.zeros(self.num_envs, np.bool_)), mask)
 
     def step(self, actions: Actions) -> Stepped:
         """Send what waits in each environment to worker `actions`, `(num_envs,)`."""
@@ -101,8 +101,8 @@ class FleetVectorEnv(VectorEnv[Observation, Actions, npt.NDArray[Any]]):
             self._reset_over()
             invalid = invalid & ~done.over
         shown = self._episodes.window.look()
-        told = last | _told(infos(shown, invalid), self._everyone)
-        return shown.observation, done.reward, done.terminated, done.truncated, told
+        both = last | _with_masks(infos(shown, invalid), self._everyone)
+        return shown.observation, done.reward, done.terminated, done.truncated, both
 
     def action_masks(self) -> BoolArray:
         """Workers that may be picked now, `(num_envs, n)`."""
@@ -151,17 +151,17 @@ class FleetVectorEnv(VectorEnv[Observation, Actions, npt.NDArray[Any]]):
         found: dict[str, Any] = {}
         for e in map(int, np.flatnonzero(self._over)):
             last = {name: column[e] for name, column in shown.observation.items()}
-            told = {"final_obs": last, "final_info": info(shown, invalid, e)}
-            found = self._add_info(found, told, e)
+            one = {"final_obs": last, "final_info": info(shown, invalid, e)}
+            found = self._add_info(found, one, e)
         return found
 
 
-def _told(found: dict[str, npt.NDArray[Any]], where: BoolArray) -> dict[str, Any]:
+def _with_masks(found: dict[str, npt.NDArray[Any]], where: BoolArray) -> dict[str, Any]:
     """Infos, each with the mask that says for which environments it holds."""
-    told: dict[str, Any] = {}
+    both: dict[str, Any] = {}
     for name, column in found.items():
-        told[name], told[f"_{name}"] = column, where.copy()
-    return told
+        both[name], both[f"_{name}"] = column, where.copy()
+    return both
 
 
 def _reset_mask(mask: Any, environments: int) -> BoolArray:

@@ -282,14 +282,14 @@ def _with_answers(log: DecisionLog, fleet: FleetSpec, notes: list[str]) -> Fleet
     joined = log.joined()
     idle_at = _met_idle(log, joined)
     surplus_s: list[float] = []
-    unheard_s: list[float] = []
+    outcome_lag_s: list[float] = []
     idle: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     clean = joined.ok & np.isfinite(joined.latency_s) & (joined.served == joined.pick) & (joined.pick >= 0)
     for index in np.flatnonzero(clean):
         decision, latency_s = log.decisions[index], float(joined.latency_s[index])
         name, model = decision.workers.names[decision.pick], models.get(decision.request.model)
         end = log.outcomes[decision.run, int(decision.request.number)]
-        unheard_s.append(end.at_s - decision.at_s - latency_s)
+        outcome_lag_s.append(end.at_s - decision.at_s - latency_s)
         if model is None or name not in workers or not idle_at[index]:
             continue
         table = model.service[workers[name].device]
@@ -304,7 +304,7 @@ def _with_answers(log: DecisionLog, fleet: FleetSpec, notes: list[str]) -> Fleet
         )
     way_s = max(float(np.median(surplus_s)), 0.0) if len(surplus_s) >= _FEW else 0.0
     # The worker's latency ends where the client's does; the outcome is heard later than the execution ends by both.
-    outcome_s = max(float(np.median(unheard_s)), 0.0) + way_s / 2 if unheard_s else NetworkSpec().outcome_s
+    outcome_s = max(float(np.median(outcome_lag_s)), 0.0) + way_s / 2 if outcome_lag_s else NetworkSpec().outcome_s
     return dataclasses.replace(
         fleet,
         network=NetworkSpec(to_worker_s=way_s / 2, to_client_s=way_s / 2, outcome_s=outcome_s),

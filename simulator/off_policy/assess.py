@@ -57,7 +57,7 @@ class LoggedDecisions:
     """Infinite: none."""
     completion_s: FloatArray
     """Expected, of the pick, at the time."""
-    unheard: int
+    without_outcome: int
     """Decisions left out since nobody knows how they ended."""
     failed: int
     """Decisions among these that ended in an error; no latency is counted of them."""
@@ -78,24 +78,24 @@ def decisions_of(log: DecisionLog) -> LoggedDecisions:
         ValueError: there are too few, none has an outcome, or a propensity is no probability.
     """
     joined = log.joined()
-    asked = [
+    in_force = [
         i
         for i, d in enumerate(log)
         if d.policy.in_force and d.pick >= 0 and (d.run, d.request.number) not in log.questions
     ]
-    if not asked:
+    if not in_force:
         raise ValueError("the log has no decision of a policy in force: record requests without routing keys")
-    for i in asked:
+    for i in in_force:
         propensity = log.decisions[i].propensity
         if not 0 < propensity <= 1 + 1e-9:
             raise ValueError(
                 f"propensity of decision {log.decisions[i].request.number} is {propensity:g}, which is no probability "
                 "of a pick: give a log that this balancer wrote, with probabilities"
             )
-    known = [i for i in asked if joined.finished[i]]
+    known = [i for i in in_force if joined.finished[i]]
     if len(known) < _LEAST_DECISIONS:
         raise ValueError(
-            f"the log has outcomes of {len(known)} of {len(asked)} decisions, {_LEAST_DECISIONS} are the least: "
+            f"the log has outcomes of {len(known)} of {len(in_force)} decisions, {_LEAST_DECISIONS} are the least: "
             "record more requests; where outcomes are missing, Envoy's access log must reach the balancer that records"
         )
     made = [log.decisions[i] for i in known]
@@ -112,7 +112,7 @@ def decisions_of(log: DecisionLog) -> LoggedDecisions:
         latency_s=np.where(ok, latency_s, np.nan),
         deadline_s=np.array([float(np.max(d.request.deadline_s)) for d in made])[order],
         completion_s=np.array([d.columns[completion][d.pick] for d in made])[order],
-        unheard=len(asked) - len(known),
+        without_outcome=len(in_force) - len(known),
         failed=int(np.count_nonzero(~ok)),
         certain_share=float(np.mean([d.probabilities.max() > CERTAIN * d.probabilities.sum() for d in made])),
         logging=tuple(Counter(d.policy for d in made).most_common()),

@@ -43,7 +43,7 @@ def as_json(e: Evaluation) -> dict[str, Any]:
         "log": {
             "decisions": len(e.log),
             "evaluated": len(d),
-            "unheard": d.unheard,
+            "without_outcome": d.without_outcome,
             "failed": d.failed,
             "certain_share": d.certain_share,
             "logging": [{"policy": p.name, "options": p.options, "decisions": count} for p, count in d.logging],
@@ -71,7 +71,7 @@ def heading(e: Evaluation) -> str:
     by = ", ".join(f"{p.name} {p.options} ({count / len(d):.0%})" for p, count in d.logging)
     return (
         f"{len(d):,} of {len(e.log):,} decisions are evaluated: by the policy in force, with a known end "
-        f"({d.unheard:,} without, {d.failed:,} failed). Decided by {by}.\n"
+        f"({d.without_outcome:,} without, {d.failed:,} failed). Decided by {by}.\n"
         f"{CONFIDENCE:.0%} intervals: {RESAMPLES:,} resamples of {a.blocks} blocks of {a.block_s:.3g} s; "
         f"latencies stay alike for {a.correlation_s:.3g} s."
     )

@@ -124,8 +124,8 @@ def _says(assessed: Assessed, one_step: Trust, run: Simulated | None, simulation
     parts = [f"one decision changed: {size} ({_WORDS[one_step]})"]
     if run is not None and simulation is not None:
         ratio = run.mean_ratio
-        told = f"mean {ratio.value:.2f} and p99 {run.p99_ratio.value:.2f} times the logging policy's"
-        parts.append(f"the fleet run by it: {told} ({_WORDS[simulation]})")
+        ratios = f"mean {ratio.value:.2f} and p99 {run.p99_ratio.value:.2f} times the logging policy's"
+        parts.append(f"the fleet run by it: {ratios} ({_WORDS[simulation]})")
         if sure and ratio.excludes(1.0) and (ratio.value < 1) != (change.value < 0):
             parts.append("the two disagree, as they do where picks make queues: believe the simulation, if either")
     return "; ".join(parts) + "."

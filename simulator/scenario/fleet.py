@@ -196,12 +196,16 @@ class ScenarioFleetSection(StrictModel):
     def _strange_zones(self) -> Iterator[tuple[tuple[str | int, ...], Any, str]]:
         if self.zones and len(self.zones) != self.balancers:
             yield ("zones",), list(self.zones), f"must be as many as there are balancers, {self.balancers}, or none"
-        owns, others = {*self.zones, self.settings.zones.own} - {""}, {group.zone for group in self.workers} - {""}
+        owns, theirs = {*self.zones, self.settings.zones.own} - {""}, {group.zone for group in self.workers} - {""}
         for own, ways_s in self.network.across_s.items():
             if own not in owns:
                 yield ("network", "across_s", own), own, f"no balancer is there; {did_you_mean(own, owns)}"
-            for other in ways_s.keys() - others:
-                yield ("network", "across_s", own, other), other, f"no worker is there; {did_you_mean(other, others)}"
+            for other in ways_s.keys() - theirs:
+                yield (
+                    ("network", "across_s", own, other),
+                    other,
+                    f"no worker is there; {did_you_mean(other, theirs)}",
+                )
 
     def worker_specs(self) -> tuple[SimulatedWorker, ...]:
         """The workers one by one, named."""

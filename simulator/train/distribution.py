@@ -45,7 +45,7 @@ def drawn(default: Any, how: str, what: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Written:
+class DrawnRanges:
     """All that a sealed scenario is drawn from; each draw is independent of the others unless said otherwise."""
 
     device_kinds: tuple[int, int] = drawn((1, 3), "whole, uniform", "kinds of devices")
@@ -128,40 +128,40 @@ class Written:
     requests: int = drawn(12000, "always", "requests of a run, of which the first tenth is not counted")
 
 
-WRITTEN = Written()
+DISTRIBUTION = DrawnRanges()
 NEVER_SEALED = 1 << 20
 """The first of the numbers that no sealed scenario has, whatever its seed: for training and tuning."""
 
 
-def scenario(seed: int, number: int, written: Written = WRITTEN) -> Scenario:
+def scenario(seed: int, number: int, ranges: DrawnRanges = DISTRIBUTION) -> Scenario:
     """One of the scenarios of a seed, by its number from 0 on; equal arguments give equal ones."""
     dice = np.random.default_rng([seed, number])
-    if _happens(dice, written.long):
-        parts = random_parts(dice, replace(written, one_row_s=written.long_row_s, most_rows=(1,)))
-        traffic = tuple(replace(each, work=Lognormal(written.long_work_cv)) for each in parts.traffic)
+    if _happens(dice, ranges.long):
+        parts = random_parts(dice, replace(ranges, one_row_s=ranges.long_row_s, most_rows=(1,)))
+        traffic = tuple(replace(each, work=Lognormal(ranges.long_work_cv)) for each in parts.traffic)
     else:
-        parts = random_parts(dice, written)
-        traffic = tuple(_hidden(dice, written, each) for each in parts.traffic)
-    traffic = _due(dice, written, parts.models, traffic)
-    workers = _placed(dice, written, parts)
-    load, keyed = float(dice.uniform(*written.load)), _happens(dice, written.keys)
+        parts = random_parts(dice, ranges)
+        traffic = tuple(_hidden(dice, ranges, each) for each in parts.traffic)
+    traffic = _due(dice, ranges, parts.models, traffic)
+    workers = _placed(dice, ranges, parts)
+    load, keyed = float(dice.uniform(*ranges.load)), _happens(dice, ranges.keys)
     fleet = FleetSpec(
         models=parts.models,
         workers=workers,
-        balancers=int(_named(dice, written.balancers)),
-        reports=Reports(float(dice.choice(written.report_s)), loss=float(dice.choice(written.report_loss))),
+        balancers=int(_named(dice, ranges.balancers)),
+        reports=Reports(float(dice.choice(ranges.report_s)), loss=float(dice.choice(ranges.report_loss))),
         network=NETWORK,
-        cold=ColdStart(20, 2.0) if _happens(dice, written.cold) else ColdStart(),
-        cache=CacheSpec(whole(dice, written.entries), float(dice.uniform(*written.saving))) if keyed else CacheSpec(),
+        cold=ColdStart(20, 2.0) if _happens(dice, ranges.cold) else ColdStart(),
+        cache=CacheSpec(whole(dice, ranges.entries), float(dice.uniform(*ranges.saving))) if keyed else CacheSpec(),
     )
     # Policies place keys, rather than the router's hash, which is the same under all of them.
     fleet = replace(fleet, settings=replace(fleet.settings, sticky_keys=not keyed))
-    sessions = Sessions(whole(dice, written.active), float(dice.uniform(*written.turns))) if keyed else None
+    sessions = Sessions(whole(dice, ranges.active), float(dice.uniform(*ranges.turns))) if keyed else None
     made = Scenario(
-        f"s{number:02d}", "", "held-out", fleet, _arriving(dice, written, traffic, sessions), written.requests
+        f"s{number:02d}", "", "held-out", fleet, _arriving(dice, ranges, traffic, sessions), ranges.requests
     ).with_load(load)
-    length_s = written.requests / made.workload.rate_per_s
-    faults = _faults(dice, written, workers, length_s) if _happens(dice, written.faults) else ()
+    length_s = ranges.requests / made.workload.rate_per_s
+    faults = _faults(dice, ranges, workers, length_s) if _happens(dice, ranges.faults) else ()
     return replace(made, fleet=replace(made.fleet, faults=faults))
 
 
@@ -184,19 +184,19 @@ def whole(dice: np.random.Generator, between: tuple[int, int]) -> int:
     return int(dice.integers(between[0], between[1] + 1))
 
 
-def random_parts(dice: np.random.Generator, written: Written) -> Parts:
+def random_parts(dice: np.random.Generator, ranges: DrawnRanges) -> Parts:
     """Models and workers; equal generators give equal ones."""
-    kinds = [(f"kind{i}", log_uniform(dice, written.speed)) for i in range(whole(dice, written.device_kinds))]
+    kinds = [(f"kind{i}", log_uniform(dice, ranges.speed)) for i in range(whole(dice, ranges.device_kinds))]
     models, traffic = [], []
-    for i in range(whole(dice, written.models)):
-        one, traffic_of_one = _model(dice, written, f"m{i}", kinds)
+    for i in range(whole(dice, ranges.models)):
+        one, traffic_of_one = _model(dice, ranges, f"m{i}", kinds)
         models.append(one)
         traffic.append(traffic_of_one)
     workers: list[SimulatedWorker] = []
     for kind, _ in kinds:
-        at_once, interference = whole(dice, written.at_once), float(dice.choice(written.interference))
-        sharing = DeviceSpec(at_once, interference) if dice.random() < written.overlapping else DeviceSpec()
-        least, most = (count // len(kinds) for count in written.workers)
+        at_once, interference = whole(dice, ranges.at_once), float(dice.choice(ranges.interference))
+        sharing = DeviceSpec(at_once, interference) if dice.random() < ranges.overlapping else DeviceSpec()
+        least, most = (count // len(kinds) for count in ranges.workers)
         workers += [
             SimulatedWorker(f"{kind}-{i}", device=kind, sharing=sharing) for i in range(whole(dice, (least, most)))
         ]
@@ -204,19 +204,19 @@ def random_parts(dice: np.random.Generator, written: Written) -> Parts:
 
 
 def _model(
-    dice: np.random.Generator, written: Written, name: str, kinds: list[tuple[str, float]]
+    dice: np.random.Generator, ranges: DrawnRanges, name: str, kinds: list[tuple[str, float]]
 ) -> tuple[ModelSpec, ModelTraffic]:
-    one_row_s = log_uniform(dice, written.one_row_s)
-    fixed, most = float(dice.uniform(*written.fixed_share)), int(dice.choice(written.most_rows))
+    one_row_s = log_uniform(dice, ranges.one_row_s)
+    fixed, most = float(dice.uniform(*ranges.fixed_share)), int(dice.choice(ranges.most_rows))
     service = {}
     for kind, speed in kinds:
-        here_s = one_row_s / speed * float(np.exp(dice.normal(0, written.kind_sigma)))
+        here_s = one_row_s / speed * float(np.exp(dice.normal(0, ranges.kind_sigma)))
         points = {1: here_s, most: here_s * (fixed + (1 - fixed) * most)}
         service[kind] = ServiceTime(tuple(points), tuple(points.values()))
-    noise = Noise("lognormal", float(dice.choice(written.noise_cv)))
-    rows = Shares({1: 0.6, min(4, most): 0.4}) if dice.random() >= 1 - written.several_rows else ONE
-    share = float(np.exp(dice.normal(0, written.work_sigma)) / one_row_s)
-    instances = whole(dice, written.instances)
+    noise = Noise("lognormal", float(dice.choice(ranges.noise_cv)))
+    rows = Shares({1: 0.6, min(4, most): 0.4}) if dice.random() >= 1 - ranges.several_rows else ONE
+    share = float(np.exp(dice.normal(0, ranges.work_sigma)) / one_row_s)
+    instances = whole(dice, ranges.instances)
     return ModelSpec(name, service, noise, BatchingSpec(max_batch_rows=most), instances), ModelTraffic(
         name, share, rows
     )
@@ -231,20 +231,23 @@ def _named(dice: np.random.Generator, shares: tuple[tuple[str, float], ...]) -> 
     return str(dice.choice(names, p=weights))
 
 
-def _hidden(dice: np.random.Generator, written: Written, traffic: ModelTraffic) -> ModelTraffic:
-    work: Distribution = Lognormal(written.hidden_work_cv)
-    return replace(traffic, work=work) if _happens(dice, written.hidden_work) else traffic
+def _hidden(dice: np.random.Generator, ranges: DrawnRanges, traffic: ModelTraffic) -> ModelTraffic:
+    work: Distribution = Lognormal(ranges.hidden_work_cv)
+    return replace(traffic, work=work) if _happens(dice, ranges.hidden_work) else traffic
 
 
 def _due(
-    dice: np.random.Generator, written: Written, models: tuple[ModelSpec, ...], traffic: tuple[ModelTraffic, ...]
+    dice: np.random.Generator,
+    ranges: DrawnRanges,
+    models: tuple[ModelSpec, ...],
+    traffic: tuple[ModelTraffic, ...],
 ) -> tuple[ModelTraffic, ...]:
-    classes = _named(dice, written.deadlines)
-    loose, share = float(dice.uniform(*written.loose)), float(dice.uniform(*written.tight_share))
+    classes = _named(dice, ranges.deadlines)
+    loose, share = float(dice.uniform(*ranges.loose)), float(dice.uniform(*ranges.tight_share))
     found = []
     for model, one in zip(models, traffic, strict=True):
         slowest_s = max(service.device_s[0] for service in model.service.values())
-        tight_s = slowest_s * log_uniform(dice, written.deadline)
+        tight_s = slowest_s * log_uniform(dice, ranges.deadline)
         by_class: dict[str, float | Shares] = {
             "none": np.inf,
             "one": tight_s,
@@ -254,9 +257,9 @@ def _due(
     return tuple(found)
 
 
-def _placed(dice: np.random.Generator, written: Written, parts: Parts) -> tuple[SimulatedWorker, ...]:
+def _placed(dice: np.random.Generator, ranges: DrawnRanges, parts: Parts) -> tuple[SimulatedWorker, ...]:
     """The workers with the models that they hold; who was left without any holds all."""
-    if not _happens(dice, written.placed) or len(parts.models) == 1:
+    if not _happens(dice, ranges.placed) or len(parts.models) == 1:
         return parts.workers
     held: list[list[str]] = [[] for _ in parts.workers]
     for model in parts.models:
@@ -266,18 +269,21 @@ def _placed(dice: np.random.Generator, written: Written, parts: Parts) -> tuple[
 
 
 def _arriving(
-    dice: np.random.Generator, written: Written, traffic: tuple[ModelTraffic, ...], sessions: Sessions | None
+    dice: np.random.Generator,
+    ranges: DrawnRanges,
+    traffic: tuple[ModelTraffic, ...],
+    sessions: Sessions | None,
 ) -> Workload:
-    kind = _named(dice, written.arrivals)
+    kind = _named(dice, ranges.arrivals)
     if kind == "trace":
         recorded = _trace(str(dice.choice(TRACES)))
         return Workload(1.0, traffic, recorded=recorded, keys=sessions)
     process: Process = Poisson()
     if kind == "bursts":
-        factor, burst_s = float(dice.uniform(*written.burst_factor)), log_uniform(dice, written.burst_s)
-        process = Bursts(factor, burst_s, burst_s * float(dice.uniform(*written.calm)))
+        factor, burst_s = float(dice.uniform(*ranges.burst_factor)), log_uniform(dice, ranges.burst_s)
+        process = Bursts(factor, burst_s, burst_s * float(dice.uniform(*ranges.calm)))
     elif kind == "diurnal":
-        process = Diurnal(float(dice.uniform(*written.day_s)), float(dice.uniform(*written.day_amplitude)))
+        process = Diurnal(float(dice.uniform(*ranges.day_s)), float(dice.uniform(*ranges.day_amplitude)))
     return Workload(1.0, traffic, process, keys=sessions)
 
 
@@ -288,14 +294,14 @@ def _trace(name: str) -> Recorded:
 
 
 def _faults(
-    dice: np.random.Generator, written: Written, workers: tuple[SimulatedWorker, ...], length_s: float
+    dice: np.random.Generator, ranges: DrawnRanges, workers: tuple[SimulatedWorker, ...], length_s: float
 ) -> tuple[Fault, ...]:
     chosen = dice.permutation(len(workers))[: whole(dice, (1, max(1, len(workers) // 4)))]
     faults = []
     for place in chosen:
-        kind: FaultKind = written.fault_kinds[int(dice.integers(len(written.fault_kinds)))]
-        amount = float(dice.uniform(*(written.slowness if kind == "slow" else written.errors)))
-        at_s, lasts_s = (length_s * float(dice.uniform(*each)) for each in (written.fault_at, written.fault_lasts))
+        kind: FaultKind = ranges.fault_kinds[int(dice.integers(len(ranges.fault_kinds)))]
+        amount = float(dice.uniform(*(ranges.slowness if kind == "slow" else ranges.errors)))
+        at_s, lasts_s = (length_s * float(dice.uniform(*each)) for each in (ranges.fault_at, ranges.fault_lasts))
         faults.append(Fault(kind, workers[int(place)].name, at_s, np.inf if kind in _FOR_GOOD else lasts_s, amount))
     return tuple(faults)
 
@@ -329,4 +335,4 @@ def kinds(one: Scenario) -> tuple[str, ...]:
 
 
 def _varies(traffic: ModelTraffic) -> bool:
-    return isinstance(traffic.work, Lognormal) and traffic.work.cv >= WRITTEN.long_work_cv
+    return isinstance(traffic.work, Lognormal) and traffic.work.cv >= DISTRIBUTION.long_work_cv

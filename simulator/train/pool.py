@@ -20,7 +20,7 @@ Found = TypeVar("Found")
 class TaskPool(AbstractContextManager["TaskPool"]):
     """Calls a function for each task; a context manager, which ends what it began."""
 
-    told: Callable[[int, int], None] = staticmethod(lambda done, total: None)
+    progress: Callable[[int, int], None] = staticmethod(lambda done, total: None)
     """Called after each task of a `map`: how many of how many are done."""
 
     @abstractmethod
@@ -28,11 +28,11 @@ class TaskPool(AbstractContextManager["TaskPool"]):
         """What the function returns for each, in their order."""
 
     def _each(self, found: Iterable[Found], total: int) -> list[Found]:
-        """What is found, told of one by one."""
+        """What is found; each is counted in `progress`."""
         all_found = []
         for one in found:
             all_found.append(one)
-            self.told(len(all_found), total)
+            self.progress(len(all_found), total)
         return all_found
 
     def __exit__(self, *_: object) -> None:

@@ -177,11 +177,11 @@ class Ppo:
         estimate = self._estimates(found)
         advantage, target = advantages(cost, estimate, found.passed, found.taken, s)
         columns = {**found._asdict(), "advantage": normalised(advantage, found.taken), "target": target}
-        told = self._learn({name: _tensor(values[found.taken]) for name, values in columns.items()})
+        losses = self._learn({name: _tensor(values[found.taken]) for name, values in columns.items()})
         spread = float(np.var(target[found.taken]))
         explained = 1 - np.var((target - estimate)[found.taken]) / max(spread, 1e-9)
         mean = found.cost.sum() / found.expected_cost.sum()
-        return told | {"explained": float(explained), "cost": float(mean), "beta": float(self.network.beta)}
+        return losses | {"explained": float(explained), "cost": float(mean), "beta": float(self.network.beta)}
 
     def _estimates(self, found: CollectedDecisions) -> FloatArray:
         """The critic's, `(t, e)`."""
@@ -201,13 +201,13 @@ class Ppo:
         for _ in range(s.epochs):
             order = torch.from_numpy(generator.permutation(len(columns["worker"])))
             for rows in torch.split(order, s.minibatch):
-                loss, told = self._loss({name: column[rows] for name, column in columns.items()}, spread)
+                loss, losses = self._loss({name: column[rows] for name, column in columns.items()}, spread)
                 self._optimiser.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
                 for module in (self._actor, self._critic):
                     nn.utils.clip_grad_norm_(module.parameters(), _LONGEST_GRADIENT)
                 self._optimiser.step()
-                sums, count = sums + told, count + 1
+                sums, count = sums + losses, count + 1
         return dict(zip(("divergence", "entropy", "critic_loss"), (sums / max(count, 1)).tolist(), strict=True))
 
     def _loss(self, b: dict[str, Tensor], spread: Tensor) -> tuple[Tensor, FloatArray]:
@@ -223,8 +223,8 @@ class Ppo:
         critic_loss = (estimate - b["target"]).square().mean() / (spread + 1e-6)
         with torch.no_grad():
             entropy = torch.special.entr(logarithms.exp()).sum(-1).mean()
-            told = np.array([float((before - now).mean()), float(entropy), float(critic_loss)])
-        return policy_loss + _VALUE_WEIGHT * critic_loss, told
+            losses = np.array([float((before - now).mean()), float(entropy), float(critic_loss)])
+        return policy_loss + _VALUE_WEIGHT * critic_loss, losses
 
 
 def _tensor(values: npt.NDArray[Any]) -> Tensor:

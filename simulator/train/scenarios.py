@@ -27,7 +27,7 @@ from simulator.spec import (
     ServiceTime,
     SimulatedWorker,
 )
-from simulator.train.distribution import NETWORK, NEVER_SEALED, WRITTEN, log_uniform, scenario
+from simulator.train.distribution import DISTRIBUTION, NETWORK, NEVER_SEALED, log_uniform, scenario
 from simulator.workload.draws import ONE, Distribution, Exponential, Lognormal, Pareto, Shares
 from simulator.workload.times import Diurnal, FlashCrowd, Poisson, Process
 from simulator.workload.workload import ModelTraffic, Workload
@@ -36,7 +36,7 @@ WORKERS = (4, 16)
 """Least and most workers of a random fleet."""
 _WRITTEN_SHARE = 0.5
 """Of random scenarios."""
-_TRAINED = dataclasses.replace(WRITTEN, requests=2000)
+_TRAINED = dataclasses.replace(DISTRIBUTION, requests=2000)
 
 
 @dataclasses.dataclass(frozen=True)

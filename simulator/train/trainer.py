@@ -46,12 +46,12 @@ class Checkpoint:
 
     def write(self, folder: Path) -> None:
         """Put it in place of the one before."""
-        told = {"best_iteration": self.best_iteration, "curve": self.curve, "wall_s": self.wall_s}
+        summary = {"best_iteration": self.best_iteration, "curve": self.curve, "wall_s": self.wall_s}
         arrays: dict[str, Any] = {f"algorithm/{name}": array for name, array in self.algorithm.items()}
         for which, network in (("best", self.best), ("last", self.last)):
             arrays |= {f"{which}/{name}": array for name, array in network._asdict().items()}
         content = io.BytesIO()
-        np.savez(content, told=np.frombuffer(json.dumps(told).encode(), np.uint8), **arrays)
+        np.savez(content, summary=np.frombuffer(json.dumps(summary).encode(), np.uint8), **arrays)
         write_whole(folder / FILE, content.getvalue())
 
 
@@ -65,12 +65,12 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-        told = json.loads(arrays.pop("told").tobytes())
+        summary = json.loads(arrays.pop("summary").tobytes())
         parts: dict[str, dict[str, Any]] = {"algorithm": {}, "best": {}, "last": {}}
         for name, array in arrays.items():
             part, _, inner = name.partition("/")
             parts[part][inner] = array
-        return Checkpoint(parts["algorithm"], Network(**parts["best"]), Network(**parts["last"]), **told)
+        return Checkpoint(parts["algorithm"], Network(**parts["best"]), Network(**parts["last"]), **summary)
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
@@ -142,7 +142,7 @@ def train(
     *,
     found: Checkpoint | None = None,
     limit_s: float = np.inf,
-    told: Callable[[TrainingStep], None] = lambda step: None,
+    on_step: Callable[[TrainingStep], None] = lambda step: None,
 ) -> Trained:
     """Run to the end.
 
@@ -152,7 +152,7 @@ def train(
         pool: Where episodes are played.
         found: The checkpoint to go on from; None: begin.
         limit_s: Begin no iteration after so long, all parts of the run counted.
-        told: Called after each iteration.
+        on_step: Called after each iteration.
     """
     algorithm: Algorithm = course.algorithm
     settings = algorithm.settings
@@ -189,7 +189,7 @@ def train(
             kept.algorithm, kept.last = algorithm.state(), algorithm.network
             kept.wall_s = time.monotonic() - begun_s
             kept.write(folder)
-            told(TrainingStep(algorithm.iteration, kept.wall_s, judged, kept.best_iteration == algorithm.iteration))
+            on_step(TrainingStep(algorithm.iteration, kept.wall_s, judged, kept.best_iteration == algorithm.iteration))
             if why:
                 return Trained(kept, why)
             plot("training", algorithm.iterate(pool))

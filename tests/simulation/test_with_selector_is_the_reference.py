@@ -24,7 +24,7 @@ from policies.power_of_two import PowerOfTwo
 from policies.random_choice import RandomChoice
 from policies.round_robin import RoundRobin
 from simulator.scenario import load_scenario
-from simulator.with_selector import BY_BASELINE, BY_NEW, BY_POLICY, NOBODY, SteeredResult, run_steered
+from simulator.with_selector import BY_BASELINE, BY_NEW, BY_POLICY, NOBODY, SelectedResult, run_with_selector
 
 _LATER_S = 1000.0
 _CODES = {None: NOBODY, "hash": NOBODY, "in_force": BY_POLICY, "baseline": BY_BASELINE, "rollout": BY_NEW}
@@ -44,10 +44,10 @@ def long_scenarios(draw: st.DrawFn) -> Scenario:
     return Scenario(fleet, stretched, draw(st.integers(0, 1000)))
 
 
-def compare(scenario: Scenario, policy: Policy, plan: CanaryPlan, environments: int = 2) -> SteeredResult:
+def compare(scenario: Scenario, policy: Policy, plan: CanaryPlan, environments: int = 2) -> SelectedResult:
     fleet, requests, seed = scenario
     seeds = [seed + e for e in range(environments)]
-    found = run_steered(fleet, [requests] * len(seeds), policy, plan, seeds=seeds)
+    found = run_with_selector(fleet, [requests] * len(seeds), policy, plan, seeds=seeds)
     for e, each in enumerate(seeds):
         plain = Simulation(fleet, requests, policy, each, plan=plan)
         assert_equal(found.result, plain.run(), e)
@@ -112,5 +112,5 @@ STEPS = RolloutSettings(
 def test_all_that_guards_and_rollouts_do(policy: Policy, plan: CanaryPlan, happens: set[str]) -> None:
     scenario = load_scenario("two-balancers")
     found = compare(Scenario(scenario.fleet, scenario.arrivals(0, 3000, load=0.1), 0), policy, plan, environments=1)
-    told = {("fell: " if each.fell else "returned: ") + each.finding.reason for each in found.changes[0]}
-    assert happens <= told | {each.state for each in found.rollouts[0]}
+    ended = {("fell: " if each.fell else "returned: ") + each.finding.reason for each in found.changes[0]}
+    assert happens <= ended | {each.state for each in found.rollouts[0]}

@@ -115,14 +115,14 @@ def _tables(
         gone.rows.append([name, f"{len(seconds)}", *(f"{each:,.0f}" for each in figures)])
     title = f"The balancer gone, {_CLIENTS} clients sending"
     note = f"Requests failed: {pick.failed(ANSWER_BYTES)}."
-    asked = Table(title, ["", "requests", "p50 ms", "p99 ms", "largest ms"], note=note)
+    unanswered = Table(title, ["", "requests", "p50 ms", "p99 ms", "largest ms"], note=note)
     ends = [at_s for _, at_s in marks[1:]] + [np.inf]
     for (name, from_s), to_s in zip(marks, ends, strict=True):
         latency_ms = pick.latency_s[(pick.started_s >= from_s) & (pick.started_s < to_s)] * 1e3
         if len(latency_ms):
             p50, p99, most = np.percentile(latency_ms, [50, 99, 100])
-            asked.rows.append([name, f"{len(latency_ms):,}", f"{p50:.2f}", f"{p99:.2f}", f"{most:.0f}"])
-    return [gone, asked]
+            unanswered.rows.append([name, f"{len(latency_ms):,}", f"{p50:.2f}", f"{p99:.2f}", f"{most:.0f}"])
+    return [gone, unanswered]
 
 
 async def _phases(stack: OwnStack) -> list[tuple[str, float]]:

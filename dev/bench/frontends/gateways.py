@@ -79,11 +79,11 @@ async def gateways(
         proxies: Gateways with the front end `proxy`: further sections of their configs by name.
     """
     async with contextlib.AsyncExitStack() as running:
-        asked = {name: await balanced(running, name, name, workers, folder) for name in (NATIVE, PICK)}
+        balanced_by = {name: await balanced(running, name, name, workers, folder) for name in (NATIVE, PICK)}
         for name, sections in proxies.items():
-            asked[name] = await balanced(running, name, PROXY, workers, folder, sections)
+            balanced_by[name] = await balanced(running, name, PROXY, workers, folder, sections)
         port, admin_port = free_ports(2)
-        options = asked[PICK].envoy.options
+        options = balanced_by[PICK].envoy.options
         at = {"listen": f"127.0.0.1:{port}", "admin": f"127.0.0.1:{admin_port}"}
         options = dataclasses.replace(options, envoy=options.envoy.model_copy(update=at))
         envoy = EnvoyProcess(
@@ -95,7 +95,7 @@ async def gateways(
         running.push_async_callback(envoy.stop)
         await envoy.start()
         await envoy.wait_ready()
-        yield {ALONE: Gateway(envoy, None)} | asked
+        yield {ALONE: Gateway(envoy, None)} | balanced_by
 
 
 async def balanced(

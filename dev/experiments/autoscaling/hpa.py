@@ -71,10 +71,10 @@ class Autoscaler:
 
         `ratios`: of each metric to its target; None: there is none now.
         """
-        asked = [_asked(replicas, ready, ratio) for ratio in ratios if ratio is not None]
-        if not asked:
+        desired = [_desired(replicas, ready, ratio) for ratio in ratios if ratio is not None]
+        if not desired:
             return replicas
-        wanted = max(asked)
+        wanted = max(desired)
         if None in ratios and wanted < replicas:
             # What is not known might have asked for more.
             return replicas
@@ -90,7 +90,7 @@ class Autoscaler:
         """
         self._wanted = self._wanted or [(now_s, replicas)]
         up, down = (
-            [wanted, *(asked for at_s, asked in self._wanted if at_s > now_s - each.window_s)]
+            [wanted, *(count for at_s, count in self._wanted if at_s > now_s - each.window_s)]
             for each in (self.rules.up, self.rules.down)
         )
         self._wanted.append((now_s, wanted))
@@ -113,7 +113,7 @@ class Autoscaler:
         return math.ceil(share) if sign > 0 else math.floor(share)
 
 
-def _asked(replicas: int, ready: int, ratio: float) -> int:
+def _desired(replicas: int, ready: int, ratio: float) -> int:
     if abs(ratio - 1) <= TOLERANCE:
         return replicas
     return math.ceil(ratio * ready)

@@ -106,8 +106,8 @@ def summary(report: Report) -> str:
     same = "same order wherever live intervals do not overlap"
     lines.append([same, f"{agree} of {len(found)} pairs", _yes(agree == len(found))])
     wrong = [f"{each.figure}: live {each.faster} before {each.slower}" for each in found if not each.agrees]
-    told = ["", "In another order: " + "; ".join(wrong) + "."] if wrong else []
-    return "\n".join([markdown(["aim", "found", "met"], lines), *told])
+    disagree = ["", "In another order: " + "; ".join(wrong) + "."] if wrong else []
+    return "\n".join([markdown(["aim", "found", "met"], lines), *disagree])
 
 
 def met(report: Report) -> bool:

@@ -80,9 +80,9 @@ class Session:
     def workload(self) -> LoadWorkload:
         """Every request of the session; those of a round are the same in each of its turns."""
         windows = [traffic.window(self.plan, number) for number in range(self.rounds)]
-        first, *others = self.turns()
+        first, *rest = self.turns()
         whole = _later(self._keyed(windows[first.round], first.round, 0), first.start_s)
-        for number, turn in enumerate(others, 1):
+        for number, turn in enumerate(rest, 1):
             whole = whole.then(self._keyed(windows[turn.round], turn.round, number), turn.start_s)
         return whole
 

@@ -11,7 +11,7 @@ import click
 
 from balancer.config.policy_options import read_policy_file
 from dev.experiments.sealed import opening, page, rivals
-from dev.experiments.sealed.page import Told
+from dev.experiments.sealed.page import Provenance
 from policies.base import Policy
 from policies.learned import Learned
 from simulator.train.trainer import write_whole
@@ -42,7 +42,7 @@ def distribution(path: Path) -> None:
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=rivals.TUNED, show_default=True)
 def tune(out: Path) -> None:
     """Tune the rivals on what `learned` is trained on, and keep what was found; some minutes."""
-    write_whole(out, rivals.written(rivals.tune(said=click.echo)).encode())
+    write_whole(out, rivals.written(rivals.tune(log=click.echo)).encode())
 
 
 @main.command()
@@ -63,7 +63,7 @@ def rehearse(seed: int, scenarios: int, seeds: int, requests: int | None, out: P
     _judge(
         drawn,
         out / PAGE.name,
-        Told(_COMMAND + command, "a seed for trying it, so these were no secret"),
+        Provenance(_COMMAND + command, "a seed for trying it, so these were no secret"),
         jobs,
     )
 
@@ -81,7 +81,7 @@ def open_sealed(path: Path, file: str, jobs: int) -> None:
     commit = _git("rev-parse", "HEAD")
     seed = opening.seed_of(commit)
     drawn = opening.draw(seed, SCENARIOS, SEEDS, rivals.read_tuned(), trained(file), None)
-    _judge(drawn, path, Told(f"{_COMMAND}open --file {file}", f"the hash of commit {commit}"), jobs)
+    _judge(drawn, path, Provenance(f"{_COMMAND}open --file {file}", f"the hash of commit {commit}"), jobs)
 
 
 def trained(file: str) -> Policy:
@@ -89,13 +89,13 @@ def trained(file: str) -> Policy:
     return Learned(file=file).with_files(read_policy_file)
 
 
-def _judge(drawn: opening.Opening, path: Path, told: Told, jobs: int) -> None:
+def _judge(drawn: opening.Opening, path: Path, provenance: Provenance, jobs: int) -> None:
     found = opening.run(drawn, jobs, lambda done, total: click.echo(f"{done} of {total} runs"))
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole = json.dumps(page.as_json(drawn, found, told), allow_nan=False) + "\n"
+    whole = json.dumps(page.as_json(drawn, found, provenance), allow_nan=False) + "\n"
     write_whole(path.with_suffix(".json"), whole.encode())
     write_whole(path.with_suffix(".csv"), page.as_csv(drawn, found).encode())
-    write_whole(path, page.page(drawn, found, told).encode())
+    write_whole(path, page.page(drawn, found, provenance).encode())
     click.echo(page.summary(drawn, found))
     click.echo(f"Written: {path}, and beside it .json and .csv")
 

@@ -28,7 +28,7 @@ MORE_FAILURES = 0.001
 class Line:
     """One thing that is asked, and what was found."""
 
-    asked: str
+    criterion: str
     found: str
     met: bool
 
@@ -71,8 +71,10 @@ def verdict(opening: Opening, found: Sequence[Found]) -> list[Line]:
     more = float(
         np.mean([unanswered(each.metrics[SUBJECT]) - unanswered(each.metrics[opening.best]) for each in found])
     )
-    asked = f"requests without an answer: at most {MORE_FAILURES:.1%} more than the rival, in the mean over scenarios"
-    lines.append(Line(asked, f"{more:+.2%}", more <= MORE_FAILURES))
+    criterion = (
+        f"requests without an answer: at most {MORE_FAILURES:.1%} more than the rival, in the mean over scenarios"
+    )
+    lines.append(Line(criterion, f"{more:+.2%}", more <= MORE_FAILURES))
     return lines
 
 

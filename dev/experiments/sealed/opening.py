@@ -26,7 +26,7 @@ from simulator.compare.summary import Figure, by_seed
 from simulator.run import run as run_plain
 from simulator.scenario import Scenario
 from simulator.train.distribution import scenario
-from simulator.with_selector import BY_BASELINE, run_steered
+from simulator.with_selector import BY_BASELINE, run_with_selector
 
 SUBJECT = "learned"
 BARE = "learned, no guard"
@@ -75,7 +75,7 @@ def execute(task: Task) -> tuple[RunMetrics, Watch | None]:
     arrivals = [task.scenario.arrivals(seed, task.requests) for seed in task.seeds]
     fleet = task.scenario.fleet
     if task.way == "guarded":
-        found = run_steered(fleet, arrivals, task.policy, _GUARD, seeds=task.seeds)
+        found = run_with_selector(fleet, arrivals, task.policy, _GUARD, seeds=task.seeds)
         fell = [[change for change in each if change.fell] for each in found.changes]
         watch = Watch(
             by_baseline=np.mean(found.decided == BY_BASELINE, axis=1),

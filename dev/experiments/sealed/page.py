@@ -18,21 +18,30 @@ from simulator.compare import text
 from simulator.compare.metrics import WARM_UP_SHARE, RunMetrics
 from simulator.compare.statistics import CONFIDENCE, RESAMPLES, Estimate
 from simulator.compare.summary import FIGURES, NAMES
-from simulator.train.distribution import BALANCERS, FAULTS, NETWORK, PLACES, PLAIN, WRITTEN, Written, kinds
+from simulator.train.distribution import (
+    BALANCERS,
+    DISTRIBUTION,
+    FAULTS,
+    NETWORK,
+    PLACES,
+    PLAIN,
+    DrawnRanges,
+    kinds,
+)
 
 _DIGITS = 5
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a reader needs to know of how it came about."""
+class Provenance:
+    """How a page came about."""
 
     command: str
     origin: str
     """Where the seed is from."""
 
 
-def page(opening: Opening, found: Sequence[Found], told: Told) -> str:
+def page(opening: Opening, found: Sequence[Found], provenance: Provenance) -> str:
     """The page."""
     best = opening.best
     mean, p99 = findings.pairs(found, best)
@@ -53,7 +62,7 @@ def page(opening: Opening, found: Sequence[Found], told: Told) -> str:
         "## What it adds, and to what",
         _places(opening, found),
         "## How it was done",
-        _method(opening, told),
+        _method(opening, provenance),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -61,7 +70,8 @@ def page(opening: Opening, found: Sequence[Found], told: Told) -> str:
 def summary(opening: Opening, found: Sequence[Found]) -> str:
     """The verdict, for a terminal."""
     return "\n".join(
-        f"{'met' if line.met else 'NOT met'}: {line.asked}: {line.found}" for line in findings.verdict(opening, found)
+        f"{'met' if line.met else 'NOT met'}: {line.criterion}: {line.found}"
+        for line in findings.verdict(opening, found)
     )
 
 
@@ -98,10 +108,10 @@ def _in_time(found: Sequence[Found], name: str) -> float:
     return float(np.mean(known)) if known else float("nan")
 
 
-def _method(opening: Opening, told: Told) -> str:
+def _method(opening: Opening, provenance: Provenance) -> str:
     requests = opening.requests or opening.scenarios[0].requests
     return (
-        f"`{told.command}`: scenarios of seed {opening.seed}, {told.origin}, drawn from [a written "
+        f"`{provenance.command}`: scenarios of seed {opening.seed}, {provenance.origin}, drawn from [a written "
         "distribution](sealed_distribution.csv), of which nothing is chosen by what a policy makes of it; "
         f"{len(opening.request_seeds)} request seeds of {requests:,} requests, of which the first {WARM_UP_SHARE:.0%} "
         "are not counted. Rivals were tuned by `python -m dev.experiments.sealed tune` on the train scenarios and on "
@@ -118,17 +128,17 @@ def _exact(estimate: Estimate) -> str:
     return f"{estimate.value:.3f} ({estimate.low:.3f} to {estimate.high:.3f})"
 
 
-def as_json(opening: Opening, found: Sequence[Found], told: Told) -> dict[str, Any]:
+def as_json(opening: Opening, found: Sequence[Found], provenance: Provenance) -> dict[str, Any]:
     """All of it; null for what is not a number."""
     content = {
-        "command": told.command,
-        "origin": told.origin,
+        "command": provenance.command,
+        "origin": provenance.origin,
         "seed": opening.seed,
         "request_seeds": opening.request_seeds,
         "weights": {SUBJECT: opening.subject.digest},
         "against": opening.best,
         "rivals": {
-            name: {"options": rival.policy.options(), "weights_are_capacities": rival.told}
+            name: {"options": rival.policy.options(), "weights_are_capacities": rival.weights_are_capacities}
             for name, rival in opening.rivals.items()
         },
         "verdict": findings.verdict(opening, found),
@@ -196,10 +206,10 @@ def distribution() -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["what", "drawn", "values"])
-    for each in fields(Written):
+    for each in fields(DrawnRanges):
         if "what" in each.metadata:
             how = each.metadata["how"]
-            writer.writerow([each.metadata["what"], how, _values(how, getattr(WRITTEN, each.name))])
+            writer.writerow([each.metadata["what"], how, _values(how, getattr(DISTRIBUTION, each.name))])
     ways_ms = ", ".join(f"{1e3 * each:g}" for each in (NETWORK.to_worker_s, NETWORK.to_client_s, NETWORK.outcome_s))
     writer.writerow(["milliseconds to the worker, back, and until an outcome is known", "always", ways_ms])
     settings = "the defaults, but for sticky_keys, off where there are sessions; nothing is held or shed"

@@ -36,14 +36,18 @@ GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
         "delayed_share_other_models": (0.2, 0.5, 1.0),
         "behind_share": (0.0, 0.5, 1.0),
     },
-    "wlpr": {"count_self": (True, False), "told": (False, True)},
+    "wlpr": {"count_self": (True, False), "weights_are_capacities": (False, True)},
     "least_requests": {"choices": (0, 2, 3)},
     "peak_ewma": {"choices": (0, 2, 3, 5)},
     "prequal": {"hot_quantile": (0.6, 0.84, 0.95), "pool": (2, 3, 5), "latency": ("observed", "expected")},
-    "power_of_two": {"choices": (2, 3, 5), "weighted": (False, True), "told": (False, True)},
-    "consistent_hash": {"balance_factor": (1.1, 1.25, 1.5), "floor": (2.0, 4.0, 8.0), "told": (False, True)},
+    "power_of_two": {"choices": (2, 3, 5), "weighted": (False, True), "weights_are_capacities": (False, True)},
+    "consistent_hash": {
+        "balance_factor": (1.1, 1.25, 1.5),
+        "floor": (2.0, 4.0, 8.0),
+        "weights_are_capacities": (False, True),
+    },
 }
-"""By policy, the values of its options; every combination is tried. `told`: whether each worker's weight is its
+"""By policy, the values of its options; every combination is tried. `weights_are_capacities`: a worker's weight is its
 capacity for the mix of requests, as an operator sets it who has measured; else it is 1."""
 _WRITTEN = 24
 """How many of the written distribution."""
@@ -51,7 +55,7 @@ _WRITTEN_SEED = 7000
 """Of these."""
 _SEEDS = tuple(range(7000, 7004))
 _REQUESTS = 4000
-_TOLD = "told"
+_WEIGHTS = "weights_are_capacities"
 
 
 @dataclass(frozen=True)
@@ -59,12 +63,12 @@ class Rival:
     """A heuristic with its options."""
 
     policy: Policy
-    told: bool
+    weights_are_capacities: bool
     """Whether weights are capacities."""
 
     def scenario(self, given: Scenario) -> Scenario:
         """The scenario as it is run."""
-        return with_weights(given) if self.told else given
+        return with_weights(given) if self.weights_are_capacities else given
 
 
 def with_weights(scenario: Scenario) -> Scenario:
@@ -80,13 +84,13 @@ def with_weights(scenario: Scenario) -> Scenario:
     found = [capacity(replace(worker, name="one", present=True)) for worker in fleet.workers]
     mean = sum(found) / len(found)
     workers = tuple(replace(one, weight=each / mean) for one, each in zip(fleet.workers, found, strict=True))
-    return replace(scenario, name=f"{scenario.name}, told capacities", fleet=replace(fleet, workers=workers))
+    return replace(scenario, name=f"{scenario.name}, capacities as weights", fleet=replace(fleet, workers=workers))
 
 
 def rival(name: str, settings: Mapping[str, Any]) -> Rival:
     """Of a point of the grid."""
-    options = {option: value for option, value in settings.items() if option != _TOLD}
-    return Rival(BUILTIN[name](**options), bool(settings.get(_TOLD, False)))
+    options = {option: value for option, value in settings.items() if option != _WEIGHTS}
+    return Rival(BUILTIN[name](**options), bool(settings.get(_WEIGHTS, False)))
 
 
 def points(name: str) -> list[dict[str, Any]]:
@@ -105,7 +109,7 @@ def tune(
     names: Sequence[str] = (),
     requests: int = _REQUESTS,
     seeds: Sequence[int] = _SEEDS,
-    said: Callable[[str], None] = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Of each policy the settings of the lowest loss on what `tuned_on` gives; `names`: on these scenarios alone.
 
@@ -113,7 +117,7 @@ def tune(
     defaults, on equal arrivals; failed requests count as at least a second, those never answered as 20 s.
     """
     scenarios = list(map(load_scenario, names)) or tuned_on()
-    base = _latencies(scenarios, Rival(BUILTIN[BASELINE](), told=False), requests, seeds)
+    base = _latencies(scenarios, Rival(BUILTIN[BASELINE](), weights_are_capacities=False), requests, seeds)
     found: dict[str, Any] = {}
     for name in GRIDS:
         tried: list[dict[str, Any]] = []
@@ -122,7 +126,7 @@ def tune(
             mean, p99 = ratios.mean(axis=(1, 2))
             tried.append({"settings": settings, "loss": round(float(mean + TAIL_WEIGHT * p99), 5)})
         best = min(tried, key=lambda each: each["loss"])
-        said(f"{name}: {best['settings']}, loss {best['loss']:.4f} ({len(tried)} tried)")
+        log(f"{name}: {best['settings']}, loss {best['loss']:.4f} ({len(tried)} tried)")
         found[name] = {"chosen": best, "tried": tried}
     return {
         "scenarios": [each.name for each in scenarios],
@@ -151,7 +155,7 @@ def tuned_name(name: str) -> str:
 
 def rivals(tuned: Mapping[str, Any]) -> dict[str, Rival]:
     """All heuristics by the name to show, the defaults first."""
-    found = {name: Rival(BUILTIN[name](), told=False) for name in DEFAULTS}
+    found = {name: Rival(BUILTIN[name](), weights_are_capacities=False) for name in DEFAULTS}
     for name, each in tuned["policies"].items():
         found[tuned_name(name)] = rival(name, each["chosen"]["settings"])
     return found
@@ -161,9 +165,9 @@ def _latencies(scenarios: Sequence[Scenario], one: Rival, requests: int, seeds: 
     """Mean and p99 in seconds, `(2, scenarios, seeds)`."""
     found = []
     for given in scenarios:
-        told = one.scenario(given)
-        arrivals = [told.arrivals(seed, requests) for seed in seeds]
-        result = run(told.fleet, arrivals, one.policy, seeds=seeds)
+        played = one.scenario(given)
+        arrivals = [played.arrivals(seed, requests) for seed in seeds]
+        result = run(played.fleet, arrivals, one.policy, seeds=seeds)
         latency_s = counted_latency_s(result)[:, int(requests * WARM_UP_SHARE) :]
         found.append([latency_s.mean(axis=1), np.quantile(latency_s, 0.99, axis=1)])
     return np.array(found).transpose(1, 0, 2)

@@ -14,20 +14,20 @@ from simulation.reference.world import World
 from balancer.scheduler.events import Report, ReportsLost
 
 
-def _all_but(balancer: int, told: Sequence[Mapping[str, int]]) -> tuple[tuple[str, int], ...]:
-    """What all others have in flight."""
+def _all_but(balancer: int, in_flight: Sequence[Mapping[str, int]]) -> tuple[tuple[str, int], ...]:
+    """What all other balancers have in flight."""
     total: Counter[str] = Counter()
-    for b, requests in enumerate(told):
+    for b, requests in enumerate(in_flight):
         if b != balancer:
             total.update(requests)
     return tuple(total.items())
 
 
 class Reports:
-    def __init__(self, world: World, heard: Callable[[int], None]) -> None:
-        """`heard`: a report came to this balancer, whatever became of it."""
+    def __init__(self, world: World, received: Callable[[int], None]) -> None:
+        """`received`: a report came to this balancer, whatever became of it."""
         self.world = world
-        self.heard = heard
+        self.received = received
 
     def start(self) -> None:
         """The first reports, received at once; then samples for ever."""
@@ -59,20 +59,20 @@ class Reports:
             return
         world, settings = self.world, self.world.fleet.reports
         report = self._take(worker)
-        told = [router.fleet.in_flight_at(worker.spec.name) for router in world.routers]
+        in_flight = [router.fleet.in_flight_at(worker.spec.name) for router in world.routers]
         for b in range(world.fleet.balancers):
             k = (worker.index * world.fleet.balancers + b) << 40 | report.number
             if world.u(Stream.REPORT_LOSS, k) < settings.loss:
                 continue
-            heard = replace(report, peers_in_flight=_all_but(b, told))
+            sent = replace(report, peers_in_flight=_all_but(b, in_flight))
             jitter_s = -settings.jitter_s * math.log1p(-world.u(Stream.REPORT_JITTER, k))
             at_s = world.clock.now_s + world.fleet.report_delay_s + jitter_s
-            world.clock.at(at_s, Kind.REPORT, (worker.index, b), self._receive, worker, b, heard, worker.stream)
+            world.clock.at(at_s, Kind.REPORT, (worker.index, b), self._receive, worker, b, sent, worker.stream)
 
     def _receive(self, worker: Worker, balancer: int, report: Report, stream: int) -> None:
         if stream == worker.stream:
             self.world.routers[balancer].observe(report, self.world.clock.now_s)
-        self.heard(balancer)
+        self.received(balancer)
 
     def _take(self, worker: Worker) -> Report:
         now_s = self.world.clock.now_s

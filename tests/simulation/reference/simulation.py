@@ -103,7 +103,7 @@ class Simulation:
         if self.extras.patience_s[index] < math.inf:
             at_s = self.clock.now_s + float(self.extras.patience_s[index])
             self.clock.at(at_s, Kind.GIVE_UP, (index,), self._give_up, request)
-        asked = Request(
+        features = Request(
             model=self.fleet.models[request.model].name,
             rows=request.rows,
             key=request.key or None,
@@ -114,10 +114,10 @@ class Simulation:
         )
         waiting = self.world.waiting[request.balancer]
         try:
-            if waiting.holds(asked):
-                outcome = waiting.hold(asked, self.clock.now_s)
+            if waiting.holds(features):
+                outcome = waiting.hold(features, self.clock.now_s)
             else:
-                outcome = self.world.routers[request.balancer].route(asked, self.clock.now_s)
+                outcome = self.world.routers[request.balancer].route(features, self.clock.now_s)
         except (NoEligibleWorker, Shed) as error:
             outcome = error
         if isinstance(outcome, int):

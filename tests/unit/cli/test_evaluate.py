@@ -52,7 +52,7 @@ def test_tables_words_and_numbers(folder: Path, tmp_path: Path) -> None:
     assert [each["policy"] for each in found["verdicts"]] == names
     assert [each["policy"] for each in found["simulation"]["runs"]] == ["(as logged)", *names]
     assert found["log"]["logging"][0]["policy"] == "power_of_two"
-    assert found["log"]["evaluated"] + found["log"]["unheard"] <= found["log"]["decisions"]
+    assert found["log"]["evaluated"] + found["log"]["without_outcome"] <= found["log"]["decisions"]
     assert found["assumptions"]
     assert found["command"].startswith("balancer evaluate --log ")
     assert all(each["one_step"] in ("good", "with care", "not") for each in found["verdicts"])

@@ -115,7 +115,7 @@ def test_columns_are_those_of_the_view(scenario: str) -> None:
         rows, deadline_s, priority, balancers, *models = observation["request"]
         assert (rows, priority) == (np.ravel(request.rows)[0], np.ravel(request.priority)[0])
         assert balancers == fleet.balancers
-        assert models == [float(m == batch.sim.asked.model[0]) for m in range(len(fleet.models))]
+        assert models == [float(m == batch.sim.pending.model[0]) for m in range(len(fleet.models))]
         assert deadline_s == np.float32(min(np.ravel(request.deadline_s)[0], LONGEST_S))
         observation, *_ = env.step(best(observation))
 

@@ -141,9 +141,9 @@ def test_a_missing_balancer_is_noted(log: DecisionLog) -> None:
 
 
 def test_workers_that_came_and_went_do_so_again(tmp_path: Path) -> None:
-    (*others, last) = FLEET.workers
+    (*rest, last) = FLEET.workers
     late = dataclasses.replace(last, present=False, models=("large",))
-    workers = (*others, dataclasses.replace(last, name="e"), late)
+    workers = (*rest, dataclasses.replace(last, name="e"), late)
     fleet = dataclasses.replace(FLEET, workers=workers, faults=(Fault("join", late.name, 3.0, duration_s=0.5),))
     log = simulated_log(tmp_path, fleet, WORKLOAD.arrivals(fleet, 800, 0), RandomChoice())
     found = calibrate(log).fleet

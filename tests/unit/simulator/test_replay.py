@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from support.decision_logs import LIMITS, recorded, write
 from support.fleets import make_router
+from support.weights import write_weights
 
+from balancer.config.policy_options import build_policy
 from balancer.kernel.compiled.library import Compiled, Library
 from balancer.scheduler.errors import RoutingError
 from balancer.server.decision_log.reading import read_log
@@ -39,6 +41,10 @@ WITH_OPTIONS = [
 @pytest.mark.parametrize("policy", [*(kind() for kind in BUILTIN.values()), *WITH_OPTIONS], ids=lambda each: each.name)
 def test_every_policy_decides_the_same_again_in_every_bit(policy: Policy, compiled: bool, tmp_path: Path) -> None:
     kernel = Compiled(Library()) if compiled else None
+    if policy.name == "learned":
+        weights = tmp_path.with_suffix(".npz")
+        write_weights(weights)
+        policy = build_policy("learned", {"file": str(weights)})
     log = recorded(tmp_path, policy, settings=LIMITS, seed=3, kernel=kernel)
     assert all(run.compiled == compiled for run in log.runs)
     result = replay(log)

@@ -11,7 +11,7 @@ from simulator.compare.metrics import measure
 from simulator.run import run
 from simulator.scenario import Scenario
 from simulator.spec import CacheSpec, FleetSpec, ModelSpec, ServiceTime, SimulatedWorker
-from simulator.train.distribution import NETWORK, WRITTEN, random_parts
+from simulator.train.distribution import DISTRIBUTION, NETWORK, random_parts
 from simulator.workload.draws import UniformKeys
 from simulator.workload.workload import ModelTraffic, Workload
 
@@ -50,7 +50,7 @@ def test_more_than_can_be_served_and_an_unknown_rate_have_finite_tolls() -> None
 
 def models_on_shared_devices() -> Scenario:
     """Of sizes that differ, drawn from the ranges that training draws from."""
-    parts = random_parts(np.random.default_rng([13, 14]), replace(WRITTEN, models=(2, 4)))
+    parts = random_parts(np.random.default_rng([13, 14]), replace(DISTRIBUTION, models=(2, 4)))
     fleet = FleetSpec(parts.models, parts.workers, network=NETWORK)
     return Scenario("random", "", "train", fleet, Workload(1.0, parts.traffic)).with_load(0.8)
 

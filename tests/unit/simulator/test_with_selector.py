@@ -20,7 +20,7 @@ from policies.traced import traced
 from simulator.run import run
 from simulator.scenario import load_scenario
 from simulator.spec import Fault, FleetSpec
-from simulator.with_selector import BY_BASELINE, BY_POLICY, run_steered
+from simulator.with_selector import BY_BASELINE, BY_POLICY, run_with_selector
 
 QUIET = GuardSettings(window_s=0.0, report_age_s=5.0)
 SCENARIO = load_scenario("heterogeneous-bursty")
@@ -44,7 +44,7 @@ class Broken(LeastRequests):
 
 def test_without_breach_and_windows_the_decisions_are_those_of_the_policy() -> None:
     arrivals = [TWO.arrivals(seed, 800) for seed in range(3)]
-    guarded = run_steered(TWO.fleet, arrivals, PowerOfTwo(), guarded_by(QUIET))
+    guarded = run_with_selector(TWO.fleet, arrivals, PowerOfTwo(), guarded_by(QUIET))
     plain = run(TWO.fleet, arrivals, PowerOfTwo())
     np.testing.assert_array_equal(guarded.result.picked, plain.picked)
     np.testing.assert_array_equal(guarded.result.latency_s, plain.latency_s)
@@ -55,7 +55,7 @@ def test_without_breach_and_windows_the_decisions_are_those_of_the_policy() -> N
 def test_windows_give_the_baseline_its_share_and_change_nothing_where_both_are_the_same() -> None:
     arrivals = [SCENARIO.arrivals(seed, 6000) for seed in range(2)]
     settings = GuardSettings(window_every_s=1.0, report_age_s=5.0)
-    guarded = run_steered(SCENARIO.fleet, arrivals, RoundRobin(), guarded_by(settings, RoundRobin()))
+    guarded = run_with_selector(SCENARIO.fleet, arrivals, RoundRobin(), guarded_by(settings, RoundRobin()))
     plain = run(SCENARIO.fleet, arrivals, RoundRobin())
     np.testing.assert_array_equal(guarded.result.picked, plain.picked)
     assert 0.15 < (guarded.decided == BY_BASELINE).mean() < 0.4  # a window of 0.25 s about every second
@@ -66,7 +66,7 @@ def test_windows_give_the_baseline_its_share_and_change_nothing_where_both_are_t
 def test_a_policy_that_is_much_worse_than_the_baseline_is_replaced() -> None:
     arrivals = [SCENARIO.arrivals(seed, 30_000, load=0.6) for seed in range(2)]
     settings = GuardSettings(report_age_s=5.0, window_every_s=1.0, quiet_s=1e6, max_quiet_s=1e6)
-    guarded = run_steered(SCENARIO.fleet, arrivals, RandomChoice(), guarded_by(settings))
+    guarded = run_with_selector(SCENARIO.fleet, arrivals, RandomChoice(), guarded_by(settings))
     for changes in guarded.changes:
         assert [change.fell for change in changes] == [True]
         assert changes[0].finding.reason in {"late", "tail"}
@@ -79,13 +79,13 @@ def test_a_policy_that_is_much_worse_than_the_baseline_is_replaced() -> None:
 def test_a_policy_that_is_better_than_the_baseline_stays() -> None:
     arrivals = [SCENARIO.arrivals(seed, 20_000, load=0.6) for seed in range(2)]
     settings = GuardSettings(report_age_s=5.0, window_every_s=1.0)
-    guarded = run_steered(SCENARIO.fleet, arrivals, ExpectedLatency(), guarded_by(settings, RandomChoice()))
+    guarded = run_with_selector(SCENARIO.fleet, arrivals, ExpectedLatency(), guarded_by(settings, RandomChoice()))
     assert guarded.changes == ((), ())
 
 
 def test_invalid_answers_cost_no_request() -> None:
     arrivals = [SCENARIO.arrivals(seed, 1500, load=0.4) for seed in range(2)]
-    guarded = run_steered(SCENARIO.fleet, arrivals, Broken(), guarded_by(QUIET))
+    guarded = run_with_selector(SCENARIO.fleet, arrivals, Broken(), guarded_by(QUIET))
     assert (guarded.result.status == 0).all()
     assert (guarded.decided[:, :499] == BY_POLICY).all()
     assert (guarded.decided[:, 499:] == BY_BASELINE).all()
@@ -105,7 +105,7 @@ def test_a_policy_is_asked_once_for_all_environments() -> None:
     arrivals, policy = [SCENARIO.arrivals(seed, 200) for seed in range(3)], Counted()
     assert traced(policy).program is None
     calls.clear()
-    run_steered(SCENARIO.fleet, arrivals, policy, guarded_by(QUIET), progress=steps.append)
+    run_with_selector(SCENARIO.fleet, arrivals, policy, guarded_by(QUIET), progress=steps.append)
     assert calls == [(3, len(SCENARIO.fleet.workers))] * len(steps)
 
 
@@ -118,7 +118,7 @@ def test_a_policy_that_raises_in_one_environment_fails_there_alone() -> None:
 
     arrivals = [SCENARIO.arrivals(seed, 400) for seed in range(2)]
     arrivals[1].deadline_s[7] = 123.0
-    guarded = run_steered(SCENARIO.fleet, arrivals, Raising(), guarded_by(QUIET))
+    guarded = run_with_selector(SCENARIO.fleet, arrivals, Raising(), guarded_by(QUIET))
     assert guarded.changes[0] == ()
     (fell,) = guarded.changes[1]
     assert fell.finding == ("invalid", "RuntimeError: a deadline of 123 s")
@@ -128,7 +128,7 @@ def test_a_policy_that_raises_in_one_environment_fails_there_alone() -> None:
 def test_policies_whose_keys_decide_are_not_asked_about_them() -> None:
     scenario = load_scenario("cache-affinity")
     arrivals = [scenario.arrivals(0, 1500)]
-    guarded = run_steered(scenario.fleet, arrivals, LeastRequests(), guarded_by(QUIET))
+    guarded = run_with_selector(scenario.fleet, arrivals, LeastRequests(), guarded_by(QUIET))
     plain = run(scenario.fleet, arrivals, LeastRequests())
     np.testing.assert_array_equal(guarded.result.picked, plain.picked)
     policy: Policy = LeastRequests()
@@ -151,7 +151,7 @@ def test_when_half_the_fleet_slows_down_only_a_policy_that_does_worse_than_the_b
 ) -> None:
     arrivals = [load_scenario("homogeneous-steady").arrivals(seed, 30_000, load=0.4) for seed in range(2)]
     settings = GuardSettings(window_every_s=1.0, quiet_s=1e6, max_quiet_s=1e6)
-    guarded = run_steered(half_slowed(at_s=8.0), arrivals, policy, guarded_by(settings))
+    guarded = run_with_selector(half_slowed(at_s=8.0), arrivals, policy, guarded_by(settings))
     for changes in guarded.changes:
         assert [change.finding.reason in {"late", "tail"} for change in changes] == [True] * falls
         assert all(change.at_s > 8.0 for change in changes)

@@ -125,11 +125,11 @@ async def test_stopping_sends_no_more_and_awaits_what_is_under_way(fake: FakeTri
 
 
 async def test_progress_ends_with_the_whole(url: str) -> None:
-    told: list[Progress] = []
-    await drive(url, workload(60, "echo", "broken"), DriveOptions(progress_every_s=0.01), on_progress=told.append)
-    assert told[-1].sent == told[-1].finished == 60
-    assert told[-1].failed > 0
-    assert told[-1].in_flight == 0
+    seen: list[Progress] = []
+    await drive(url, workload(60, "echo", "broken"), DriveOptions(progress_every_s=0.01), on_progress=seen.append)
+    assert seen[-1].sent == seen[-1].finished == 60
+    assert seen[-1].failed > 0
+    assert seen[-1].in_flight == 0
 
 
 async def test_an_unknown_model_is_named_before_anything_is_sent(fake: FakeTriton, url: str) -> None:

@@ -96,11 +96,11 @@ def test_joined_episodes_lie_side_by_side(found: CollectedDecisions) -> None:
 def slopes(found: CollectedDecisions, beta: float) -> np.ndarray:
     """Of each decision's log probability by the costs' coefficients where there are two workers, `(t, e, terms)`."""
     other = 1 - found.worker
-    own, others = (
+    own, of_others = (
         np.take_along_axis(found.terms, worker[..., None, None], axis=2)[:, :, 0] for worker in (found.worker, other)
     )
     probability_of_other = 1 - np.exp(found.log_probability)
-    return beta * probability_of_other[..., None] * (others - own)
+    return beta * probability_of_other[..., None] * (of_others - own)
 
 
 def test_the_control_variate_leaves_the_gradient_as_it_is_and_takes_noise() -> None:

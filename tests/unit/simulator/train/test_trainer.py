@@ -46,24 +46,24 @@ class Counting:
 
 
 class Scripted:
-    """Costs by iteration, and which were asked for."""
+    """Costs by iteration, and which were validated."""
 
     costs: Sequence[float] = ()
-    asked: list[int] = []  # noqa: RUF012  # emptied by the fixture
+    validated: list[int] = []  # noqa: RUF012  # emptied by the fixture
 
     def __init__(self, *_: Any) -> None:
         pass
 
     def judge(self, network: Network, pool: TaskPool) -> NetworkVerdict:
         iteration = int(network.beta) - 1
-        self.asked.append(iteration)
+        self.validated.append(iteration)
         return NetworkVerdict(self.costs[iteration], 0.9, 0.8, 1.0, 1.1)
 
 
 @pytest.fixture(autouse=True)
 def _scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(trainer, "Validation", Scripted)
-    Scripted.asked.clear()
+    Scripted.validated.clear()
     return
 
 
@@ -90,20 +90,20 @@ def test_what_is_no_number_is_never_the_best(tmp_path: Path) -> None:
 
 def test_evaluations_are_at_the_start_every_so_often_and_at_the_end(tmp_path: Path) -> None:
     run(tmp_path, np.zeros(9).tolist(), iterations=7, every=3)
-    assert Scripted.asked == [0, 3, 6, 7]
+    assert Scripted.validated == [0, 3, 6, 7]
 
 
 def test_it_stops_early_where_nothing_gets_better(tmp_path: Path) -> None:
     trained = run(tmp_path, [0, -1, -1, 0, -0.5, -9], iterations=50, patience=3)
     assert trained.why == "no better in 3 evaluations"
-    assert Scripted.asked == [0, 1, 2, 3, 4]
+    assert Scripted.validated == [0, 1, 2, 3, 4]
     assert trained.checkpoint.best_iteration == 1
 
 
 def test_it_stops_when_the_time_is_over_with_an_evaluation(tmp_path: Path) -> None:
     trained = run(tmp_path, [0.0] * 9, iterations=8, every=4, limit_s=0.0)
     assert trained.why == "the time is over"
-    assert Scripted.asked == [0]
+    assert Scripted.validated == [0]
     found = read_checkpoint(tmp_path)
     assert found is not None
     assert found.wall_s > 0.0
@@ -120,13 +120,13 @@ def test_every_iteration_leaves_a_checkpoint_that_goes_on_where_it_was(tmp_path:
             raise Killed
 
     with pytest.raises(Killed):
-        run(tmp_path, costs, iterations=8, every=2, told=kill)
+        run(tmp_path, costs, iterations=8, every=2, on_step=kill)
     found = read_checkpoint(tmp_path)
     assert found is not None
     assert found.last.beta == 6.0
-    assert Scripted.asked == [0, 2, 4]
+    assert Scripted.validated == [0, 2, 4]
     resumed = run(tmp_path, costs, iterations=8, every=2, found=found)
-    assert Scripted.asked == [0, 2, 4, 6, 8]  # none twice
+    assert Scripted.validated == [0, 2, 4, 6, 8]  # none twice
     whole = run(tmp_path / "whole", costs, iterations=8, every=2)
     assert resumed.checkpoint.curve == whole.checkpoint.curve
     assert resumed.checkpoint.best_iteration == whole.checkpoint.best_iteration == 2
@@ -135,16 +135,16 @@ def test_every_iteration_leaves_a_checkpoint_that_goes_on_where_it_was(tmp_path:
 
 def test_a_run_that_had_ended_ends_again_without_another_step(tmp_path: Path) -> None:
     first = run(tmp_path, [0, 1, 2, 3], iterations=3)
-    Scripted.asked.clear()
+    Scripted.validated.clear()
     again = run(tmp_path, [0, 1, 2, 3], iterations=3, found=read_checkpoint(tmp_path))
-    assert Scripted.asked == []
+    assert Scripted.validated == []
     assert again.why == first.why
     assert again.checkpoint.curve == first.checkpoint.curve
 
 
 def test_told_of_each_iteration_and_of_the_best(tmp_path: Path) -> None:
     steps: list[TrainingStep] = []
-    run(tmp_path, [0, -1, 0, -2], iterations=3, every=1, told=steps.append)
+    run(tmp_path, [0, -1, 0, -2], iterations=3, every=1, on_step=steps.append)
     assert [(step.iteration, step.best) for step in steps] == [(0, True), (1, True), (2, False), (3, True)]
     assert all(dataclasses.is_dataclass(step) and step.judged is not None for step in steps)
 

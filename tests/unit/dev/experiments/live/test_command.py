@@ -162,6 +162,6 @@ def test_each_round_has_each_policy_once_in_changing_order_under_the_same_reques
     assert len({tuple(policies) for policies in rounds}) > 1
     starts_s = [each.start_s for each in turns]
     assert [each.end_s + design.pause_s for each in turns[:-1]] == pytest.approx(starts_s[1:])
-    first, *others = (workload.time_s[turn == at] - starts_s[at] for at in range(len(design.policies)))
-    for each in others:
+    first, *rest = (workload.time_s[turn == at] - starts_s[at] for at in range(len(design.policies)))
+    for each in rest:
         np.testing.assert_allclose(each, first, atol=1e-9)

@@ -21,10 +21,21 @@ from policies import BUILTIN
 from simulator.compare.metrics import RunMetrics, measure
 from simulator.engine.check import check_arrivals, check_fleet
 from simulator.scenario import Scenario
-from simulator.train.distribution import BALANCERS, DUE, FAULTS, KEYED, LONG, PLACES, SHARED, WRITTEN, kinds, scenario
-from simulator.with_selector import BY_BASELINE, BY_POLICY, SteeredResult
+from simulator.train.distribution import (
+    BALANCERS,
+    DISTRIBUTION,
+    DUE,
+    FAULTS,
+    KEYED,
+    LONG,
+    PLACES,
+    SHARED,
+    kinds,
+    scenario,
+)
+from simulator.with_selector import BY_BASELINE, BY_POLICY, SelectedResult
 
-TOLD = page.Told("python -m dev.experiments.sealed open", "the hash of commit 0")
+PROVENANCE = page.Provenance("python -m dev.experiments.sealed open", "the hash of commit 0")
 LEVELS = np.array([0.010, 0.012, 0.015])
 FILE = "policy.npz"
 
@@ -57,8 +68,8 @@ def test_what_the_guard_did_is_counted_by_its_falls(monkeypatch: pytest.MonkeyPa
         for at_s, fell, reason in ((2.0, True, "range"), (5.0, False, "range"), (8.0, True, "late"))
     )
     decided = np.array([[BY_BASELINE, BY_POLICY, BY_POLICY, BY_POLICY], [BY_POLICY] * 4], np.int8)
-    result = SteeredResult(make_result(np.ones((2, 4))), decided, (changes, ()))
-    monkeypatch.setattr(opening, "run_steered", lambda *_, **__: result)
+    result = SelectedResult(make_result(np.ones((2, 4))), decided, (changes, ()))
+    monkeypatch.setattr(opening, "run_with_selector", lambda *_, **__: result)
     (task,) = (each for each in made([1.0])[0].tasks() if each.way == "guarded")
     _, watch = opening.execute(task)
     assert watch is not None
@@ -84,7 +95,7 @@ def test_equal_seeds_draw_equal_scenarios_and_all_are_sound() -> None:
         check_fleet(one.fleet)
         check_arrivals(one.fleet, one.arrivals(0, 50))
         load = one.workload.rate_per_s / one.capacity_per_s
-        assert WRITTEN.load[0] <= load <= WRITTEN.load[1]
+        assert DISTRIBUTION.load[0] <= load <= DISTRIBUTION.load[1]
         assert all(sum(worker.holds(model.name) for worker in one.fleet.workers) >= 2 for model in one.fleet.models)
         if number < 5:
             assert one.fleet == scenario(5, number).fleet
@@ -120,11 +131,11 @@ def is_mixed(one: Scenario) -> bool:
 
 
 def test_weights_are_capacities_where_a_rival_is_told_them() -> None:
-    told = rivals.rival("wlpr", {"count_self": True, "told": True})
+    weighted = rivals.rival("wlpr", {"count_self": True, "weights_are_capacities": True})
     given = next(one for one in (scenario(5, number) for number in range(9)) if is_mixed(one))
     assert {worker.weight for worker in given.fleet.workers} == {1.0}
-    assert len({worker.weight for worker in told.scenario(given).fleet.workers}) > 1
-    assert told.policy.options() == {"count_self": True}
+    assert len({worker.weight for worker in weighted.scenario(given).fleet.workers}) > 1
+    assert weighted.policy.options() == {"count_self": True}
 
 
 @pytest.mark.parametrize(
@@ -149,7 +160,7 @@ def test_who_answers_nothing_is_the_slowest() -> None:
 
 def test_the_page_says_what_the_subject_adds_and_how_far_the_social_reference_is() -> None:
     drawn, found = made([0.7] * 4)
-    text = page.page(drawn, found, TOLD)
+    text = page.page(drawn, found, PROVENANCE)
     places = {kind for one in found for kind in kinds(one.scenario) if kind in PLACES}
     same = "0.700 (0.700 to 0.700)"
     assert f"has {same} times the mean and {same} times the p99 of `expected_latency, tuned`" in text
@@ -161,7 +172,7 @@ def test_the_page_says_what_the_subject_adds_and_how_far_the_social_reference_is
 
 def test_numbers_have_every_seed_of_every_policy() -> None:
     drawn, found = made([0.7] * 2)
-    document = page.as_json(drawn, found, TOLD)
+    document = page.as_json(drawn, found, PROVENANCE)
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     of_first = document["scenarios"][0]["policies"]
     assert of_first["learned"]["mean_s"] == pytest.approx((0.7 * LEVELS).tolist())
@@ -228,7 +239,9 @@ def test_a_rehearsal_does_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     write_weights(tmp_path / FILE)
     monkeypatch.setattr(
-        rivals, "read_tuned", lambda: {"best": "wlpr", "policies": {"wlpr": {"chosen": {"settings": {"told": True}}}}}
+        rivals,
+        "read_tuned",
+        lambda: {"best": "wlpr", "policies": {"wlpr": {"chosen": {"settings": {"weights_are_capacities": True}}}}},
     )
     monkeypatch.setattr(rivals, "DEFAULTS", ("expected_latency",))
     words = (
