@@ -58,13 +58,15 @@ async def test_it_shows_the_fleet_and_follows_it(page: Tab) -> None:
     async with fleet.served() as (admin, url):
         await page.open(f"{url}/")
         await page.until(LIVE)
-        rows = await page.ask(ROWS.format("workers"))
+        rows = await page.evaluate(ROWS.format("workers"))
         assert [row[:2] for row in rows] == [[f"worker-{number}", "ready"] for number in range(3)]
-        assert [row[:2] for row in await page.ask(ROWS.format("traffic"))] == [["m", "wlpr"], ["n", "wlpr"]]
+        assert [row[:2] for row in await page.evaluate(ROWS.format("traffic"))] == [["m", "wlpr"], ["n", "wlpr"]]
         fleet.break_some()
         await page.until(f"{ROWS.format('workers')}[0][1] === 'silent'")
-        assert "its report stream broke" in (await page.ask(ROWS.format("workers")))[0][-1]
-        assert "no report for more than 1 s: worker-1" in await page.ask("document.getElementById('events').innerText")
+        assert "its report stream broke" in (await page.evaluate(ROWS.format("workers")))[0][-1]
+        assert "no report for more than 1 s: worker-1" in await page.evaluate(
+            "document.getElementById('events').innerText"
+        )
         assert page.problems == []
         assert len(admin._streams) == 1
         await page.call("Page.navigate", url="about:blank")
@@ -75,23 +77,23 @@ async def test_hostile_names_are_text_and_nothing_is_fetched_from_elsewhere(page
     async with troubled().served() as (_, url):
         await page.open(f"{url}/")
         await page.until(LIVE)
-        names = {row[0] for row in await page.ask(ROWS.format("workers"))}
+        names = {row[0] for row in await page.evaluate(ROWS.format("workers"))}
         assert {HOSTILE, IMAGE} <= names
-        assert await page.ask("document.querySelectorAll('#model option').length") == 2
-        assert HOSTILE in await page.ask("document.getElementById('notices').innerText")
-        assert HOSTILE in await page.ask("document.getElementById('events').innerText")
-        assert await page.ask("document.querySelectorAll('script').length") == 1
-        assert await page.ask("document.querySelectorAll('img').length") == 0
-        assert await page.ask("window.hacked") is None
+        assert await page.evaluate("document.querySelectorAll('#model option').length") == 2
+        assert HOSTILE in await page.evaluate("document.getElementById('notices').innerText")
+        assert HOSTILE in await page.evaluate("document.getElementById('events').innerText")
+        assert await page.evaluate("document.querySelectorAll('script').length") == 1
+        assert await page.evaluate("document.querySelectorAll('img').length") == 0
+        assert await page.evaluate("window.hacked") is None
         assert page.problems == []
-        fetched = await page.ask("performance.getEntriesByType('resource').map(entry => entry.name)")
+        fetched = await page.evaluate("performance.getEntriesByType('resource').map(entry => entry.name)")
         assert all(name.startswith((f"{url}/", "data:")) for name in fetched)
         # Were one to get in as markup, the page's policy would not run it.
         attempt = "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=window.hacked=1>')"
-        assert await page.ask(f"try {{ {attempt}; 'in' }} catch {{ 'refused' }}") == "refused"
+        assert await page.evaluate(f"try {{ {attempt}; 'in' }} catch {{ 'refused' }}") == "refused"
         added = "const s = document.createElement('script'); s.append('window.hacked=1'); document.body.append(s)"
-        await page.ask(f"try {{ {added} }} catch {{}}")
-        assert await page.ask("window.hacked") is None
+        await page.evaluate(f"try {{ {added} }} catch {{}}")
+        assert await page.evaluate("window.hacked") is None
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (390, "dark"), (1280, "dark")])
@@ -99,10 +101,10 @@ async def test_it_is_readable_on_a_phone_and_by_day_and_night(page: Tab, width: 
     async with troubled().served() as (_, url):
         await page.open(f"{url}/", width, 844, scheme)  # type: ignore[arg-type]  # one of its two
         await page.until(LIVE)
-        assert await page.ask("document.documentElement.scrollWidth") <= width
-        dark = await page.ask("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0] < 100")
+        assert await page.evaluate("document.documentElement.scrollWidth") <= width
+        dark = await page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0] < 100")
         assert dark == (scheme == "dark")
-        ratio, *where = await page.ask(CONTRAST)
+        ratio, *where = await page.evaluate(CONTRAST)
         assert ratio >= 4.5, where
 
 
@@ -118,15 +120,15 @@ async def test_on_a_phone_no_column_is_cut_and_each_number_stands_under_its_titl
     async with troubled().served() as (_, url):
         await page.open(f"{url}/", 360, 844)
         await page.until(LIVE)
-        assert await page.ask(CUT) == []
+        assert await page.evaluate(CUT) == []
         label = "getComputedStyle(document.querySelector('#workers-table td:nth-child(3)'), '::before').content"
-        assert await page.ask(label) == '"queue"'
+        assert await page.evaluate(label) == '"queue"'
         tree = (await page.call("Accessibility.getFullAXTree"))["nodes"]
         roles = [each["role"]["value"] for each in tree if not each["ignored"]]
         assert min(roles.count("table"), roles.count("columnheader"), roles.count("rowheader")) > 2
         # 64 workers are more than the window has: what is below is said, until it is seen.
-        assert await page.ask(HINTS) == ["more below ↓"]
-        await page.ask("document.querySelector('#workers .scroll').scrollTop = 1e6")
+        assert await page.evaluate(HINTS) == ["more below ↓"]
+        await page.evaluate("document.querySelector('#workers .scroll').scrollTop = 1e6")
         await page.until(f"{HINTS}[0] === ''")
 
 
@@ -135,7 +137,7 @@ async def test_columns_that_do_not_fit_are_shown_until_they_are_seen(page: Tab) 
         await page.open(f"{url}/", 700, 844)
         await page.until(LIVE)
         await page.until(f"{HINTS}[0].includes('more columns to the right')")
-        await page.ask("document.querySelector('#workers .scroll').scrollLeft = 1e6")
+        await page.evaluate("document.querySelector('#workers .scroll').scrollLeft = 1e6")
         await page.until(f"!{HINTS}[0].includes('more columns')")
         await page.resize(1600, 844)
         await page.until(f"{HINTS}[0] === ''")
@@ -148,11 +150,13 @@ async def test_that_there_is_no_traffic_is_shown(page: Tab) -> None:
         await page.open(f"{url}/")
         await page.until(LIVE)
         for place in ("now-words", "traffic-words"):
-            assert await page.ask(f"document.getElementById('{place}').textContent") == "No requests in the last 5 s."
+            assert (
+                await page.evaluate(f"document.getElementById('{place}').textContent") == "No requests in the last 5 s."
+            )
         fleet.traffic()
         await page.until("document.getElementById('now-words').textContent === ''")
         titles = "[...document.querySelectorAll('thead th, dt')].map(cell => cell.textContent)"
-        shown = await page.ask(titles)
+        shown = await page.evaluate(titles)
         assert {"queue of other models", "wait", "errors"} <= set(shown)
         assert not [title for title in shown if "_" in title or title.endswith(" can")]
 
@@ -178,21 +182,21 @@ async def test_guard_shadow_and_rollout_are_shown_with_the_reason(page: Tab) -> 
         await page.open(f"{url}/")
         words = "document.getElementById('canary').innerText"
         await page.until(f"{words}.includes('Shadow: round_robin')")
-        shown = await page.ask(words)
+        shown = await page.evaluate(words)
         assert "Rollout from wlpr to power_of_two" in shown
         assert "running, step" in shown
         assert "Guard of wlpr" in shown
         titles = "[...document.querySelectorAll('#why-table thead th')].map(cell => cell.textContent)"
-        assert (await page.ask(titles))[:3] == ["worker", "probability", "by the shadow"]
+        assert (await page.evaluate(titles))[:3] == ["worker", "probability", "by the shadow"]
         part = "wlpr, power_of_two for 1% of the requests (rollout), round_robin only looks on (shadow)"
-        assert f"policy {part};" in await page.ask("document.getElementById('who').textContent")
+        assert f"policy {part};" in await page.evaluate("document.getElementById('who').textContent")
         selector.rollout.give_up(Finding("errors", f"more errors {HOSTILE}"), fleet.now_s)
         await page.until(
             f"document.getElementById('notices').innerText.includes('returned to wlpr: more errors {HOSTILE}')"
         )
-        who = await page.ask("document.getElementById('who').textContent")
+        who = await page.evaluate("document.getElementById('who').textContent")
         assert who.startswith("policy wlpr, round_robin only looks on (shadow);")
-        events = await page.ask("document.getElementById('events').innerText")
+        events = await page.evaluate("document.getElementById('events').innerText")
         assert "rollout: power_of_two at 0% of the requests, returned" in events
         assert page.problems == []
 
@@ -201,17 +205,17 @@ async def test_it_can_be_used_by_keyboard_and_screen_reader(page: Tab) -> None:
     async with troubled(8).served() as (_, url):
         await page.open(f"{url}/")
         await page.until(LIVE)
-        await page.ask("document.querySelector('#workers-table th:nth-child(3) button').focus()")
+        await page.evaluate("document.querySelector('#workers-table th:nth-child(3) button').focus()")
         for order in ("descending", "ascending"):
             await page.press("Enter")
-            assert await page.ask("document.querySelector('#workers-table th:nth-child(3)').ariaSort") == order
-            queue = [float(row[2]) for row in await page.ask(ROWS.format("workers"))]
+            assert await page.evaluate("document.querySelector('#workers-table th:nth-child(3)').ariaSort") == order
+            queue = [float(row[2]) for row in await page.evaluate(ROWS.format("workers"))]
             assert queue == sorted(queue, reverse=order == "descending")
-            assert await page.ask("document.activeElement.textContent") == "queue"
+            assert await page.evaluate("document.activeElement.textContent") == "queue"
         tree = (await page.call("Accessibility.getFullAXTree"))["nodes"]
         named = [(each["role"]["value"], each.get("name", {}).get("value", "")) for each in tree if not each["ignored"]]
         assert {"balancer", "Now", "Workers"} <= {name for role, name in named if role == "heading"}
-        levels = await page.ask("[...document.querySelectorAll('h1, h2, h3')].map(each => +each.tagName[1])")
+        levels = await page.evaluate("[...document.querySelectorAll('h1, h2, h3')].map(each => +each.tagName[1])")
         assert levels[0] == 1
         assert all(later - former <= 1 for former, later in itertools.pairwise(levels)), levels
         assert ("combobox", "Model") in named
@@ -227,13 +231,13 @@ async def test_another_model_is_asked_about_and_kept_in_the_address(page: Tab) -
     async with fleet.served() as (_, url):
         await page.open(f"{url}/")
         await page.until(LIVE)
-        assert await page.ask("document.getElementById('model').value") == "m"
-        await page.ask("document.getElementById('model').value = 'n'")
-        await page.ask("document.getElementById('model').dispatchEvent(new Event('change'))")
+        assert await page.evaluate("document.getElementById('model').value") == "m"
+        await page.evaluate("document.getElementById('model').value = 'n'")
+        await page.evaluate("document.getElementById('model').dispatchEvent(new Event('change'))")
         await page.until("document.getElementById('states').textContent.includes('model n')")
         await page.call("Page.reload")
         await page.until("document.getElementById('states')?.textContent.includes('model n')")
-        assert await page.ask("location.search") == "?model=n"
+        assert await page.evaluate("location.search") == "?model=n"
 
 
 async def test_one_too_many_is_refused_with_the_reason_and_let_in_later(
@@ -267,5 +271,5 @@ async def test_with_the_token_as_password_all_of_it_works(page: Tab, tmp_path: P
     async with PageFleet(1).served(section=section) as (_, url):
         await page.open(f"{url.replace('://', '://anybody:0123456789abcdef@')}/")
         await page.until(LIVE)
-        await page.ask("document.getElementById('config-details').open = true")
+        await page.evaluate("document.getElementById('config-details').open = true")
         await page.until("document.getElementById('config-all').textContent.includes('token_file')")
