@@ -17,7 +17,7 @@ from policies.hashing import draws
 from policies.rows import IN_PYTHON, Rows
 
 DRAW = "draw"
-"""A column beside those of the view: the worker's lot for the request's key, uniform in [0, 1)."""
+"""A column beside those of the view: the worker's draw for the request's key, uniform in [0, 1)."""
 ONE = "one"
 """A column of ones, for an option that leaves another column out."""
 OF_REQUEST = ("rows", "deadline_s", "priority", "keyed")
@@ -44,7 +44,8 @@ class _Call(NamedTuple):
     columns: tuple[tuple[str, str], ...]
     """Of the view."""
     options: dict[str, FloatArray]
-    others: tuple[str, ...]
+    rest: tuple[str, ...]
+    """What the request, its key's draw and facts give."""
 
 
 class CostPolicy(Policy):
@@ -100,8 +101,8 @@ class CostPolicy(Policy):
         columns = [name for name in names if wiring.columns.get(name, DRAW) in COLUMNS]
         options = {name: wiring.options[name] for name in names if name in wiring.options}
         options.update({name: _ONE for name in names if wiring.columns.get(name) == ONE})
-        others = tuple(name for name in names if name not in columns and name not in options)
-        return _Call(function, tuple((name, wiring.columns[name]) for name in columns), options, others)
+        rest = tuple(name for name in names if name not in columns and name not in options)
+        return _Call(function, tuple((name, wiring.columns[name]) for name in columns), options, rest)
 
     def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
         """The shares of the choice, `(..., n)`."""
@@ -126,7 +127,7 @@ class CostPolicy(Policy):
 
     def _called(self, call: _Call, request: Request, fleet: FleetView, facts: Mapping[str, FloatArray]) -> Any:
         given = {name: getattr(fleet, column) for name, column in call.columns}
-        for name in call.others:
+        for name in call.rest:
             if name == DRAW:
                 given[name] = draws(request, fleet)
             elif name == "keyed":

@@ -56,7 +56,7 @@ def key_of(text: str) -> int:
 
 
 def draws(request: Request, fleet: FleetView) -> FloatArray:
-    """The lot of each worker for the request's key, or its number where it has none: uniform in [0, 1), `(..., n)`."""
+    """The draw of each worker for the request's key, or its number where it has none: uniform in [0, 1), `(..., n)`."""
     key = request.number if request.key is None else request.key
     mixed = np.uint64(mix(key)) if isinstance(key, int) else mix_array(np.atleast_1d(key).astype(np.uint64, copy=False))
     return hash_draw(fleet.name_hash, mixed)

@@ -24,7 +24,7 @@ from balancer.kernel.worker_columns import is_noted, key_and_model, token_limits
 
 def refill(x: FleetState, e: int, r: int, now_s: float) -> None:
     """Bring a worker's bucket up to date after its queue changed."""
-    advance(x.tokens, r, x.queue.in_flight[r] + x.queue.others[r], token_limits(x, e), now_s)
+    advance(x.tokens, r, x.queue.in_flight[r] + x.queue.peer_in_flight[r], token_limits(x, e), now_s)
 
 
 def count_in(x: FleetState, e: int, r: int, model: int, rows: float, now_s: float) -> None:
@@ -84,8 +84,9 @@ def learn_of_pick(x: FleetState, e: int, picked: int, served: int, latency_s: fl
 def finish(
     x: FleetState, e: int, picked: int, model: int, rows: float, served: int, latency_s: float, ok: bool, now_s: float
 ) -> None:
-    """Count a request of ours out, and learn from its outcome."""
-    count_out(x, e, picked, model, rows, now_s)
+    """Count a request of ours out, and learn from its outcome; `picked` below 0: it was not counted in."""
+    if picked >= 0:
+        count_out(x, e, picked, model, rows, now_s)
     learn_of_pick(x, e, picked, served, latency_s, ok, now_s)
 
 

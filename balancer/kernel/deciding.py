@@ -1,4 +1,4 @@
-"""The decision, whole: who may be picked, the policy's answer and its check, the lot, fallbacks, counting in.
+"""The decision, whole: who may be picked, the policy's answer and its check, the draw, fallbacks, counting in.
 
 Everybody decides by `decide`: production's router, the compiled library, the simulator's engine, Envoy's module. Where
 somebody else answers in between (a policy in NumPy over many fleets at once), its steps are taken one by one.
@@ -20,14 +20,14 @@ from policies.base import FloatArray
 FRESH, LIMITS, DRAWS, NAMES, COUNTS, SEQUENCE, ONE = (1 << bit for bit in range(7))
 """How a decision is made, one or more. 0: only answer. Leave out stale workers; keep within limits, slow start, zones;
 draw a worker; name fallbacks; count the pick in; the request is of a sequence: limits hold at its one worker, since
-no other can take its place; the policy may pick a given worker alone, and the others may be its fallbacks."""
+no other can take its place; the policy may pick a given worker alone, and the rest may be its fallbacks."""
 AT_ONCE = LIMITS | DRAWS | NAMES | COUNTS
 NOBODY, FULL, LATE, SHED, INVALID = range(-1, -6, -1)
 """In place of a row: nobody may be picked; all of them have too many pending; all would be late; the policy sheds; its
 answer is no distribution, and somebody else is to decide."""
 
 Decide = Callable[[FleetState, Options, int, int, RequestFeatures, float, float, int, int, FloatArray, AnyArray], int]
-"""(state, options, fleet, row of its first worker, request, time, its lot, how, the given worker, `found`, fallbacks):
+"""(state, options, fleet, row of its first worker, request, time, the draw, how, the given worker, `found`, fallbacks):
 the worker that gets the request, or why nobody does. Who may serve it stands in `decision.mask`, where those who may be
 picked are left. What is found beside goes to `found`, `(FOUND_COLUMNS,)`, and the fallbacks, see `name_fallbacks`."""
 

@@ -52,7 +52,8 @@ def leave_out_newcomers(x: FleetState, e: int, first: int, request: RequestFeatu
 
     That part grows from nothing to all over `SLOW_START_S`, or over the time for which the oldest of them has been
     there, if that is shorter: who came together shares alike. So the oldest always stays. Which requests they are is
-    told by a draw of worker and key, or number: those that a newcomer once got it gets from then on, by every balancer.
+    decided by a draw of worker and key, or number: those that a newcomer once got it gets from then on, from every
+    balancer.
     """
     over_s = x.decision.settings[e, SLOW_START_S]
     if over_s <= 0:

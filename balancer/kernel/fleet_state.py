@@ -132,7 +132,7 @@ def _move(old: AnyArray, new: AnyArray, start: Any) -> None:
 def options_block(
     found: Answering, room: FleetSizes, entry: str, memory: Memory = ordinary_memory, stamp: str = ""
 ) -> Block:
-    """What a policy's answer is told, in a block of its own, which never changes but for its scratch.
+    """What a policy's answer is given, in a block of its own, which never changes but for its scratch.
 
     Args:
         found: The policy's answer.

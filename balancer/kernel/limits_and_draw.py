@@ -1,4 +1,4 @@
-"""The pick: who is left within the limits, whom the lot falls on, and whom to try next. Over one fleet's arrays."""
+"""Who is left within the limits, who is drawn, and who is tried next. Over one fleet's arrays."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from balancer.kernel.eligibility import leave_out_newcomers
-from balancer.kernel.estimators.queue import others_left, pending_now
+from balancer.kernel.estimators.queue import peer_share_left, pending_now
 from balancer.kernel.state import (
     MAX_FALLBACKS,
     MAX_PENDING,
@@ -106,7 +106,7 @@ def best_s(x: FleetState, e: int, first: int, request: RequestFeatures, now_s: f
 
 
 def uniform_of(seed: int, number: int) -> float:
-    """The lot of the decision of that number, uniform in [0, 1); `seed` is mixed, both have 64 bits."""
+    """The draw of the decision of that number, uniform in [0, 1); `seed` is mixed, both have 64 bits."""
     return float(unit_array(mix_array(seed ^ number)))
 
 
@@ -119,7 +119,7 @@ def total_of(shares: Sequence[float] | FloatArray) -> float:
 
 
 def draw(shares: Sequence[float] | FloatArray, uniform: float) -> int:
-    """Whom the lot falls on; -1 where all shares are zero."""
+    """The worker whose interval of the shares the draw is in; -1 where all shares are zero."""
     total, cumulative = total_of(shares), 0.0
     if total > 0:
         for w in range(len(shares)):
@@ -133,7 +133,7 @@ def draw(shares: Sequence[float] | FloatArray, uniform: float) -> int:
 def draw_by_sums(shares: FloatArray, uniform: float, sums: FloatArray) -> int:
     """As `draw`; writes `sums`, `(n,)`: of the shares up to each worker. The last is `total_of` them.
 
-    It adds them up once, one after the other, and counts those past the lot, without branches.
+    It adds them up once, one after the other, and counts those past the draw, without branches.
     """
     total, past = 0.0, 0
     for w in range(len(shares)):
@@ -145,7 +145,7 @@ def draw_by_sums(shares: FloatArray, uniform: float, sums: FloatArray) -> int:
 
 
 def draw_worker(x: FleetState, e: int, uniform: float, found: FloatArray) -> int:
-    """Whom the lot falls on by `decision.shares`, -1 where all are zero; writes its propensity."""
+    """Who is drawn by `decision.shares`, -1 where all are zero; writes its propensity."""
     shares = x.decision.shares[e]
     sums = x.decision.scratch[e, : len(shares)]
     w = draw_by_sums(shares, uniform, sums)
@@ -181,7 +181,7 @@ def name_fallbacks(
     line, mask = x.decision.pending[e], x.decision.mask[e]
     # By itself and for all of them, which vectorises.
     for w in range(len(line)):
-        line[w] = pending_now(x.queue, first + w, others_left(x.queue, first + w, now_s))
+        line[w] = pending_now(x.queue, first + w, peer_share_left(x.queue, first + w, now_s))
     for w in range(len(line)):
         line[w] = line[w] if mask[w] else np.inf
     line[picked] = np.inf

@@ -75,7 +75,7 @@ def is_shipped(policy: Policy) -> bool:
 
 
 def options_of(found: Answering, workers: int) -> Options:
-    """What the answer is told, for fleets of at most so many workers."""
+    """What the answer is given, for fleets of at most so many workers."""
     scratch = max(scratch_size(workers, found.weights), found.scratch_lines * workers)
     return Options(np.array((*found.options, 0.0)), found.weights, np.zeros(scratch))
 
@@ -95,8 +95,11 @@ def _by_network(compiler: Compiler) -> Answer:
     def answer(x: FleetState, options: Options, e: int, first: int, request: RequestFeatures, now_s: float) -> int:
         fill_columns(x, options, e, first, request, now_s)
         d = x.decision
-        asked = request.rows, request.deadline_s
-        return int(fill(d.columns[e], d.mask[e], *asked, options.weights, options.scratch, d.shares[e]))
+        return int(
+            fill(
+                d.columns[e], d.mask[e], request.rows, request.deadline_s, options.weights, options.scratch, d.shares[e]
+            )
+        )
 
     return _step(compiler, answer)
 
@@ -112,14 +115,14 @@ def by_program(compiler: Compiler) -> Answer:
         fill_columns(x, options, e, first, request, now_s)
         d = x.decision
         # Of one type each: the simulator keeps them as small numbers.
-        asked = (
+        of_request = (
             float(request.rows),
             float(request.deadline_s),
             float(request.priority),
             float(request.keyed),
             float(request.number),
         )
-        return int(fill(options.values, d.columns[e], d.mask[e], asked, options.scratch, d.shares[e]))
+        return int(fill(options.values, d.columns[e], d.mask[e], of_request, options.scratch, d.shares[e]))
 
     return _step(compiler, answer)
 

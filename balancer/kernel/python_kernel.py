@@ -13,7 +13,7 @@ from balancer.kernel import counting, eligibility, limits_and_draw, reports, wor
 from balancer.kernel import deciding as steps
 from balancer.kernel.block import ordinary_memory
 from balancer.kernel.deciding import INVALID, NOBODY, deciding
-from balancer.kernel.estimators.queue import others_left, pending_now
+from balancer.kernel.estimators.queue import peer_share_left, pending_now
 from balancer.kernel.policy_answers import Compiler, is_shipped
 from balancer.kernel.state import (
     AMONG,
@@ -53,8 +53,8 @@ class RequestView(FleetView, Protocol):
         """`eligible` as it is kept, not to be written to."""
 
 
-class Asked(NamedTuple):
-    """What a policy said to a request."""
+class PolicyAnswer(NamedTuple):
+    """What a policy answered to a request."""
 
     view: RequestView
     """That it was shown."""
@@ -64,10 +64,10 @@ class Asked(NamedTuple):
     """Why not, in words."""
 
 
-class Asker(Protocol):
+class PolicyHost(Protocol):
     """Asks policies that the kernel has no answer of."""
 
-    def ask(self, policy: Policy, request: Request, column: int, mask: BoolArray, now_s: float) -> Asked:
+    def ask(self, policy: Policy, request: Request, column: int, mask: BoolArray, now_s: float) -> PolicyAnswer:
         """What the policy says to a request, which has its number, of the workers in the mask, `(n,)`."""
 
 
@@ -91,11 +91,11 @@ class Kernel:
 
     compiled = False
     seed = 0
-    """Of the lots, mixed."""
+    """Of the draws, mixed."""
     stamp = ""
     """Of the compiled functions, for blocks that hold what they work on."""
-    asked: Asked | None = None
-    """What was asked of a policy for the last decision; None: nothing."""
+    policy_answer: PolicyAnswer | None = None
+    """Of the last decision, where `PolicyHost` gave it; None: it did not."""
 
     def __init__(self) -> None:
         instead = {limits_and_draw.draw_worker: self._draw_worker, limits_and_draw.name_fallbacks: self._name_fallbacks}
@@ -119,7 +119,7 @@ class Kernel:
         return ordinary_memory(size_bytes)
 
     def forget(self) -> None:
-        """Others have written to the fleet's scratch since the last call: nothing that was left there holds."""
+        """Another process has written to the fleet's scratch since the last call: nothing that was left there holds."""
 
     def keep_fresh(self, x: FleetState, servable: BoolArray, now_s: float) -> BoolArray:
         """Those of the workers, `(n,)`, that are eligible, see `eligibility`."""
@@ -151,7 +151,7 @@ class Kernel:
     def decide(
         self,
         x: FleetState,
-        asker: Asker,
+        host: PolicyHost,
         policy: Policy,
         request: Request,
         number: int,
@@ -165,7 +165,7 @@ class Kernel:
 
         Args:
             x: The fleet's state.
-            asker: Of a policy that the kernel has no answer of.
+            host: Of a policy that the kernel has no answer of.
             policy: Decides.
             request: As it came; its own number does not count.
             number: Of the decision.
@@ -175,11 +175,11 @@ class Kernel:
             how: See `deciding`.
             one: Row of the worker that the policy may pick alone; -1: any.
         """
-        self.asked = None
+        self.policy_answer = None
         x.decision.mask[0] = mask
         found, fallbacks = self._found, [-1] * bounds.MAX_FALLBACKS
         self._look_at_settings(x)
-        options: Any = asker, policy, request.numbered(number), None if self._narrows or one >= 0 else mask
+        options: Any = host, policy, request.numbered(number), None if self._narrows or one >= 0 else mask
         uniform, features = unit(mix(self.seed ^ number)), features_of(request, number, column)
         decide = self._decide_by_hashes if self._narrows or request.key is not None else self._decide
         w = decide(x, options, 0, 0, features, now_s, uniform, how, one, found, fallbacks)  # type: ignore[arg-type]
@@ -205,21 +205,21 @@ class Kernel:
             return self._decide(*arguments)
 
     def _answer(self, x: FleetState, options: Any, e: int, first: int, request: RequestFeatures, now_s: float) -> int:
-        """See `policy_answers.Answer`: the policy is asked."""
-        asker, policy, asked_for, mask = options
+        """See `policy_answers.Answer`: the host has it."""
+        host, policy, numbered, mask = options
         left = x.decision.mask[0].copy() if mask is None else mask
-        asked = self.asked = asker.ask(policy, asked_for, request.model, left, now_s)
-        if asked.probabilities is None:
+        answer = self.policy_answer = host.ask(policy, numbered, request.model, left, now_s)
+        if answer.probabilities is None:
             return INVALID
-        if asked_for.sequence:
-            x.decision.shares[0] = asked.probabilities
+        if numbered.sequence:
+            x.decision.shares[0] = answer.probabilities
         return -1
 
     def _draw_worker(self, x: FleetState, e: int, uniform: float, found: Any) -> int:
         """As in `limits_and_draw`."""
-        assert self.asked is not None
-        assert self.asked.probabilities is not None
-        listed = self.asked.probabilities.tolist()
+        assert self.policy_answer is not None
+        assert self.policy_answer.probabilities is not None
+        listed = self.policy_answer.probabilities.tolist()
         w = limits_and_draw.draw(listed, uniform)
         if w >= 0:
             found[PROPENSITY] = listed[w] / limits_and_draw.total_of(listed)
@@ -230,10 +230,10 @@ class Kernel:
     ) -> int:
         """As in `limits_and_draw`."""
         queue = x.queue
-        if self.asked is not None:
-            pending = self.asked.view.pending
-        elif np.count_nonzero(queue.others):
-            pending = pending_now(queue, ..., others_left(queue, ..., now_s))
+        if self.policy_answer is not None:
+            pending = self.policy_answer.view.pending
+        elif np.count_nonzero(queue.peer_in_flight):
+            pending = pending_now(queue, ..., peer_share_left(queue, ..., now_s))
         else:
             pending = queue.in_flight
         line = np.where(x.decision.mask[0], pending, np.inf)
@@ -269,15 +269,11 @@ class Kernel:
         ok: bool,
         now_s: float,
     ) -> None:
-        """See `counting`."""
+        """See `counting`; a `row` of -1: of no pick of ours."""
         counting.finish(x, 0, row, column, rows, served, latency_s, ok, now_s)
         if key is not None:
             request = _with_key(column, rows, key)
             counting.remember_outcome(x, 0, 0, row, served, request, ok, now_s)
-
-    def learn_of_pick(self, x: FleetState, picked: int, served: int, latency_s: float, ok: bool, now_s: float) -> None:
-        """See `counting`."""
-        counting.learn_of_pick(x, 0, picked, served, latency_s, ok, now_s)
 
     def take_report(
         self, x: FleetState, row: int, begins: bool, lines: Lines, batches: Lines, balancers: int, now_s: float

@@ -173,7 +173,7 @@ class Settings:
     """How long a worker that joins others gets part of its requests only, while its service times are not known; 0: it
     gets all at once."""
     outcome_timeout_s: float = 300.0
-    """A request whose outcome was not heard for so long no longer counts as in flight."""
+    """A request whose outcome was not received for so long no longer counts as in flight."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ class DecisionScratch(NamedTuple):
     """Room for a number of each worker, `(e, n)`: its `completion_s`, for zones; its pending, for fallbacks."""
     cached: FloatArray = array("e n")
     """Room for a number of each worker, `(e, n)`: its `cached`, where somebody asks for all of them."""
-    behind: FloatArray = array("e n")
+    work_behind: FloatArray = array("e n")
     """The same of its `behind_s`."""
     scratch: FloatArray = array("e scratch")
     """`(e, scratch)`."""
@@ -116,7 +116,7 @@ class DecisionScratch(NamedTuple):
 
 MOST_COLUMNS, MOST_FACTS = 16, 4
 """That a policy may read."""
-ROOM = ("mask", "candidate", "columns", "facts", "cost", "shares", "pending", "cached", "behind", "scratch")
+ROOM = ("mask", "candidate", "columns", "facts", "cost", "shares", "pending", "cached", "work_behind", "scratch")
 """Those of the scratch's arrays in which a decision is worked out, and nothing outlasts it."""
 
 
@@ -136,7 +136,7 @@ NO_WEIGHTS = weights_of(untrained(hidden=1))
 
 
 class Options(NamedTuple):
-    """What a policy's answer is told beside the fleet's state and the request."""
+    """What a policy's answer is given beside the fleet's state and the request."""
 
     values: FloatArray
     weights: Weights = NO_WEIGHTS

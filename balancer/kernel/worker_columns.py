@@ -20,7 +20,7 @@ from balancer.kernel.estimators.queue import (
     completion_now_s,
     forming_now,
     of_other_models,
-    others_left,
+    peer_share_left,
     pending_now,
 )
 from balancer.kernel.estimators.service import alone_s
@@ -37,7 +37,7 @@ from balancer.kernel.state import (
 )
 from policies.base import FloatArray
 from policies.costs import DRAW, ONE
-from policies.hashing import hash_draw
+from policies.hashing import hash_draw, rendezvous_cost
 
 _ABOVE = np.uint64(51)
 """By how many bits a model's column is moved up: beyond those that tell a key's place, with room for all models."""
@@ -46,10 +46,10 @@ _HARDLY = 0.001
 
 
 def pending(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
-    """See `FleetView`; needs no arithmetic where there are no others."""
-    if x.queue.others[r] == 0:
+    """See `FleetView`; needs no arithmetic where all are our own."""
+    if x.queue.peer_in_flight[r] == 0:
         return float(x.queue.in_flight[r])
-    return float(pending_now(x.queue, r, others_left(x.queue, r, now_s)))
+    return float(pending_now(x.queue, r, peer_share_left(x.queue, r, now_s)))
 
 
 def pending_other_models(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
@@ -62,7 +62,7 @@ def pending_other_models(x: FleetState, e: int, w: int, r: int, request: Request
 
 def backlog_s(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
     """See `FleetView`."""
-    left = float(others_left(x.queue, r, now_s)) if x.queue.others[r] > 0 else 0.0
+    left = float(peer_share_left(x.queue, r, now_s)) if x.queue.peer_in_flight[r] > 0 else 0.0
     return float(backlog_now_s(x.queue, r, now_s, left))
 
 
@@ -118,6 +118,12 @@ def draw(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s:
     return float(hash_draw(x.decision.name_hash[e, w], np.uint64(request.mixed_key)))
 
 
+def sequence_bid(x: FleetState, e: int, w: int, mixed_key: int) -> float:
+    """What a worker bids for the sequence of a key, mixed, as `consistent_hash` has it: the least bid gets it."""
+    draw = hash_draw(x.decision.name_hash[e, w], np.uint64(mixed_key))
+    return float(rendezvous_cost(draw, x.decision.weight[e, w]))
+
+
 def cached(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
     """See `FleetView`."""
     if not is_noted(x, e, request):
@@ -141,7 +147,9 @@ def fill_cached(x: FleetState, e: int, first: int, request: RequestFeatures, now
         out[w] = cached(x, e, w, first + w, request, now_s)
 
 
-def fill_behind(x: FleetState, e: int, first: int, request: RequestFeatures, now_s: float, out: FloatArray) -> None:
+def fill_work_behind(
+    x: FleetState, e: int, first: int, request: RequestFeatures, now_s: float, out: FloatArray
+) -> None:
     """Write `behind_s` of all workers, the first of which is in row `first`."""
     for w in range(len(out)):
         out[w] = behind_s(x, e, w, first + w, request, now_s)

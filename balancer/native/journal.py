@@ -345,7 +345,7 @@ class _Seen(View):
     @column
     def behind_s(self) -> FloatArray:
         """See `FleetView`."""
-        behind_s: FloatArray = self._decision.behind
+        behind_s: FloatArray = self._decision.work_behind
         return behind_s
 
     @column

@@ -139,14 +139,14 @@ COUNTS = {
 JOURNAL_RING_BYTES = 16 * 2**20
 SEEN: dict[str, tuple[str, ...]] = {
     "queue": (
-        *("in_flight", "reported_pending", "others", "others_work_s", "others_s"),
+        *("in_flight", "reported_pending", "peer_in_flight", "peer_work_s", "peer_counted_s"),
         *("own_work_s", "executing_s", "progress_s", "own_requests", "forming_rows", "balancers"),
     ),
     "service": ("fixed_s", "per_row_s", "max_batch_rows", "parallel"),
     "latency": ("latency_s", "latency_at_s", "errors", "errors_at_s"),
     "tokens": ("level", "rate_per_s", "at_s"),
     "caches": ("saved",),
-    "decision": ("reported_s", "cached", "behind"),
+    "decision": ("reported_s", "cached", "work_behind"),
 }
 """What the columns of a view are made of, in the journal's order: records of the fleet's state and their arrays, of
 of which those with an axis of models are written for the request's."""

@@ -121,7 +121,7 @@ def attend(
 
 def _shown(router: Router, decided: Decided) -> tuple[RequestView, FloatArray]:
     """The view and the answer of the last decision, as long as its pick is not counted."""
-    fleet, request, answer = router.fleet, decided.request, router.fleet.kernel.asked
+    fleet, request, answer = router.fleet, decided.request, router.fleet.kernel.policy_answer
     if answer is not None and answer.probabilities is not None:
         return answer.view, answer.probabilities
     mask = decided.mask if decided.how & SEQUENCE else fleet.decision.mask[0].copy()
@@ -150,7 +150,7 @@ def _stand_in(router: Router, decided: Decided, by: Policy, role: Role) -> tuple
 
 def _failure(router: Router, decided: Decided, by: Policy) -> tuple[FleetView, str]:
     """The view by which the policy had no valid answer, and why not."""
-    answer = router.fleet.kernel.asked
+    answer = router.fleet.kernel.policy_answer
     if answer is None:
         mask = router.fleet.decision.mask[0].copy()
         answer = router.ask(by, decided.request, decided.column, mask, decided.now_s)

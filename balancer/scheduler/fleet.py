@@ -314,7 +314,7 @@ class Fleet:
     def outcome(self, served: str, latency_s: float | None, ok: bool, now_s: float) -> None:
         """Learn from the outcome of a request that is not known; nor need the worker be."""
         row = self.index.get(served, -1)
-        self.kernel.learn_of_pick(self, row, row, math.nan if latency_s is None else latency_s, ok, now_s)
+        self.kernel.finish(self, -1, 0, 0.0, None, row, math.nan if latency_s is None else latency_s, ok, now_s)
 
     def tick(self, now_s: float) -> None:
         """Let what was learned of service times fade; about once a second, however often it is called."""

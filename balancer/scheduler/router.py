@@ -15,7 +15,7 @@ import numpy as np
 
 from balancer import bounds
 from balancer.kernel.deciding import AT_ONCE, COUNTS, FULL, NOBODY, ONE, SEQUENCE
-from balancer.kernel.python_kernel import Asked, Kernel, new_tuple
+from balancer.kernel.python_kernel import Kernel, PolicyAnswer, new_tuple
 from balancer.kernel.settings import Settings
 from balancer.scheduler import refusals
 from balancer.scheduler.after_decision import Answered, Decided, Decision, DecisionObserver, attend, in_names
@@ -219,10 +219,10 @@ class Router:
             self.observer.refused(request, error, now_s)
         return error
 
-    def ask(self, policy: Policy, request: Request, column: int, mask: BoolArray, now_s: float) -> Asked:
-        """What a policy says that the kernel has no answer of; see `balancer.kernel.python_kernel.Asker`."""
+    def ask(self, policy: Policy, request: Request, column: int, mask: BoolArray, now_s: float) -> PolicyAnswer:
+        """What a policy says that the kernel has no answer of; see `balancer.kernel.python_kernel.PolicyHost`."""
         view = LiveView(self.fleet, mask, column, float(request.rows), now_s, request.key)
-        return Asked(view, *answer(policy, request, view))
+        return PolicyAnswer(view, *answer(policy, request, view))
 
     def view(self, request: Request, now_s: float, subset: Collection[str] | None = None) -> LiveView:
         """The fleet as a policy would see it for this request; raises as `route` does."""

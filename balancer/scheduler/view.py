@@ -101,13 +101,17 @@ class View:
         return self._queue.reported_pending
 
     @part
-    def _others_left(self) -> FloatArray | None:
-        """For the two columns that need it; None where there are no others."""
-        return queue.others_left(self._queue, ..., self._now_s) if np.count_nonzero(self._queue.others) else None
+    def _peer_share_left(self) -> FloatArray | None:
+        """For the two columns that need it; None where all requests are our own."""
+        return (
+            queue.peer_share_left(self._queue, ..., self._now_s)
+            if np.count_nonzero(self._queue.peer_in_flight)
+            else None
+        )
 
     @column
     def pending(self) -> FloatArray:
-        left = self._others_left
+        left = self._peer_share_left
         return self._queue.in_flight if left is None else queue.pending_now(self._queue, ..., left)
 
     @column
@@ -116,7 +120,7 @@ class View:
 
     @column
     def backlog_s(self) -> FloatArray:
-        return queue.backlog_now_s(self._queue, ..., self._now_s, self._others_left)
+        return queue.backlog_now_s(self._queue, ..., self._now_s, self._peer_share_left)
 
     @part
     def _forming(self) -> FloatArray:

@@ -47,12 +47,11 @@ struct source *source_new(const char *kernel, const char *folder, const char **w
     k->take = function(k->library, "take");
     k->count_out = function(k->library, "count_out");
     k->finish = function(k->library, "finish");
-    k->learn_of_pick = function(k->library, "learn_of_pick");
     k->look_up = function(k->library, "look_up");
     k->bid = function(k->library, "bid");
     *why = NULL;
     if (!stamp || strcmp(stamp, BALANCER_STAMP)) *why = "the library is of other sources than this module";
-    else if (!k->take || !k->count_out || !k->finish || !k->learn_of_pick || !k->bid || !k->look_up)
+    else if (!k->take || !k->count_out || !k->finish || !k->bid || !k->look_up)
       *why = "the library lacks functions";
   }
   if (!*why) return source;

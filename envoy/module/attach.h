@@ -13,7 +13,7 @@
 
 /* Functions of the library. */
 struct kernel {
-  balancer_function *take, *count_out, *finish, *learn_of_pick, *bid, *look_up;
+  balancer_function *take, *count_out, *finish, *bid, *look_up;
   void *library;
 };
 

@@ -473,14 +473,11 @@ static bool learn(struct attached *attached, const struct ask *ask, const struct
   bool nothing = ending->judged.void_kind == VOID_CLIENT || ending->judged.void_kind == VOID_DEADLINE || !ending->endpoint[0] ||
                  (ending->judged.void_kind == VOID_REQUEST && !chosen);
   call->served = nothing ? -1 : directory_row(attached->directory, (struct text){ending->endpoint, strlen(ending->endpoint)}, ask->grpc, guess);
-  if (picked >= 0 && nothing)
-    kernel->count_out(attached->of_fleet_state, none, attached->of_call);
-  else if (picked >= 0)
+  if (picked < 0) call->keyed = 0;
+  if (!nothing)
     kernel->finish(attached->of_fleet_state, none, attached->of_call);
-  else if (!nothing && call->served >= 0) {
-    call->picked = call->served;
-    kernel->learn_of_pick(attached->of_fleet_state, none, attached->of_call);
-  }
+  else if (picked >= 0)
+    kernel->count_out(attached->of_fleet_state, none, attached->of_call);
   return matched;
 }
 

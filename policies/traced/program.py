@@ -23,8 +23,8 @@ from policies.hashing import draws
 
 READS = (*QUANTITIES, DRAW)
 """Columns that programs may read, in the order in which the interpreter takes them."""
-ASKED = ("rows", "deadline_s", "priority", "keyed", "number")
-"""What programs may ask of the request, in that order."""
+OF_REQUEST = ("rows", "deadline_s", "priority", "keyed", "number")
+"""What programs may read of the request, in that order."""
 MOST_OPERATIONS, MOST_LINES = 96, 32
 INVALID = -2
 """In place of a worker: the answer is no distribution over the eligible workers."""
@@ -36,8 +36,8 @@ WORDS = 5
 _SPARE = SCRATCH + 1
 """Lines beside the program's own: scratch, and costs that are written over."""
 
-GIVEN = ("constant", "column", "asked", "eligible", "workers", "index")
-"""Operations of no line: a number; a column, or what is asked, by its place; the rest is plain."""
+GIVEN = ("constant", "column", "request", "eligible", "workers", "index")
+"""Operations of no line: a number; a column, or a number of the request, by its place; the rest is plain."""
 UNARY = (
     *("negative", "absolute", "floor", "ceil", "sqrt", "exp", "log", "log1p", "tanh"),
     *("isnan", "isfinite", "logical_not"),
@@ -63,7 +63,7 @@ CHOICES = {
 NAMES = (*GIVEN, *UNARY, *BINARY, *TERNARY, *FOLDS, *LINEWISE, *FACTS.values(), *CHOICES.values())
 """Of all operations; a code is the place in here."""
 (
-    _CONSTANT, _COLUMN, _ASKED, _ELIGIBLE, _WORKERS, _INDEX,
+    _CONSTANT, _COLUMN, _OF_REQUEST, _ELIGIBLE, _WORKERS, _INDEX,
     _NEGATIVE, _ABSOLUTE, _FLOOR, _CEIL, _SQRT, _EXP, _LOG, _LOG1P, _TANH, _ISNAN, _ISFINITE, _NOT,
     _ADD, _SUBTRACT, _MULTIPLY, _DIVIDE, _REMAINDER, _FLOOR_DIVIDE, _MAXIMUM, _MINIMUM, _FMAX, _FMIN,
     _LESS, _LESS_EQUAL, _EQUAL, _NOT_EQUAL, _AND, _OR, _XOR,
@@ -74,13 +74,13 @@ NAMES = (*GIVEN, *UNARY, *BINARY, *TERNARY, *FOLDS, *LINEWISE, *FACTS.values(), 
 
 def _given(code: int, operand: float, place: int, x: Any) -> float:
     """At one place."""
-    columns, eligible, asked = x
+    columns, eligible, of_request = x
     if code == _CONSTANT:
         return operand
     if code == _COLUMN:
         return float(columns[int(operand), place])
-    if code == _ASKED:
-        return float(asked[int(operand)])
+    if code == _OF_REQUEST:
+        return float(of_request[int(operand)])
     if code == _ELIGIBLE:
         return 1.0 if eligible[place] else 0.0
     return float(len(eligible) if code == _WORKERS else place)
@@ -249,7 +249,7 @@ def _run(p: FloatArray, i: int, x: Any, lines: FloatArray, spare: FloatArray) ->
 
 
 def fill_program(
-    program: FloatArray, columns: FloatArray, eligible: BoolArray, asked: Any, scratch: FloatArray, out: FloatArray
+    program: FloatArray, columns: FloatArray, eligible: BoolArray, of_request: Any, scratch: FloatArray, out: FloatArray
 ) -> int:
     """Write what the program answers, which is -1, or `INVALID`.
 
@@ -257,14 +257,14 @@ def fill_program(
         program: One that `checked` has let pass.
         columns: Those of `READS`, `(c, n)`; only what the program reads.
         eligible: `(n,)`.
-        asked: The numbers of `ASKED`.
+        of_request: The numbers of `OF_REQUEST`.
         scratch: At least `scratch_lines` times n numbers, of any value.
         out: The probabilities, `(n,)`, are written here.
     """
     n, count = len(out), int(program[LINES]) + _SPARE
     lines = scratch[: count * n].reshape(count, n)
     spare = scratch[(count - _SPARE) * n : (count - 1) * n]
-    x = columns, eligible, asked
+    x = columns, eligible, of_request
     for k in range(int(program[COUNT])):
         _run(program, HEAD + WORDS * k, x, lines, spare)
     line, shares, fits = lines[int(program[RESULT])], 0.0, True
@@ -275,10 +275,10 @@ def fill_program(
     return -1 if fits and (shares == 0.0 or abs(shares - 1.0) < 1e-6) else INVALID
 
 
-def fill_rows(program: Any, columns: Any, eligible: Any, asked: Any, scratch: Any, out: Any) -> None:
-    """`fill_program` for each row of `(r, c, n)`, `(r, n)`, `(r, asked)`, `(r, n)`."""
+def fill_rows(program: Any, columns: Any, eligible: Any, of_request: Any, scratch: Any, out: Any) -> None:
+    """`fill_program` for each row of `(r, c, n)`, `(r, n)`, `(r, of_request)`, `(r, n)`."""
     for row in range(len(out)):
-        fill_program(program, columns[row], eligible[row], asked[row], scratch, out[row])
+        fill_program(program, columns[row], eligible[row], of_request[row], scratch, out[row])
 
 
 def scratch_lines(program: FloatArray) -> int:
@@ -292,17 +292,17 @@ def answered(
     """The program's probabilities over a view, `(..., n)`; `fill` is `fill_rows`, or compiled of it."""
     shape = fleet.eligible.shape
     n, rows = shape[-1], math.prod(shape[:-1])
-    columns, asked = np.zeros((rows, len(READS), n)), np.zeros((rows, len(ASKED)))
+    columns, of_request = np.zeros((rows, len(READS), n)), np.zeros((rows, len(OF_REQUEST)))
     for i, name in enumerate(READS):
         if int(program[COLUMNS]) >> i & 1:
             column = draws(request, fleet) if name == DRAW else getattr(fleet, name)
             columns[:, i] = np.broadcast_to(column, shape).reshape(rows, n)
-    for i, name in enumerate(ASKED):
+    for i, name in enumerate(OF_REQUEST):
         value = float(request.key is not None) if name == "keyed" else getattr(request, name)
-        asked[:, i] = np.broadcast_to(np.asarray(value, np.float64), (*shape[:-1], 1)).reshape(rows)
+        of_request[:, i] = np.broadcast_to(np.asarray(value, np.float64), (*shape[:-1], 1)).reshape(rows)
     eligible, out = np.ascontiguousarray(fleet.eligible).reshape(rows, n), np.empty((rows, n))
     with np.errstate(all="ignore"):
-        fill(program, columns, eligible, asked, np.zeros(scratch_lines(program) * n), out)
+        fill(program, columns, eligible, of_request, np.zeros(scratch_lines(program) * n), out)
     return out.reshape(shape)
 
 
@@ -325,7 +325,10 @@ def checked(program: FloatArray) -> FloatArray:
             raise ValueError(f"{name} works on lines that are not there")
         if target in lines:
             raise ValueError(f"{name} writes over what it reads")
-        if operands[0] not in range({"column": len(READS), "asked": len(ASKED)}.get(name, 1)) and name in GIVEN[1:3]:
+        if (
+            operands[0] not in range({"column": len(READS), "request": len(OF_REQUEST)}.get(name, 1))
+            and name in GIVEN[1:3]
+        ):
             raise ValueError(f"there is no {name} {operands[0]}")
         written.add(target)
     if program[RESULT] not in written:

@@ -37,7 +37,7 @@ class Tape:
 
     def line(self, name: str, *operands: Any, is_bool: bool = False, of_fleet: bool = False) -> Line:
         """Of an operation: operands are lines first, then numbers."""
-        key = (name, *(each.place if isinstance(each, Line) else _told_apart(each) for each in operands))
+        key = (name, *(each.place if isinstance(each, Line) else _identity(each) for each in operands))
         if key not in self.operations:
             if len(self.operations) >= _MOST_MET:
                 raise Untraceable("it takes too many operations, as loops over workers do")
@@ -54,7 +54,7 @@ class Tape:
         return self.ways[len(self.branches) - 1]
 
 
-def _told_apart(number: float) -> tuple[float, float]:
+def _identity(number: float) -> tuple[float, float]:
     """The number, and its sign: zeros are equal."""
     return float(number), math.copysign(1.0, number)
 

@@ -18,7 +18,7 @@ from policies.base import FloatArray, Policy, Request
 from policies.columns import QUANTITIES, Columns
 from policies.costs import ONE, CostPolicy, parameters
 from policies.hashing import mix_array, unit_array
-from policies.traced.program import ASKED, CHOICES, FACTS, READS, answered, checked
+from policies.traced.program import CHOICES, FACTS, OF_REQUEST, READS, answered, checked
 from policies.traced.symbol import Symbol, line_of
 from policies.traced.tape import Line, Tape, Untraceable, encoded
 
@@ -58,8 +58,8 @@ def _traced(policy: Policy) -> Traced:
                 _compare(policy, program)
             return Traced(program)
         except Exception as error:  # whatever a stranger's function raises
-            said = str(error) if isinstance(error, Untraceable) else f"{type(error).__name__}: {error}"
-            reason = reason or said
+            why = str(error) if isinstance(error, Untraceable) else f"{type(error).__name__}: {error}"
+            reason = reason or why
     return Traced(None, reason)
 
 
@@ -90,17 +90,17 @@ def _called(policy: Policy, tape: Tape) -> Line:
     view = _View(tape)
     if isinstance(policy, CostPolicy) and type(policy).probabilities is CostPolicy.probabilities:
         return _by_cost(policy, tape, view)
-    found = policy.probabilities(_Asked(tape), view)  # type: ignore[arg-type]  # stand-ins
+    found = policy.probabilities(_RequestStandIn(tape), view)  # type: ignore[arg-type]  # stand-ins
     return line_of(tape, found)
 
 
 def _alone(call: Callable[[], Line]) -> Line:
     """Call it, and refuse what asks for more than its arguments: a program would always have what it got now."""
-    asked: list[str] = []
+    calls: list[str] = []
 
     def watch(frame: Any, event: str, function: Any) -> None:
         if event == "c_call" and str(getattr(function, "__module__", "")).startswith(_OUTSIDE):
-            asked.append(f"{function.__module__}.{function.__qualname__}")
+            calls.append(f"{function.__module__}.{function.__qualname__}")
 
     before, collects = sys.getprofile(), gc.isenabled()
     gc.disable()  # what is collected, and who looks on, may do anything
@@ -111,13 +111,13 @@ def _alone(call: Callable[[], Line]) -> Line:
         sys.setprofile(before)
         if collects:
             gc.enable()
-    if asked:
-        raise Untraceable(f"it calls {asked[0]}, so that it depends on more than request and fleet")
+    if calls:
+        raise Untraceable(f"it calls {calls[0]}, so that it depends on more than request and fleet")
     return answer
 
 
 def _by_cost(policy: CostPolicy, tape: Tape, view: _View) -> Line:
-    wiring, kind, request = policy.wiring, type(policy), _Asked(tape)
+    wiring, kind, request = policy.wiring, type(policy), _RequestStandIn(tape)
     options = wiring.options
 
     def option(name: str) -> float:
@@ -159,16 +159,16 @@ class _View:
         return Symbol(tape, tape.line("column", READS.index(name)), fixed=True)
 
 
-class _Asked:
+class _RequestStandIn:
     """Stands for a request."""
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
 
     def __getattr__(self, name: str) -> Symbol:
-        if name not in ASKED:
+        if name not in OF_REQUEST:
             raise Untraceable(f"it reads the request's {name}, which no program does")
-        return Symbol(self._tape, self._tape.line("asked", ASKED.index(name), of_fleet=True))
+        return Symbol(self._tape, self._tape.line("request", OF_REQUEST.index(name), of_fleet=True))
 
 
 def _compare(policy: Policy, program: FloatArray) -> None:
@@ -192,7 +192,7 @@ def examples() -> Iterator[tuple[Request, Columns]]:
 
 
 def _some(seed: int, workers: int) -> tuple[Request, Columns]:
-    """A request and a fleet, both by lot: with ties, zeros, and what is not known; somebody is eligible."""
+    """A request and a fleet, both drawn: with ties, zeros, and what is not known; somebody is eligible."""
     drawn = unit_array(mix_array(np.arange(1, (len(QUANTITIES) + 3) * workers + 6, dtype=np.uint64) * np.uint64(seed)))
     of_request, rest = drawn[:5], drawn[5:].reshape(-1, workers)
     eligible, some = rest[0] < (1.0, 0.7, 0.2)[seed % 3], rest[1] < 0.3

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies import hashing
+from balancer.kernel import worker_columns
 from simulator.engine import knowledge
 from simulator.engine import layout as at
 from simulator.engine.compiled import from_source, inlined, mix, outlined
 from simulator.engine.layout import Sim
 
-_hash_draw, _rendezvous_cost = from_source(hashing.hash_draw), from_source(hashing.rendezvous_cost)
+_sequence_bid = from_source(worker_columns.sequence_bid)
 
 
 @inlined
@@ -30,7 +30,7 @@ def find_worker(sim: Sim, e: int, k: int) -> int:
         member = knowledge.is_member(sim, e, knowledge.row(sim, e, b, w), w, sim.demand.model[e, k])
         sim.decision.mask[e, w] = member
         if member:
-            bid = _rendezvous_cost(_hash_draw(sim.decision.name_hash[e, w], mixed_key), sim.decision.weight[e, w])
+            bid = _sequence_bid(sim, e, w, mixed_key)
             if bid < best_bid:
                 best, best_bid = w, bid
     return best

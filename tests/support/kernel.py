@@ -8,13 +8,13 @@ from balancer.bounds import MAX_FALLBACKS
 from balancer.kernel.deciding import deciding
 from balancer.kernel.limits_and_draw import uniform_of
 from balancer.kernel.policy_answers import Compiler, answering, options_of
-from balancer.kernel.python_kernel import Asker, Kernel, Picked, RequestView, features_of
+from balancer.kernel.python_kernel import Kernel, Picked, PolicyHost, RequestView, features_of
 from balancer.kernel.state import AMONG, FOUND_COLUMNS, NAMED, PROPENSITY, FleetState, RequestFeatures
 from policies.base import BoolArray, FloatArray, Policy, Request
 
 
 class FromSource(Kernel):
-    """Costs worker by worker, lot and fallbacks as the compiled hosts have them; the rest is `Kernel`'s.
+    """Costs worker by worker, draw and fallbacks as the compiled hosts have them; the rest is `Kernel`'s.
 
     A fault in what only compiled code runs shows here without compiling anything.
     """
@@ -33,7 +33,7 @@ class FromSource(Kernel):
     def decide(
         self,
         x: FleetState,
-        asker: Asker,
+        host: PolicyHost,
         policy: Policy,
         request: Request,
         number: int,
@@ -46,8 +46,8 @@ class FromSource(Kernel):
         """See `Kernel`."""
         made = answering(policy, Compiler())
         if made is None:
-            return super().decide(x, asker, policy, request, number, column, mask, now_s, how, one)
-        self.asked = None
+            return super().decide(x, host, policy, request, number, column, mask, now_s, how, one)
+        self.policy_answer = None
         x.decision.mask[0] = mask
         found, fallbacks, features = (
             np.zeros(FOUND_COLUMNS),

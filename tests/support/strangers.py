@@ -42,7 +42,7 @@ class Softmax(Stranger):
 
 @dataclasses.dataclass(frozen=True)
 class Costs(CostPolicy):
-    """A cost and a choice, with facts, a lot, and what the request has."""
+    """A cost and a choice, with facts, a draw, and what the request has."""
 
     name: ClassVar[str] = "costs"
     summary: ClassVar[str] = "For tests."

@@ -24,9 +24,9 @@ DECLARED = {
     "KEYED": ("d", "1 where it has a key, else 0"),
     "DEADLINE_S": ("d", "seconds from now; infinite: none"),
     "PRIORITY": ("d", "as Triton counts: 1 is the highest, 0 the default"),
-    "NUMBER": ("Q", "of the decision, below 2 to the 53; with `seed` it tells the lot"),
+    "NUMBER": ("Q", "of the decision, below 2 to the 53; with `seed` it gives the draw"),
     "NOW_S": ("d", "the balancer's clock, seconds"),
-    "SEED": ("Q", "of the lots, mixed"),
+    "SEED": ("Q", "of the draws, mixed"),
     "HOW": ("q", "a decision is made: one or more of FRESH to ONE; 0: the policy only answers"),
     "PICKED": ("q", "row of the worker that was picked, that may be, with ONE, or that reports; below `workers`"),
     "SERVED": ("q", "row of the worker that answered; -1: nobody known"),
@@ -48,7 +48,7 @@ DECLARED = {
 MOST_LINES, MOST_BATCHES = 64, 512
 """Of a report that the library takes; Python takes what is larger."""
 SLOTS = FALLBACKS + MAX_FALLBACKS
-ASKED = struct.Struct("=qdQdddQdQqq")
+REQUEST = struct.Struct("=qdQdddQdQqq")
 """The slots from `MODEL` to `PICKED`."""
 
 

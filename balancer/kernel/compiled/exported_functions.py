@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-import numpy as np
-
 from balancer.bounds import MAX_FALLBACKS
 from balancer.kernel import counting, deciding, eligibility, limits_and_draw, reports, worker_columns
 from balancer.kernel.compiled.call import (
@@ -41,22 +39,21 @@ from balancer.kernel.policy_answers import PROGRAM, Compiler, answering, by_prog
 from balancer.kernel.state import FOUND_COLUMNS, FleetState, Options, RequestFeatures
 from policies import BUILTIN
 from policies.base import Policy
-from policies.hashing import hash_draw, mix_array, rendezvous_cost
+from policies.hashing import mix_array
 
 Entry = Callable[[FleetState, Options, KernelCall], int]
 
 _take_report = from_source(reports.take_report)
 _mix = from_source(mix_array)
 _count_out = from_source(counting.count_out)
-_learn_of_pick, _fade = from_source(counting.learn_of_pick), from_source(counting.fade)
-_finish = from_source(counting.finish)
+_finish, _fade = from_source(counting.finish), from_source(counting.fade)
 _remember_outcome = from_source(counting.remember_outcome)
 _fill_cached = from_source(worker_columns.fill_cached)
-_fill_behind = from_source(worker_columns.fill_behind)
+_fill_work_behind = from_source(worker_columns.fill_work_behind)
 _keep_fresh, _fresh_until_s = from_source(eligibility.keep_fresh), from_source(eligibility.fresh_until_s)
 _admit, _take = from_source(deciding.admit), from_source(deciding.take)
 _uniform_of = from_source(limits_and_draw.uniform_of)
-_hash_draw, _rendezvous_cost = from_source(hash_draw), from_source(rendezvous_cost)
+_sequence_bid = from_source(worker_columns.sequence_bid)
 
 
 @inlined
@@ -75,7 +72,10 @@ def take(x: FleetState, options: Options, call: KernelCall) -> int:
 
 
 def finish(x: FleetState, options: Options, call: KernelCall) -> int:
-    """Count a request out, and learn from its outcome. Its key is the one that it was picked with."""
+    """Count a request out, and learn from its outcome; its key is the one that it was picked with.
+
+    A `PICKED` of -1: it was not counted in.
+    """
     f, i = call.numbers, call.wholes
     _finish(x, 0, i[PICKED], i[MODEL], f[ROWS], i[SERVED], f[LATENCY_S], f[OK] != 0, f[NOW_S])
     _remember_outcome(x, 0, 0, i[PICKED], i[SERVED], _request(call), f[OK] != 0, f[NOW_S])
@@ -83,9 +83,9 @@ def finish(x: FleetState, options: Options, call: KernelCall) -> int:
 
 
 def look_up(x: FleetState, options: Options, call: KernelCall) -> int:
-    """Write `cached` and `behind_s` of all workers for the request to `decision.cached` and `decision.behind`."""
+    """Write `cached` and `behind_s` of all workers for the request to `decision.cached` and `decision.work_behind`."""
     _fill_cached(x, 0, 0, _request(call), call.numbers[NOW_S], x.decision.cached[0])
-    _fill_behind(x, 0, 0, _request(call), call.numbers[NOW_S], x.decision.behind[0])
+    _fill_work_behind(x, 0, 0, _request(call), call.numbers[NOW_S], x.decision.work_behind[0])
     return 0
 
 
@@ -114,13 +114,6 @@ def count_out(x: FleetState, options: Options, call: KernelCall) -> int:
     return 0
 
 
-def learn_of_pick(x: FleetState, options: Options, call: KernelCall) -> int:
-    """Learn from an outcome."""
-    f, i = call.numbers, call.wholes
-    _learn_of_pick(x, 0, i[PICKED], i[SERVED], f[LATENCY_S], f[OK] != 0, f[NOW_S])
-    return 0
-
-
 def fade(x: FleetState, options: Options, call: KernelCall) -> int:
     """Let what was learned of service times fade."""
     _fade(x, 0, 0, x.decision.mask.shape[1], call.numbers[SHARE])
@@ -138,16 +131,14 @@ def take_report(x: FleetState, options: Options, call: KernelCall) -> int:
 
 
 def bid(x: FleetState, options: Options, call: KernelCall) -> int:
-    """Write over `BID` what the worker `PICKED` bids for the key, as `consistent_hash` has it. Needs no lock: what it
+    """Write over `BID` what the worker `PICKED` bids for the sequence. Needs no lock: what it
     reads changes with the list of workers only, and nothing but the call is written."""
-    w = call.wholes[PICKED]
-    draw = _hash_draw(x.decision.name_hash[0, w], np.uint64(_request(call).mixed_key))
-    call.numbers[BID] = _rendezvous_cost(draw, x.decision.weight[0, w])
+    call.numbers[BID] = _sequence_bid(x, 0, call.wholes[PICKED], _request(call).mixed_key)
     return 0
 
 
 FIXED: tuple[Entry, ...] = (
-    *(keep_fresh, fresh_until_s, admit, take, count_out, finish, learn_of_pick, fade, take_report, bid, look_up),
+    *(keep_fresh, fresh_until_s, admit, take, count_out, finish, fade, take_report, bid, look_up),
 )
 
 

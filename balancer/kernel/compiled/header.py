@@ -200,7 +200,7 @@ def _call(call: slots.KernelCall) -> str:
         fields.append(_member(_C_TYPES[kind], name.lower(), [slots.SLOTS - place] if last else [], says))
     for name, array in _beside_slots(call).items():
         fields.append(_member("double", f"report_{name}", array.shape, "see balancer/kernel/reports.py"))
-    return f"/* What a function is asked, and what it answers. */\nstruct balancer_call {{\n{''.join(fields)}}};\n"
+    return f"/* What a function is given, and what it writes. */\nstruct balancer_call {{\n{''.join(fields)}}};\n"
 
 
 def _beside_slots(call: slots.KernelCall) -> dict[str, np.ndarray[Any, Any]]:

@@ -14,11 +14,11 @@ from balancer.bounds import MAX_FALLBACKS
 from balancer.kernel import deciding
 from balancer.kernel.block import Memory, ordinary_memory
 from balancer.kernel.compiled import call as slots
-from balancer.kernel.compiled.call import ASKED, MOST_BATCHES, MOST_LINES, new_call, symbol_of
+from balancer.kernel.compiled.call import MOST_BATCHES, MOST_LINES, REQUEST, new_call, symbol_of
 from balancer.kernel.compiled.record import FLEET_STATE, Record
 from balancer.kernel.compiled.sources import SOURCES, digest_of
 from balancer.kernel.policy_answers import Compiler, answering, options_of
-from balancer.kernel.python_kernel import Asker, Kernel, Lines, Picked, RequestView, new_tuple
+from balancer.kernel.python_kernel import Kernel, Lines, Picked, PolicyHost, RequestView, new_tuple
 from balancer.kernel.state import DecisionScratch, FleetState, Options, RequestFeatures
 from policies.base import BoolArray, FloatArray, Policy, Request
 
@@ -29,19 +29,15 @@ _BUILD = "build it: python -m balancer.kernel.compiled.build"
 _MOST_ANSWERS = 16
 _Function = Callable[[Any, Any, Any], int]
 # Slots in the order of `call`, those between them skipped.
-_TAKEN = struct.Struct(f"=qdQd{8 * (slots.NOW_S - slots.KEYED - 1)}xd{8 * (slots.PICKED - slots.NOW_S - 1)}xq")
-_COUNTED = struct.Struct(f"=qd{8 * (slots.NOW_S - slots.ROWS - 1)}xd{8 * (slots.PICKED - slots.NOW_S - 1)}xq")
-_FINISHED = struct.Struct(f"=qdQd{8 * (slots.NOW_S - slots.KEYED - 1)}xd{8 * (slots.PICKED - slots.NOW_S - 1)}xqqdd")
-_LOOKED_UP = struct.Struct(f"=qdQd{8 * (slots.NOW_S - slots.KEYED - 1)}xd")
+_PICK = struct.Struct(f"=qdQd{8 * (slots.NOW_S - slots.KEYED - 1)}xd{8 * (slots.PICKED - slots.NOW_S - 1)}xqqdd")
 _PICKED = tuple([struct.Struct(f"=ddd{named}q").unpack_from for named in range(MAX_FALLBACKS + 1)])
 """By how many fallbacks there are."""
 _PROPENSITY_AT = 8 * slots.PROPENSITY
 _REPORTED = struct.Struct("=qqqq")
 _PLACED = struct.Struct(f"=d{8 * (slots.PICKED - slots.NOW_S - 1)}xq")
-_LEARNED = struct.Struct(f"={8 * slots.NOW_S}xd{8 * (slots.PICKED - slots.NOW_S - 1)}xqqdd")
 
 
-_LAY_OUT = ASKED.pack_into
+_LAY_OUT = REQUEST.pack_into
 
 
 class _Answer(NamedTuple):
@@ -130,7 +126,7 @@ class Compiled(Kernel):
         self._named = 0
         """How many fallbacks the last pick had."""
         self._request, self._number = Request(""), 0
-        """That a policy is asked about in Python."""
+        """That a policy decides in Python."""
         none = Record(Options(np.zeros(1)))
         self._no_options, self._of_none = none, _pointer(none)
         self._answers: dict[int, _Answer] = {}
@@ -139,7 +135,7 @@ class Compiled(Kernel):
         self._count_out = self._fixed("count_out")
         self._finish = self._fixed("finish")
         self._take_report, self._look_up_key = self._fixed("take_report"), self._fixed("look_up")
-        self._learn, self._fade = self._fixed("learn_of_pick"), self._fixed("fade")
+        self._fade = self._fixed("fade")
 
     def memory(self, size_bytes: int) -> Any:
         """See `Kernel`."""
@@ -226,7 +222,7 @@ class Compiled(Kernel):
     def decide(
         self,
         x: FleetState,
-        asker: Asker,
+        host: PolicyHost,
         policy: Policy,
         request: Request,
         number: int,
@@ -242,10 +238,10 @@ class Compiled(Kernel):
         _, function, of_options, _ = self._answers.get(id(policy)) or self._look_up(policy, x.decision.mask.shape[1])
         if function is None:
             self._request, self._number, self._masked = request, number, None
-            picked = super().decide(x, asker, policy, request, number, column, mask, now_s, how, one)
+            picked = super().decide(x, host, policy, request, number, column, mask, now_s, how, one)
             self._masked = None
             return picked
-        self.asked = None
+        self.policy_answer = None
         self._lay_out(request, number, column, mask, now_s, how, one)
         row = function(self._of_fleet_state, of_options, self._of_call)
         # As many fallbacks as before, mostly.
@@ -259,7 +255,7 @@ class Compiled(Kernel):
         return new_tuple(Picked, (row, found[0], found[3:], found[1]))
 
     def _steps(self) -> dict[Any, Any]:
-        """See `Kernel`: for policies that are asked in Python."""
+        """See `Kernel`: for policies that answer in Python."""
         return {deciding.admit: self._admit_step, deciding.take: self._take_step}
 
     def _admit_step(self, x: FleetState, e: int, first: int, request: RequestFeatures, now_s: float, found: Any) -> int:
@@ -291,22 +287,23 @@ class Compiled(Kernel):
         known = self._answers[id(policy)] = _Answer(policy, function, _pointer(options), options)
         return known
 
+    def _lay_out_pick(self, x: FleetState, column: int, rows: float, key: int | None, now_s: float, row: int) -> None:
+        self._bind(x)
+        _PICK.pack_into(self._slots, 0, column, rows, key or 0, float(key is not None), now_s, row, -1, 0.0, False)
+
     def take(self, x: FleetState, row: int, column: int, rows: float, key: int | None, now_s: float) -> None:
         """See `Kernel`."""
-        self._bind(x)
-        _TAKEN.pack_into(self._slots, 0, column, rows, key or 0, float(key is not None), now_s, row)
+        self._lay_out_pick(x, column, rows, key, now_s, row)
         self._take(self._of_fleet_state, self._of_none, self._of_call)
 
     def count_out(self, x: FleetState, row: int, column: int, rows: float, now_s: float) -> None:
         """See `Kernel`."""
-        self._bind(x)
-        _COUNTED.pack_into(self._slots, 0, column, rows, now_s, row)
+        self._lay_out_pick(x, column, rows, None, now_s, row)
         self._count_out(self._of_fleet_state, self._of_none, self._of_call)
 
     def look_up(self, x: FleetState, column: int, rows: float, key: int, now_s: float) -> FloatArray:
         """See `Kernel`."""
-        self._bind(x)
-        _LOOKED_UP.pack_into(self._slots, 0, column, rows, key, 1.0, now_s)
+        self._lay_out_pick(x, column, rows, key, now_s, -1)
         self._look_up_key(self._of_fleet_state, self._of_none, self._of_call)
         found: FloatArray = x.decision.cached[0].copy()
         return found
@@ -327,16 +324,10 @@ class Compiled(Kernel):
         if x.decision is not self._decision:
             self._bind(x)
         if key is None:
-            _FINISHED.pack_into(self._slots, 0, column, rows, 0, 0.0, now_s, row, served, latency_s, ok)
+            _PICK.pack_into(self._slots, 0, column, rows, 0, 0.0, now_s, row, served, latency_s, ok)
         else:
-            _FINISHED.pack_into(self._slots, 0, column, rows, key, 1.0, now_s, row, served, latency_s, ok)
+            _PICK.pack_into(self._slots, 0, column, rows, key, 1.0, now_s, row, served, latency_s, ok)
         self._finish(self._of_fleet_state, self._of_none, self._of_call)
-
-    def learn_of_pick(self, x: FleetState, picked: int, served: int, latency_s: float, ok: bool, now_s: float) -> None:
-        """See `Kernel`."""
-        self._bind(x)
-        _LEARNED.pack_into(self._slots, 0, now_s, picked, served, latency_s, ok)
-        self._learn(self._of_fleet_state, self._of_none, self._of_call)
 
     def take_report(
         self, x: FleetState, row: int, begins: bool, lines: Lines, batches: Lines, balancers: int, now_s: float

@@ -37,7 +37,7 @@ class Queue:
     """Those of one model."""
     own_rows: FloatArray = per_model()
     waiting_rows: FloatArray = per_model()
-    """Those of the own rows that do not execute yet: what comes now can join them, and no others."""
+    """Those of the own rows that do not execute yet: what comes now can join them alone."""
     own_work_model_s: FloatArray = per_model()
     """Device seconds for the own rows of one model."""
     waiting_model_s: FloatArray = per_model()
@@ -51,11 +51,12 @@ class Queue:
     """When the device last finished something or stopped being idle: what executes started about then."""
     reported_pending: FloatArray = per_worker()
     """As the last report says: queued, not executing."""
-    others: FloatArray = per_worker()
-    """Requests of others, at `others_s`."""
-    others_work_s: FloatArray = per_worker()
-    """Device seconds of others' requests, at `others_s`."""
-    others_s: FloatArray = per_worker(-np.inf)
+    peer_in_flight: FloatArray = per_worker()
+    """Requests there that this balancer did not send, at `peer_counted_s`."""
+    peer_work_s: FloatArray = per_worker()
+    """Device seconds for those, at `peer_counted_s`."""
+    peer_counted_s: FloatArray = per_worker(-np.inf)
+    """When they were last counted."""
     balancers: FloatArray = per_worker(1.0)
     charged_until_s: FloatArray = per_worker()
     """Until when the time of the device is charged to models; from then on it goes to the next that ends."""
@@ -118,11 +119,11 @@ def sent(q: Queue, s: Service, w: int, m: int, rows: float, now_s: float) -> Non
     if peers > 0:
         forming = q.forming_rows[w, m] * float(work_left(q, w, now_s))
         _drain(q, w, now_s)
-        q.others[w] += peers
+        q.peer_in_flight[w] += peers
         # Theirs and ours go into batches together: what these take is theirs as far as our own account has not got it.
         q.forming_rows[w, m] = forming + rows * (1 + peers)
         all_s = batch_work_s(s, w, m, q.forming_rows[w, m]) - batch_work_s(s, w, m, forming)
-        q.others_work_s[w] = max(q.others_work_s[w] + all_s - (q.own_work_s[w] - before_s), 0.0)
+        q.peer_work_s[w] = max(q.peer_work_s[w] + all_s - (q.own_work_s[w] - before_s), 0.0)
 
 
 def ended(q: Queue, s: Service, w: int, m: int, rows: float, now_s: float) -> None:
@@ -170,15 +171,15 @@ def forget_forming(q: Queue, w: int, models: FloatArray) -> None:
             q.forming_rows[w, int(models[i])] = 0.0
 
 
-def executing_of(q: Queue, w: int, m: int, pending: float, executing: float, others: float) -> float:
+def executing_of(q: Queue, w: int, m: int, pending: float, executing: float, peer_in_flight: float) -> float:
     """Requests of a model that execute at a worker of which a report came, or are on the way there.
 
-    Where it tells what other balancers have in flight (`others`; not a number: it does not), those that do not wait
-    are counted. Else what executes is `executing`, an average of the past.
+    Where it contains what other balancers have in flight (`peer_in_flight`; not a number: it does not), those that do
+    not wait are counted. Else what executes is `executing`, an average of the past.
     """
-    if q.balancers[w] <= 1 or math.isnan(others):
+    if q.balancers[w] <= 1 or math.isnan(peer_in_flight):
         return executing
-    return float(max(q.own_requests[w, m] + others - pending, 0.0))
+    return float(max(q.own_requests[w, m] + peer_in_flight - pending, 0.0))
 
 
 def take_lying(q: Queue, s: Service, w: int, m: int, pending: float, executing: float, rows: float) -> float:
@@ -206,46 +207,46 @@ def reported(q: Queue, w: int, pending: float, executing: float, work_s: float, 
     several = q.balancers[w] > 1
     total = pending + executing if several else pending
     own = q.in_flight[w]
-    others = max(total - own, 0.0)
-    q.others[w] = others
+    peers = max(total - own, 0.0)
+    q.peer_in_flight[w] = peers
     if several:
-        q.others_work_s[w] = max(work_s - q.own_work_s[w], 0.0)
+        q.peer_work_s[w] = max(work_s - q.own_work_s[w], 0.0)
     else:
-        q.others_work_s[w] = work_s * others / (pending + executing) if others > 0 else 0.0
-    q.others_s[w] = now_s
+        q.peer_work_s[w] = work_s * peers / (pending + executing) if peers > 0 else 0.0
+    q.peer_counted_s[w] = now_s
 
 
 def _drain(q: Queue, w: int, now_s: float) -> None:
     """Advance the others' share of worker `w` to now."""
-    work_s = q.others_work_s[w]
+    work_s = q.peer_work_s[w]
     if work_s > 0:
         share = work_s / (work_s + q.own_work_s[w])
-        left = max(1 - (now_s - q.others_s[w]) * share / work_s, 0.0)
-        q.others[w] *= left
-        q.others_work_s[w] *= left
+        left = max(1 - (now_s - q.peer_counted_s[w]) * share / work_s, 0.0)
+        q.peer_in_flight[w] *= left
+        q.peer_work_s[w] *= left
     else:
-        q.others[w] = 0.0
-    q.others_s[w] = now_s
+        q.peer_in_flight[w] = 0.0
+    q.peer_counted_s[w] = now_s
 
 
 def work_left(q: Queue, at: At, now_s: float | FloatArray) -> FloatArray:
     """The share of what was at a worker when others' requests were last counted that should still be there, 0 to 1."""
-    total_s = q.others_work_s[at] + q.own_work_s[at]
-    left = _ONE - (now_s - q.others_s[at]) / np.maximum(total_s, _TINY_S)
+    total_s = q.peer_work_s[at] + q.own_work_s[at]
+    left = _ONE - (now_s - q.peer_counted_s[at]) / np.maximum(total_s, _TINY_S)
     share: FloatArray = np.minimum(np.maximum(left, _ZERO), _ONE)
     return share
 
 
-def others_left(q: Queue, at: At, now_s: float | FloatArray) -> FloatArray:
+def peer_share_left(q: Queue, at: At, now_s: float | FloatArray) -> FloatArray:
     """The same of the others' requests; 0 where they have none, as own ones may share a batch that takes longer."""
-    some = (q.others[at] > _ZERO) & (q.others_work_s[at] > _ZERO)
+    some = (q.peer_in_flight[at] > _ZERO) & (q.peer_work_s[at] > _ZERO)
     share: FloatArray = np.where(some, work_left(q, at, now_s), _ZERO)
     return share
 
 
 def pending_now(q: Queue, at: At, left: FloatArray) -> FloatArray:
-    """Requests at a worker now, queued or executing; `left`: `others_left`."""
-    return q.in_flight[at] + q.others[at] * left
+    """Requests at a worker now, queued or executing; `left`: `peer_share_left`."""
+    return q.in_flight[at] + q.peer_in_flight[at] * left
 
 
 def of_other_models(q: Queue, at: At, own: float | FloatArray, pending: float | FloatArray) -> FloatArray:
@@ -259,18 +260,18 @@ def of_other_models(q: Queue, at: At, own: float | FloatArray, pending: float | 
 
 
 def backlog_now_s(q: Queue, at: At, now_s: float | FloatArray, left: float | FloatArray | None) -> FloatArray:
-    """Seconds until a worker has worked off what is there now; `left`: `others_left`, None where there are no others.
+    """Seconds until a worker has worked off what is there now; `left`: `peer_share_left`, None where all are our own.
 
     What executes has been under way since the last sign of progress. Until it is due, the rest is left; from then on
-    as much as it is overdue, since what takes long already takes longer yet; and nothing once its end cannot be told.
+    as much as it has overrun, since what takes long already takes longer yet; and nothing once it counts as ended.
     """
     executing_s = q.executing_s[at]
     elapsed_s = np.maximum(now_s - q.progress_s[at], _ZERO)
-    overdue_s = np.minimum(elapsed_s - executing_s, _GIVEN_UP * executing_s - elapsed_s)
-    executes_s = np.maximum(np.maximum(executing_s - elapsed_s, overdue_s), _ZERO)
+    overrun_s = np.minimum(elapsed_s - executing_s, _GIVEN_UP * executing_s - elapsed_s)
+    executes_s = np.maximum(np.maximum(executing_s - elapsed_s, overrun_s), _ZERO)
     backlog_s = q.own_work_s[at] - executing_s + executes_s
     if left is not None:
-        backlog_s = backlog_s + q.others_work_s[at] * left
+        backlog_s = backlog_s + q.peer_work_s[at] * left
     left_s: FloatArray = np.maximum(backlog_s, _ZERO)
     return left_s
 

@@ -147,14 +147,14 @@ def fade(s: Service, kind: FloatArray, first: int, workers: int, share: float, d
                 fixed_s, per_row_s = s.fixed_s[r, m], s.per_row_s[r, m]
                 least_s = fixed_s + per_row_s
         for one in range(kinds):
-            _learn_of_others(s, kind, one, first, workers, m, fixed_s, per_row_s)
+            _learn_of_like_workers(s, kind, one, first, workers, m, fixed_s, per_row_s)
         for r in range(first, first + workers):
             if not math.isnan(s.profile_fixed_s[r, m]):
                 s.prior_fixed_s[r, m], s.prior_per_row_s[r, m] = s.profile_fixed_s[r, m], s.profile_per_row_s[r, m]
             fit(s, r, m)
 
 
-def _learn_of_others(
+def _learn_of_like_workers(
     s: Service, kind: FloatArray, one: int, first: int, workers: int, m: int, fixed_s: float, per_row_s: float
 ) -> None:
     """Make the prior of each worker of kind `one` of what the others of it executed; `fixed_s`, `per_row_s`: of other

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from balancer.kernel.estimators.queue import others_left
+from balancer.kernel.estimators.queue import peer_share_left
 from balancer.kernel.state import FleetState
 from balancer.scheduler.holding.state import WINDOW, Held
 
@@ -28,8 +28,10 @@ def batches_there(x: FleetState, r: int, model: int, now_s: float) -> float:
     batches = 0.0
     for m in range(x.queue.own_rows.shape[1]):
         batches += batches_of(x, r, m)
-    if x.queue.others[r] > 0:
-        batches += x.queue.others[r] * float(others_left(x.queue, r, now_s)) / x.service.max_batch_rows[r, model]
+    if x.queue.peer_in_flight[r] > 0:
+        batches += (
+            x.queue.peer_in_flight[r] * float(peer_share_left(x.queue, r, now_s)) / x.service.max_batch_rows[r, model]
+        )
     return batches
 
 

@@ -92,7 +92,7 @@ def count_for_now(
     entry[0], entry[1] = r, model
     entry[2], entry[3], entry[4] = q.in_flight[r], q.charged_until_s[r], q.progress_s[r]
     entry[5], entry[6] = q.own_work_s[r], q.executing_s[r]
-    entry[7], entry[8], entry[9] = q.others[r], q.others_work_s[r], q.others_s[r]
+    entry[7], entry[8], entry[9] = q.peer_in_flight[r], q.peer_work_s[r], q.peer_counted_s[r]
     entry[10], entry[11] = q.own_rows[r, model], q.waiting_rows[r, model]
     entry[12], entry[13] = q.own_work_model_s[r, model], q.waiting_model_s[r, model]
     entry[14], entry[15], entry[16] = t.level[r], t.rate_per_s[r], t.at_s[r]
@@ -108,7 +108,7 @@ def undo(x: FleetState, held: Held, e: int, count: int) -> None:
         r, model = int(entry[0]), int(entry[1])
         q.in_flight[r], q.charged_until_s[r], q.progress_s[r] = entry[2], entry[3], entry[4]
         q.own_work_s[r], q.executing_s[r] = entry[5], entry[6]
-        q.others[r], q.others_work_s[r], q.others_s[r] = entry[7], entry[8], entry[9]
+        q.peer_in_flight[r], q.peer_work_s[r], q.peer_counted_s[r] = entry[7], entry[8], entry[9]
         q.own_rows[r, model], q.waiting_rows[r, model] = entry[10], entry[11]
         q.own_work_model_s[r, model], q.waiting_model_s[r, model] = entry[12], entry[13]
         t.level[r], t.rate_per_s[r], t.at_s[r] = entry[14], entry[15], entry[16]

@@ -146,7 +146,7 @@ async def test_each_of_two_balancers_receives_what_the_other_has_in_flight_of_th
         requests = asyncio.gather(*(client.infer("seconds", seconds(2.0)) for _ in decisions))
         await received[1].report(lambda report: report.peers_in_flight == (("seconds", 4),))
         # None of its own, none waits or all do: by what it was told, 4 are there, long before any ends.
-        assert routers[1].fleet.queue.others[0] == 4
+        assert routers[1].fleet.queue.peer_in_flight[0] == 4
         await requests
         for decision in decisions:
             routers[0].observe(Finished(decision.number, "w", 2.0, True), asyncio.get_running_loop().time())

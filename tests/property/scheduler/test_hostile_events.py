@@ -143,7 +143,7 @@ def _assert_sound(router: Router, now_s: float) -> None:
 
 
 def _assert_in_range(name: str, values: Any) -> None:
-    if name in ("progress_s", "others_s", "level"):  # infinite while nothing happened yet
+    if name in ("progress_s", "peer_counted_s", "level"):  # infinite while nothing happened yet
         assert not np.isnan(values).any(), name
     elif not name.startswith("profile_"):  # not a number: nothing was measured beforehand
         assert np.isfinite(values).all(), (name, values)

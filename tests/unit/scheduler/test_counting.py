@@ -123,9 +123,9 @@ def test_peers_have_what_all_models_of_a_report_have_together() -> None:
     router.observe(report("w0", 2, models, balancers=2), 0.2)
     queue = router.fleet.queue
     assert queue.reported_pending[0] == 4
-    assert queue.others[0] == 6 - 2
+    assert queue.peer_in_flight[0] == 6 - 2
     # Each of the six is a batch of one row of 10 ms, and four of them are the others'.
-    assert queue.others_work_s[0] == pytest.approx(0.060 * 4 / 6)
+    assert queue.peer_work_s[0] == pytest.approx(0.060 * 4 / 6)
 
 
 def test_a_worker_that_another_stood_in_for_has_an_error_and_no_latency() -> None:

@@ -12,7 +12,7 @@ from balancer.kernel.estimators.service import Service
 
 
 def pending_now(q: Queue, now_s: float) -> np.ndarray:
-    return queue.pending_now(q, ..., queue.others_left(q, ..., now_s))
+    return queue.pending_now(q, ..., queue.peer_share_left(q, ..., now_s))
 
 
 def reported(q: Queue, pending: float, executing: float, work_s: float, balancers: int, now_s: float) -> None:
@@ -21,7 +21,7 @@ def reported(q: Queue, pending: float, executing: float, work_s: float, balancer
 
 
 def backlog_now_s(q: Queue, now_s: float) -> np.ndarray:
-    return queue.backlog_now_s(q, ..., now_s, queue.others_left(q, ..., now_s))
+    return queue.backlog_now_s(q, ..., now_s, queue.peer_share_left(q, ..., now_s))
 
 
 def fade(s: Service, first: int, workers: int, share: float, default_s: float, kinds: Sequence[int] = ()) -> None:
@@ -196,15 +196,15 @@ class TestQueue:
         q = allocate(Queue, 1, 1)
         q.in_flight[0] = 2
         reported(q, pending=6, executing=2, work_s=2.0, balancers=1, now_s=0.0)
-        assert (q.others[0], q.others_work_s[0]) == (4, 1.0)
+        assert (q.peer_in_flight[0], q.peer_work_s[0]) == (4, 1.0)
 
     def test_several_balancers_share_batches_so_others_have_the_work_that_own_requests_do_not_take(self) -> None:
         q = allocate(Queue, 1, 1)
         q.in_flight[0], q.own_work_s[0] = 4, 1.5
         reported(q, pending=6, executing=2, work_s=2.0, balancers=2, now_s=0.0)
-        assert (q.others[0], q.others_work_s[0]) == (4, 0.5)
+        assert (q.peer_in_flight[0], q.peer_work_s[0]) == (4, 0.5)
         reported(q, pending=4, executing=0, work_s=1.0, balancers=2, now_s=0.0)
-        assert (q.others[0], q.others_work_s[0]) == (0, 0)
+        assert (q.peer_in_flight[0], q.peer_work_s[0]) == (0, 0)
 
     def test_the_device_works_for_others_and_us_by_what_lies_there(self) -> None:
         q = allocate(Queue, 1, 1)
@@ -218,16 +218,16 @@ class TestQueue:
         reported(q, pending=6, executing=4, work_s=1.0, balancers=3, now_s=0.0)
         queue.sent(q, s, 0, 0, 1, now_s=0.5)
         # Of the ten half are left, and two others send one each as we do.
-        assert (q.others[0], q.others_work_s[0]) == (5 + 2, 0.5)
+        assert (q.peer_in_flight[0], q.peer_work_s[0]) == (5 + 2, 0.5)
         queue.sent(q, s, 0, 0, 1, now_s=0.75)
-        assert (q.others[0], q.others_work_s[0]) == (3.5 + 2, 0.25)
+        assert (q.peer_in_flight[0], q.peer_work_s[0]) == (3.5 + 2, 0.25)
 
     def test_what_is_left_of_theirs_when_more_come_depends_on_our_work_beside_it(self) -> None:
         q, s = allocate(Queue, 1, 1), make_service(fixed_s=0.0, per_row_s=0.0)
         q.own_work_s[0] = 1.0
         reported(q, pending=8, executing=0, work_s=2.0, balancers=2, now_s=0.0)
         queue.sent(q, s, 0, 0, 1, now_s=0.5)
-        assert (q.others[0], q.others_work_s[0]) == (8 * 0.75 + 1, 0.75)
+        assert (q.peer_in_flight[0], q.peer_work_s[0]) == (8 * 0.75 + 1, 0.75)
 
     def test_a_report_replaces_what_was_reckoned_of_others(self) -> None:
         q = allocate(Queue, 1, 1)
@@ -287,7 +287,15 @@ class TestQueue:
 def test_leading_axes_give_what_single_fleets_give() -> None:
     rng = np.random.default_rng(1)
     batched = allocate(Queue, 5, 2, batch=(3,))
-    for f in ("in_flight", "own_work_s", "executing_s", "others", "others_work_s", "others_s", "progress_s"):
+    for f in (
+        "in_flight",
+        "own_work_s",
+        "executing_s",
+        "peer_in_flight",
+        "peer_work_s",
+        "peer_counted_s",
+        "progress_s",
+    ):
         getattr(batched, f)[:] = rng.uniform(0, 3, (3, 5))
     for e in range(3):
         single = Queue(**{name: getattr(batched, name)[e] for name in vars(batched)})
@@ -330,7 +338,7 @@ def test_with_several_balancers_it_joins_what_waits_of_all_of_them() -> None:
     # One of ours, and one of each of two others: all of the work is counted, once.
     queue.sent(q, s, 0, 0, 1, now_s=0.0)
     assert q.forming_rows[0, 0] == 4 + 3
-    assert queue.backlog_now_s(q, 0, 0.0, queue.others_left(q, 0, 0.0)) == pytest.approx(work_s + 3 * 0.01)
+    assert queue.backlog_now_s(q, 0, 0.0, queue.peer_share_left(q, 0, 0.0)) == pytest.approx(work_s + 3 * 0.01)
     # The batch has room for one row more.
     assert queue.completion_now_s(q, s, (0, 0), 1.0, 0.0) == pytest.approx(0.01)
     assert queue.completion_now_s(q, s, (0, 0), 2.0, 0.0) == pytest.approx(0.08 + 2 * 0.01)

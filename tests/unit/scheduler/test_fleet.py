@@ -79,7 +79,7 @@ def test_requests_of_others_are_taken_to_have_as_many_rows_as_those_that_were_ex
     column = fleet.models["m"]
     # 28 rows of ten requests, so 5.6 of the two that wait.
     expected_s = fleet.service.fixed_s[0, column] + 5.6 * fleet.service.per_row_s[0, column]
-    assert fleet.queue.others_work_s[0] == pytest.approx(expected_s)
+    assert fleet.queue.peer_work_s[0] == pytest.approx(expected_s)
 
 
 def test_a_new_incarnation_starts_its_counters_anew() -> None:

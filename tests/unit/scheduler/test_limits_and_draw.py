@@ -1,4 +1,4 @@
-"""The pick: limits, the lot, and who comes after the one picked."""
+"""Limits, the draw, and who comes after the one picked."""
 
 from __future__ import annotations
 
