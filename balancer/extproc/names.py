@@ -149,7 +149,7 @@ def process_cluster(process: int) -> str:
 NATIVE_FILTER = "balancer.native"
 NATIVE = "native"
 """What the module's filter is called."""
-LEAVES_METADATA = "told"
+LEAVES_METADATA = "metadata"
 """In its config: what was decided is left in metadata."""
 MODULE_TYPE = f"{_EXTENSIONS}filters.http.dynamic_modules.v3.DynamicModuleFilter"
 MODULE_LB = "envoy.load_balancing_policies.dynamic_modules"

@@ -32,12 +32,12 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ticket": (_NUMBER, (_PLACE, _NUMBER)),
     "last_ticket": (_NUMBER, (_PLACE,)),
     "take": (_NUMBER, (_PLACE, _NUMBER, _PLACE, _NUMBER)),
-    "steer": (None, (_PLACE, ctypes.c_char_p)),
+    "set_selector": (None, (_PLACE, ctypes.c_char_p)),
     "watched": (_NUMBER, (_PLACE, _NUMBER)),
     "owed": (_NUMBER, (_PLACE,)),
-    "tell_lines": (None, (_PLACE, _REAL)),
+    "set_lines_share": (None, (_PLACE, _REAL)),
     "row_removed": (None, (_PLACE, ctypes.c_int64)),
-    "due": (ctypes.c_bool, (_PLACE, _REAL)),
+    "due": (ctypes.c_bool, (_PLACE, _REAL, ctypes.c_bool)),
     "journal_bytes": (_NUMBER, ()),
     "journal_init": (None, (_PLACE, _REAL, _NUMBER)),
     "journal_written": (_NUMBER, (_PLACE,)),
@@ -45,9 +45,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "journal_take": (_NUMBER, (_PLACE, _NUMBER, _PLACE, _NUMBER)),
     "journal_done": (None, (_PLACE, _NUMBER)),
     "digest": (_NUMBER, (_PLACE, _NUMBER)),
-    "waits": (ctypes.c_bool, (_PLACE, _REAL)),
-    "give_up_waiting": (_NUMBER, (_PLACE, _REAL, _PLACE, _NUMBER)),
-    "give_up": (_NUMBER, (_PLACE, _REAL, _NUMBER, _PLACE, _NUMBER)),
+    "give_up": (_NUMBER, (_PLACE, _REAL, _NUMBER, ctypes.c_bool, _PLACE, _NUMBER)),
 }
 
 

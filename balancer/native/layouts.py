@@ -91,7 +91,7 @@ class Flag(IntFlag):
     GIVES_VERSIONS = 8
     """Requests for some model that name no version get one."""
     LIMITS_TENANTS = 16
-    """Of models that the balancer forwards: it is asked about those of their requests that it does not."""
+    """Of models that the balancer forwards: it decides those of their requests that it does not."""
 
 
 class DrawFlags(IntFlag):

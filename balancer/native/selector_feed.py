@@ -105,7 +105,7 @@ class SelectorFeed:
             self._standing = selector.standing()
             now = _packed(selector, self._standing)
         if now != self._written:
-            self._state.steer(now)
+            self._state.set_selector(now)
             self._written = now
 
     def claimed(self) -> None:

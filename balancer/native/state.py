@@ -54,7 +54,7 @@ class SharedState:
         self._known_tickets = 0
         self._alive: set[int] = set()
         self._call("init", self._seed, number, int(STALE_AFTER_S * 1e9), int(HUNG_AFTER_S * 1e9))
-        self._call("tell_lines", self._lines_share)
+        self._call("set_lines_share", self._lines_share)
 
     def _call(self, name: str, *arguments: Any) -> Any:
         return self._module.call(name, self._at, *arguments)
@@ -149,11 +149,11 @@ class SharedState:
     def log_lines(self, share: float) -> None:
         """For that share of the decisions, as `balancer.server.logs.DecisionLines` has it."""
         self._lines_share = share
-        self._call("tell_lines", share)
+        self._call("set_lines_share", share)
 
-    def steer(self, selector: bytes) -> None:
+    def set_selector(self, selector: bytes) -> None:
         """With the lock held: who decides, as `SELECTOR`."""
-        self._call("steer", selector)
+        self._call("set_selector", selector)
 
     def watched(self, side: int) -> int:
         """With the lock held: decisions of that side, ever, that a guard counts."""
@@ -169,16 +169,15 @@ class SharedState:
 
     def due(self, before_s: float) -> bool:
         """Whether there are such. Without the lock."""
-        return bool(self.in_flight and self._call("due", before_s))
+        return bool(self.in_flight and self._call("due", before_s, False))
 
     def waits(self, before_s: float) -> bool:
         """Whether requests that were sent before that wait for their clients. Without the lock."""
-        return bool(self._call("waits", before_s))
+        return bool(self._call("due", before_s, True))
 
     def waited(self, before_s: float) -> npt.NDArray[Any]:
         """With the lock held: those that were sent before that are given up, as `SLOT`, until their clients go on."""
-        out = np.zeros(SLOTS, SLOT)
-        return out[: int(self._call("give_up_waiting", before_s, out.ctypes.data, len(out)))]
+        return self._give_up(before_s, 0, waiting=True)
 
     def left(self) -> list[int]:
         """Tickets of Envoys that are gone, each once. Without the lock."""
@@ -198,7 +197,7 @@ class SharedState:
         """With the lock held: requests of that Envoy are given up, as `SLOT`."""
         return self._give_up(-math.inf, ticket)
 
-    def _give_up(self, before_s: float, ticket: int) -> npt.NDArray[Any]:
+    def _give_up(self, before_s: float, ticket: int, *, waiting: bool = False) -> npt.NDArray[Any]:
         out = np.zeros(SLOTS, SLOT)
-        count = int(self._call("give_up", before_s, ticket, out.ctypes.data, len(out)))
+        count = int(self._call("give_up", before_s, ticket, waiting, out.ctypes.data, len(out)))
         return out[:count]

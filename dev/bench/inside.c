@@ -23,7 +23,7 @@ static void print(uint64_t *taken_ns, size_t count, char end) {
 
 int main(int count, char **arguments) {
   static struct decision under_way[MOST_IN_FLIGHT];
-  static struct ask asks[MOST_IN_FLIGHT];
+  static struct features asks[MOST_IN_FLIGHT];
   const char *why = NULL;
   if (count < 6) return 2;
   size_t requests = strtoul(arguments[3], NULL, 10), in_flight = strtoul(arguments[4], NULL, 10);
@@ -37,7 +37,7 @@ int main(int count, char **arguments) {
   }
   uint64_t due_ns = now_ns();
   for (size_t i = 0; i < warm_up + requests; i++) {
-    struct ask *ask = &asks[i % in_flight];
+    struct features *features = &asks[i % in_flight];
     struct decision *decision = &under_way[i % in_flight];
     while (now_ns() < due_ns) continue;
     due_ns += EVERY_NS;
@@ -50,14 +50,14 @@ int main(int count, char **arguments) {
       memcpy(ending.endpoint, decision->words, length < sizeof ending.endpoint ? length : sizeof ending.endpoint - 1);
       begin_ns = now_ns();
       judge(&ending, TEXT("via_upstream"), true);
-      if (!finish(source, attached, ask, decision, &ending)) return 4;
+      if (!finish(source, attached, features, decision, &ending)) return 4;
     }
     uint64_t ended_ns = now_ns();
     const char *model = arguments[5 + i % models];
-    *ask = (struct ask){.kind = 0, .grpc = true, .model = {model, strlen(model)}, .rows = (double)(1 + i % MOST_ROWS)};
-    ask->deadline_s = INFINITY;
+    *features = (struct features){.kind = 0, .grpc = true, .model = {model, strlen(model)}, .rows = (double)(1 + i % MOST_ROWS)};
+    features->deadline_s = INFINITY;
     uint64_t start_ns = now_ns();
-    decide(source, attached, ask, decision);
+    decide(source, attached, features, decision);
     uint64_t decided_ns = now_ns();
     if (decision->answer != TAKEN) {
       fprintf(stderr, "answer %d: %.*s\n", decision->answer, (int)decision->length, decision->words);

@@ -15,10 +15,10 @@
 #define MOST_STALE_NS UINT64_C(10000000000)
 #define LOOK_EVERY_NS UINT64_C(100000000)
 #define OWNED_FOR_NS UINT64_C(20000000)
-enum { MOST_SAID = 200 };
+enum { MOST_LOGGED = 200 };
 
-void say(struct source *source, const char *what, const char *why) {
-  if (!CALLBACK(log) || (source && atomic_fetch_add(&source->said, 1) >= MOST_SAID)) return;
+void log_warning(struct source *source, const char *what, const char *why) {
+  if (!CALLBACK(log) || (source && atomic_fetch_add(&source->logged, 1) >= MOST_LOGGED)) return;
   char line[512];
   int length = snprintf(line, sizeof line, "balancer: %s: %s", what, why);
   if (length < 0) return;
@@ -122,7 +122,7 @@ static const char *objection(const struct mapped *file) {
 }
 
 /* A seat is a locked file, which is free again when this process ends, however it does. */
-static bool sit_down(struct attached *attached) {
+static bool take_seat(struct attached *attached) {
   for (int seat = 0; seat < SEATS; seat++) {
     char name[24];
     snprintf(name, sizeof name, "seat-%d", seat);
@@ -136,7 +136,7 @@ static bool sit_down(struct attached *attached) {
       attached->seat = file;
       attached->ticket = attached->control->last_ticket + 1;
       POKE(attached->control->last_ticket, attached->ticket);
-      POKE(attached->control->seats[seat].ticket, attached->ticket);
+      POKE(attached->control->seats[seat], attached->ticket);
       balancer_state_unlock(attached->control);
       return true;
     }
@@ -146,9 +146,9 @@ static bool sit_down(struct attached *attached) {
 }
 
 /* Once, while it stays the same: balancers may be away for long. */
-static void say_once(struct source *source, const char *why) {
-  if (source->said_last != why) say(source, "the state cannot be used, it is", why);
-  source->said_last = why;
+static void log_once(struct source *source, const char *why) {
+  if (source->logged_last != why) log_warning(source, "the state cannot be used, it is", why);
+  source->logged_last = why;
 }
 
 /* By the source's mutex: another state than the one at hand, if there is one. */
@@ -163,21 +163,21 @@ static void look(struct source *source) {
   struct attached *before = source->current;
   if (made->folder < 0 || !map(made->folder, "control", &file, &made->inode, &made->file)) {
     attached_free(made);
-    say_once(source, "not there, or another user's");
+    log_once(source, "not there, or another user's");
     return;
   }
   const char *why = objection(&file);
   if (why || (before && before->inode == made->inode)) {
     unmap(&file);
     attached_free(made);
-    if (why) say_once(source, why);
+    if (why) log_once(source, why);
     return;
   }
   made->control = file.memory;
   made->stale_after_ns = made->control->stale_after_ns;
   made->hung_after_ns = made->control->hung_after_ns;
-  if (!sit_down(made)) {
-    say_once(source, "without a free seat, or its lock is held");
+  if (!take_seat(made)) {
+    log_once(source, "without a free seat, or its lock is held");
     attached_free(made);
     return;
   }
@@ -187,7 +187,7 @@ static void look(struct source *source) {
     balancer_state_unlock(made->control);
   }
   made->refs = 1;
-  source->said_last = NULL;
+  source->logged_last = NULL;
   source->current = made;
   if (before && --before->refs == 0) attached_free(before);
 }
@@ -256,7 +256,7 @@ static bool refresh_fleet_state(struct source *source, struct attached *attached
   }
   enum balancer_status status = balancer_bind_fleet_state(fleet_state, attached->fleet_state.bytes, attached->of_fleet_state);
   if (status || !fleet_state->in_force) {
-    say(source, "the fleet's state cannot be used", balancer_status_text(status));
+    log_warning(source, "the fleet's state cannot be used", balancer_status_text(status));
     return false;
   }
   attached->workers = fleet_state->workers;
@@ -337,7 +337,7 @@ static void refresh_journal(struct source *source, struct attached *attached) {
   if (!(attached->directory->head.flags & DECISION_LOG))
     journal_close(&attached->writer);
   else if (!journal_open(&attached->writer, attached->folder))
-    say(source, "decisions cannot be told for the decision log", "the journal is none");
+    log_warning(source, "decisions cannot be recorded for the decision log", "the journal is none");
 }
 
 static bool refresh_directory(struct source *source, struct attached *attached) {
@@ -361,7 +361,7 @@ static bool refresh_directory(struct source *source, struct attached *attached) 
   directory_free(attached->directory);
   attached->directory = NULL;
   attached->failed_serial = serial;
-  say(source, "the directory cannot be used, it is", why);
+  log_warning(source, "the directory cannot be used, it is", why);
   return false;
 }
 

@@ -73,13 +73,13 @@ struct attached {
 struct source {
   struct kernel kernel;
   char folder[512];
-  bool told; /* what was decided, in metadata */
+  bool leaves_metadata; /* of what was decided */
   struct forwarded forwarded;
   pthread_mutex_t mutex;
   struct attached *current;
   uint64_t next_look_ns;
-  const char *said_last;
-  _Atomic uint32_t said; /* messages so far, so that nothing fills a log */
+  const char *logged_last;
+  _Atomic uint32_t logged; /* messages so far, so that nothing fills a log */
 };
 
 /* Null: the library cannot be used; `why` says why. */
@@ -120,6 +120,6 @@ bool attached_readable(const struct attached *attached);
 /* With the lock held: what has changed is looked up anew; false: there is nothing that can be decided by. */
 bool attached_refresh(struct source *source, struct attached *attached);
 
-void say(struct source *source, const char *what, const char *why);
+void log_warning(struct source *source, const char *what, const char *why);
 
 #endif

@@ -9,9 +9,9 @@
 #define CLAIM_S 0.05
 
 /* As `placing` of balancer/scheduler/keys.py. */
-static enum decider placed(const struct directory *directory, const struct ask *ask, enum decider by) {
-  if (!ask->keyed) return by;
-  if (ask->sequence) return SEQUENCES;
+static enum decider decider_for(const struct directory *directory, const struct features *features, enum decider by) {
+  if (!features->keyed) return by;
+  if (features->sequence) return SEQUENCES;
   return directory->head.flags & STICKY_KEYS && !directory->head.deciders[by].needs_key ? STICKY : by;
 }
 
@@ -32,7 +32,7 @@ static bool owe(struct control *control, struct decision *out) {
   return true;
 }
 
-bool chosen(struct attached *attached, const struct ask *ask, struct decision *out) {
+bool select_decider(struct attached *attached, const struct features *features, struct decision *out) {
   struct control *control = attached->control;
   struct selector *selector = &control->selector;
   enum decider by = POLICY;
@@ -43,7 +43,7 @@ bool chosen(struct attached *attached, const struct ask *ask, struct decision *o
     if (decider >= DECIDERS) return false;
     by = (enum decider)decider;
   }
-  out->decider = placed(attached->directory, ask, by);
+  out->decider = decider_for(attached->directory, features, by);
   bool hashed = out->decider != by;
   if (selector->on && to_be_seen(selector, hashed, out) && owe(control, out)) return false;
   if (hashed) out->side = SIDES;
@@ -52,40 +52,41 @@ bool chosen(struct attached *attached, const struct ask *ask, struct decision *o
   return false;
 }
 
-void tell_decided(struct attached *attached, const struct ask *ask, struct decision *out, double seconds, bool taken) {
+void report_decision(struct attached *attached, const struct features *features, struct decision *out, double seconds,
+                     bool taken) {
   struct control *control = attached->control;
   if (out->side >= SIDES) return;
   struct side *side = &control->selector.sides[out->side];
   uint64_t watched = isfinite(side->slow_s) ? ++control->watched[out->side] : control->watched[out->side];
   bool look = out->at_s >= side->looks_from_s, compared = out->at_s >= control->selector.compared_from_s;
   if (!look && !compared && !(seconds > side->slow_s)) return;
-  struct trial *told = ring_place(control, TRIALS_RING);
-  if (!told) return;
+  struct trial *event = ring_place(control, TRIALS_RING);
+  if (!event) return;
   if (look) side->looks_from_s = out->at_s + CLAIM_S;
-  told->number = out->number;
-  told->watched = watched;
-  told->at_s = out->at_s;
-  told->seconds = seconds;
-  told->value_s = ask->deadline_s;
-  told->rows = ask->rows;
-  told->priority = ask->priority;
-  told->look = look;
-  told->row = (int32_t)out->row;
-  told->what = taken ? TRIAL_TAKEN : TRIAL_SHED;
-  told->side = (uint8_t)out->side;
-  size_t length = ask->model.length < sizeof told->model ? ask->model.length : sizeof told->model;
-  memcpy(told->model, ask->model.length ? ask->model.ptr : "", length);
-  out->told = taken && compared;
+  event->number = out->number;
+  event->watched = watched;
+  event->at_s = out->at_s;
+  event->seconds = seconds;
+  event->value_s = features->deadline_s;
+  event->rows = features->rows;
+  event->priority = features->priority;
+  event->look = look;
+  event->row = (int32_t)out->row;
+  event->what = taken ? TRIAL_TAKEN : TRIAL_SHED;
+  event->side = (uint8_t)out->side;
+  size_t length = features->model.length < sizeof event->model ? features->model.length : sizeof event->model;
+  memcpy(event->model, features->model.length ? features->model.ptr : "", length);
+  out->reported = taken && compared;
   ring_done(control, TRIALS_RING);
 }
 
-void tell_ended(struct attached *attached, const struct decision *decision, const struct ending *ending) {
-  struct trial *told = decision->told ? ring_place(attached->control, TRIALS_RING) : NULL;
-  if (!told) return;
-  told->number = decision->number;
-  told->at_s = attached->call.now_s;
-  told->value_s = ending->latency_s;
-  told->what = ending->judged.void_kind == VOID_CLIENT ? TRIAL_DROPPED : TRIAL_ENDED;
-  told->ok = ending->judged.ok;
+void report_end(struct attached *attached, const struct decision *decision, const struct ending *ending) {
+  struct trial *event = decision->reported ? ring_place(attached->control, TRIALS_RING) : NULL;
+  if (!event) return;
+  event->number = decision->number;
+  event->at_s = attached->call.now_s;
+  event->value_s = ending->latency_s;
+  event->what = ending->judged.void_kind == VOID_CLIENT ? TRIAL_DROPPED : TRIAL_ENDED;
+  event->ok = ending->judged.ok;
   ring_done(attached->control, TRIALS_RING);
 }

@@ -157,7 +157,7 @@ EXPORTED const void *HOOK(lb_config_new)(void *envoy, struct text name, struct t
   (void)envoy, (void)name, (void)config;
   const char *lacking = missing_callback();
   if (!lacking) return &nothing;
-  say(NULL, "Envoy lacks a callback, and cannot choose a worker", lacking);
+  log_warning(NULL, "Envoy lacks a callback, and cannot choose a worker", lacking);
   return NULL;
 }
 

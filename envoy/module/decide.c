@@ -7,8 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Longer than whoever has the lock works, and shorter than what a client notices. */
-#define WAIT_NS UINT64_C(2000000)
 /* Longer than a busy machine keeps a process from its core, once: a process that was put to sleep with the lock is not
    waited for again. */
 #define WAIT_ONCE_NS UINT64_C(200000000)
@@ -35,12 +33,13 @@ static void unknown(struct decision *out, struct text model, struct text version
 }
 
 /* Null where `out` is an answer already. */
-static const struct entry *entry_for(const struct directory *directory, const struct ask *ask, struct decision *out) {
+static const struct entry *entry_for(const struct directory *directory, const struct features *features,
+                                     struct decision *out) {
   const struct directory_head *head = &directory->head;
-  if (!ask->model.length) return &directory->entries[head->no_model];
-  const struct entry *found = directory_find(directory, ask->model, ask->version);
+  if (!features->model.length) return &directory->entries[head->no_model];
+  const struct entry *found = directory_find(directory, features->model, features->version);
   if (found) return found;
-  const struct entry *any_version = ask->version.length ? directory_find(directory, ask->model, TEXT("")) : NULL;
+  const struct entry *any_version = features->version.length ? directory_find(directory, features->model, TEXT("")) : NULL;
   bool listed = any_version != NULL;
   if (!(head->flags & REPORTS_REQUIRED)) {
     /* Of a listed model the pins decide, of the other ones nothing. */
@@ -51,14 +50,14 @@ static const struct entry *entry_for(const struct directory *directory, const st
     struct text quoted = directory_text(directory, any_version->quoted);
     turn_away(out, SAY_NOBODY(quoted));
   } else {
-    unknown(out, ask->model, ask->version);
+    unknown(out, features->model, features->version);
   }
   return NULL;
 }
 
 /* Why the kernel picked nobody. */
-static void say_why(struct attached *attached, const struct entry *entry, const struct ask *ask, int64_t why,
-                    struct decision *out) {
+static void explain_refusal(struct attached *attached, const struct entry *entry, const struct features *features,
+                            int64_t why, struct decision *out) {
   const struct directory *directory = attached->directory;
   struct text quoted = directory_text(directory, entry->quoted);
   struct text policy = directory_text(directory, directory->head.deciders[out->decider].name);
@@ -66,29 +65,34 @@ static void say_why(struct attached *attached, const struct entry *entry, const 
   switch (why) {
     case BALANCER_NOBODY: turn_away(out, SAY_NOBODY(quoted)); break;
     case BALANCER_FULL: turn_away(out, SAY_FULL(quoted, refused_at)); break;
-    case BALANCER_LATE: turn_away(out, SAY_LATE(quoted, refused_at * 1000, ask->deadline_s * 1000)); break;
+    case BALANCER_LATE: turn_away(out, SAY_LATE(quoted, refused_at * 1000, features->deadline_s * 1000)); break;
     case BALANCER_SHED: turn_away(out, SAY_SHED(policy, quoted)); break;
-    default: break; /* a row that is none: the balancer is asked */
+    default: break; /* a row that is none: the balancer decides */
   }
 }
 
-static void name_endpoints(struct attached *attached, const struct ask *ask, struct decision *out) {
+/* False: there is no room for it, or it is none. */
+static bool add_endpoint(struct decision *out, const char *endpoint) {
+  size_t length = strlen(endpoint);
+  if (!length || out->length + length + 1 > sizeof out->words) return false;
+  if (out->length) out->words[out->length++] = ',';
+  memcpy(out->words + out->length, endpoint, length);
+  out->length += length;
+  return true;
+}
+
+static void name_endpoints(struct attached *attached, const struct features *features, struct decision *out) {
   const struct balancer_call *call = &attached->call;
-  size_t most = ask->sequence ? 1 : MOST_NAMED;
+  size_t most = features->sequence ? 1 : MOST_NAMED;
   out->length = 0;
   for (size_t i = 0; i < most; i++) {
     int64_t row = i ? call->fallbacks[i - 1] : out->row;
-    if (row < 0 || (uint64_t)row >= attached->workers) continue;
-    const char *endpoint = attached->directory->workers[row].of[ask->grpc];
-    size_t length = strlen(endpoint);
-    if (!length || out->length + length + 1 > sizeof out->words) continue;
-    if (out->length) out->words[out->length++] = ',';
-    memcpy(out->words + out->length, endpoint, length);
-    out->length += length;
+    if (row >= 0 && (uint64_t)row < attached->workers)
+      add_endpoint(out, attached->directory->workers[row].of[features->grpc]);
   }
 }
 
-static void fill_slot(struct attached *attached, const struct ask *ask, const struct decision *out, bool chosen) {
+static void fill_slot(struct attached *attached, const struct features *features, const struct decision *out, bool chosen) {
   struct slot slot = {
     .number = out->number,
     .ticket = attached->ticket,
@@ -97,49 +101,49 @@ static void fill_slot(struct attached *attached, const struct ask *ask, const st
     .rows = attached->call.rows,
     .at_s = out->at_s,
     .chosen = chosen,
-    .waits = ask->waits,
+    .waits = features->waits,
   };
   slot_fill(attached->control, out->slot, &slot);
 }
 
-static void ask_kernel(struct attached *attached, const struct entry *entry, const struct ask *ask,
+static void ask_kernel(struct attached *attached, const struct entry *entry, const struct features *features,
                        struct decision *out) {
   struct balancer_call *call = &attached->call;
   const struct options *options = &attached->options[out->decider];
   /* One by one, as the reports behind them take kilobytes. */
   call->model = out->column = entry->column;
-  call->rows = ask->rows;
-  call->key = ask->key;
-  call->keyed = ask->keyed;
-  call->deadline_s = ask->deadline_s;
-  call->priority = ask->priority;
+  call->rows = features->rows;
+  call->key = features->key;
+  call->keyed = features->keyed;
+  call->deadline_s = features->deadline_s;
+  call->priority = features->priority;
   call->number = out->number;
   call->now_s = out->at_s;
   call->seed = attached->control->seed;
-  call->how = BALANCER_AT_ONCE | (ask->sequence ? BALANCER_SEQUENCE : BALANCER_FRESH);
-  uint32_t mask = ask->sequence ? entry->members : entry->servable;
+  call->how = BALANCER_AT_ONCE | (features->sequence ? BALANCER_SEQUENCE : BALANCER_FRESH);
+  uint32_t mask = features->sequence ? entry->members : entry->servable;
   memcpy(attached->mask, directory_mask(attached->directory, mask), attached->workers);
-  journal_asks(attached, ask, out);
+  journal_decision(attached, features, out);
   bool compared = out->side < SIDES;
   uint64_t began_ns = compared ? now_ns() : 0;
   out->row = options->answer(attached->of_fleet_state, options->words, attached->of_call);
   double seconds = compared ? seconds_of(now_ns() - began_ns) : 0;
   if (out->row < 0 || (uint64_t)out->row >= attached->workers) {
-    if (out->row == BALANCER_SHED) tell_decided(attached, ask, out, seconds, false);
-    say_why(attached, entry, ask, out->row, out);
+    if (out->row == BALANCER_SHED) report_decision(attached, features, out, seconds, false);
+    explain_refusal(attached, entry, features, out->row, out);
     if (out->row == BALANCER_SHED)
-      journal_answered(attached, ask, -1, attached->mask);
+      journal_answer(attached, features, -1, attached->mask);
     else if (out->answer == TURNED_AWAY)
-      journal_refuses(attached, ask, out);
+      journal_refusal(attached, features, out);
     return;
   }
   out->propensity = call->propensity;
   const uint8_t *members = directory_mask(attached->directory, entry->members);
-  journal_answered(attached, ask, out->row, ask->sequence ? members : attached->mask);
-  name_endpoints(attached, ask, out);
-  fill_slot(attached, ask, out, out->decider != STICKY && out->decider != SEQUENCES && call->among > 1);
+  journal_answer(attached, features, out->row, features->sequence ? members : attached->mask);
+  name_endpoints(attached, features, out);
+  fill_slot(attached, features, out, out->decider != STICKY && out->decider != SEQUENCES && call->among > 1);
   if (out->length) {
-    tell_decided(attached, ask, out, seconds, true);
+    report_decision(attached, features, out, seconds, true);
     out->answer = TAKEN;
     return;
   }
@@ -149,19 +153,19 @@ static void ask_kernel(struct attached *attached, const struct entry *entry, con
 }
 
 /* With the lock held. */
-static void decide_locked(struct attached *attached, const struct ask *ask, struct decision *out) {
+static void decide_locked(struct attached *attached, const struct features *features, struct decision *out) {
   out->number = attached->control->number;
   POKE(attached->control->number, out->number + 1);
-  const struct entry *entry = entry_for(attached->directory, ask, out);
-  if (out->answer == TURNED_AWAY) journal_refuses(attached, ask, out);
-  if (!entry || (uint64_t)entry->column >= attached->models || !chosen(attached, ask, out)) return;
+  const struct entry *entry = entry_for(attached->directory, features, out);
+  if (out->answer == TURNED_AWAY) journal_refusal(attached, features, out);
+  if (!entry || (uint64_t)entry->column >= attached->models || !select_decider(attached, features, out)) return;
   /* Before anything is counted in. */
   if ((out->slot = slot_take(attached->control)) == NO_SLOT) {
     add(attached->control, SLOTS_FULL, 1);
     out->answer = LEAST_REQUEST;
     return;
   }
-  ask_kernel(attached, entry, ask, out);
+  ask_kernel(attached, entry, features, out);
   if (out->answer == TAKEN) return;
   slot_give(attached->control, out->slot);
   out->slot = NO_SLOT;
@@ -173,46 +177,46 @@ static void copy(char *out, size_t room, struct text text) {
   out[length] = 0;
 }
 
-/* Of the model that was asked for, as people are told. */
-static int32_t column_told(const struct attached *attached, const struct ask *ask) {
-  if (!ask->model.length) return 0;
-  const struct entry *entry = attached->directory ? directory_find(attached->directory, ask->model, TEXT("")) : NULL;
+/* Of the requested model, as people see it. */
+static int32_t column_shown(const struct attached *attached, const struct features *features) {
+  if (!features->model.length) return 0;
+  const struct entry *entry = attached->directory ? directory_find(attached->directory, features->model, TEXT("")) : NULL;
   return entry && entry->column ? (int32_t)entry->column : UNKNOWN_MODEL;
 }
 
-static void tell_lot(struct outcome *told, const struct ask *ask, const struct decision *decision) {
-  told->split = decision->split;
-  told->draw = decision->draw;
-  if (decision->draw & DRAWN_BY_KEY) told->key = ask->key;
+static void record_draw(struct outcome *outcome, const struct features *features, const struct decision *decision) {
+  outcome->split = decision->split;
+  outcome->draw = decision->draw;
+  if (decision->draw & DRAWN_BY_KEY) outcome->key = features->key;
 }
 
 /* `field`: that was out of bounds, before there was a `decision`, which is null then. */
-static void tell_refusal(struct attached *attached, const struct ask *ask, const struct decision *decision,
+static void record_refusal(struct attached *attached, const struct features *features, const struct decision *decision,
                          uint32_t http_status, uint32_t grpc_status, struct text field) {
-  struct outcome *told = ring_place(attached->control, OUTCOMES_RING);
-  if (!told) return;
+  struct outcome *outcome = ring_place(attached->control, OUTCOMES_RING);
+  if (!outcome) return;
   uint64_t now = now_ns();
-  told->at_s = seconds_of(now);
-  told->pick_s = seconds_since(ask->came_ns, now);
-  told->decision_s = seconds_since(ask->read_ns, now);
-  told->latency_s = told->first_byte_s = NAN;
-  told->column = column_told(attached, ask);
-  told->source = REFUSED;
-  told->kind = (uint8_t)ask->kind;
-  told->grpc = ask->grpc;
-  told->http_status = (uint16_t)http_status;
-  told->grpc_status = ask->grpc ? (int16_t)grpc_status : -1;
-  told->refusal = (uint8_t)grpc_status;
-  copy(told->endpoint, sizeof told->endpoint, field);
+  outcome->at_s = seconds_of(now);
+  outcome->pick_s = seconds_since(features->came_ns, now);
+  outcome->decision_s = seconds_since(features->read_ns, now);
+  outcome->latency_s = outcome->first_byte_s = NAN;
+  outcome->column = column_shown(attached, features);
+  outcome->source = REFUSED;
+  outcome->kind = (uint8_t)features->kind;
+  outcome->grpc = features->grpc;
+  outcome->http_status = (uint16_t)http_status;
+  outcome->grpc_status = features->grpc ? (int16_t)grpc_status : -1;
+  outcome->refusal = (uint8_t)grpc_status;
+  copy(outcome->endpoint, sizeof outcome->endpoint, field);
   if (decision) {
-    told->directory = decision->directory;
-    tell_lot(told, ask, decision);
+    outcome->directory = decision->directory;
+    record_draw(outcome, features, decision);
   }
   ring_done(attached->control, OUTCOMES_RING);
 }
 
 /* For a log, where this decision is among the share that one is kept of. */
-static void tell_line(struct attached *attached, const struct ask *ask, const struct decision *out) {
+static void record_line(struct attached *attached, const struct features *features, const struct decision *out) {
   double share;
   __atomic_load(&attached->control->lines_share, &share, __ATOMIC_RELAXED);
   struct line *line = balancer_draw(out->number) < share ? ring_place(attached->control, LINES_RING) : NULL;
@@ -221,9 +225,9 @@ static void tell_line(struct attached *attached, const struct ask *ask, const st
   line->directory = out->directory;
   line->propensity = out->propensity;
   line->decider = (uint8_t)out->decider;
-  copy(line->model, sizeof line->model, ask->model);
-  copy(line->request_id, sizeof line->request_id, ask->request_id);
-  copy(line->id, sizeof line->id, ask->id);
+  copy(line->model, sizeof line->model, features->model);
+  copy(line->request_id, sizeof line->request_id, features->request_id);
+  copy(line->id, sizeof line->id, features->id);
   if (out->answer == TAKEN)
     copy(line->named, sizeof line->named, (struct text){out->words, out->length});
   else
@@ -231,18 +235,19 @@ static void tell_line(struct attached *attached, const struct ask *ask, const st
   ring_done(attached->control, LINES_RING);
 }
 
-void invalid(struct attached *attached, const struct ask *ask, uint32_t http_status, uint32_t grpc_status,
+void invalid(struct attached *attached, const struct features *features, uint32_t http_status, uint32_t grpc_status,
              struct text field) {
   if (!attached_alive(attached) || !balancer_state_lock(attached->control, WAIT_NS)) return;
-  tell_refusal(attached, ask, NULL, http_status, grpc_status, field);
+  record_refusal(attached, features, NULL, http_status, grpc_status, field);
   add(attached->control, REFUSALS, 1);
   balancer_state_unlock(attached->control);
 }
 
 /* Without the lock: a sequence stays with its worker whatever becomes of the balancer, since any other one would refuse it.
    Limits cannot be kept to. */
-static void stay(struct attached *attached, const struct entry *entry, const struct ask *ask, struct decision *out) {
-  struct balancer_call call = {.key = ask->key, .keyed = 1};
+static void place_sequence(struct attached *attached, const struct entry *entry, const struct features *features,
+                           struct decision *out) {
+  struct balancer_call call = {.key = features->key, .keyed = 1};
   int64_t of_call[BALANCER_CALL_WORDS];
   balancer_bind_call(&call, of_call);
   const uint8_t *members = directory_mask(attached->directory, entry->members);
@@ -254,7 +259,7 @@ static void stay(struct attached *attached, const struct entry *entry, const str
     attached->kernel->bid(attached->of_fleet_state, attached->options[STICKY].words, of_call);
     if (call.bid < least) least = call.bid, out->row = call.picked;
   }
-  name_endpoints(attached, ask, out);
+  name_endpoints(attached, features, out);
 }
 
 /* Without the lock: lists who may serve the request, for Envoy to choose among. Where not all of them have room in the
@@ -264,49 +269,47 @@ static void list_endpoints(struct attached *attached, const uint8_t *may, bool g
   for (uint64_t i = 0; i < attached->workers; i++) {
     uint64_t row = (first + i) % attached->workers;
     const char *endpoint = attached->directory->workers[row].of[grpc];
-    size_t length = strlen(endpoint);
-    if (!may[row] || !length) continue;
-    if (out->length + length + 1 > sizeof out->words) break;
-    if (out->length) out->words[out->length++] = ',';
-    memcpy(out->words + out->length, endpoint, length);
-    out->length += length;
+    if (may[row] && *endpoint && !add_endpoint(out, endpoint)) break;
   }
   out->among = out->length > 0;
 }
 
 /* Without the lock, by the directory as it was last seen: pins, devices and loaded versions hold. `entry`: null where there
    is none for this version; `out` says why, where that is known. */
-static void keep_within(struct attached *attached, const struct entry *entry, const struct ask *ask, struct decision *out) {
+static void keep_within(struct attached *attached, const struct entry *entry, const struct features *features,
+                        struct decision *out) {
   const struct directory *directory = attached->directory;
-  const struct entry *listed = entry ? entry : directory_find(directory, ask->model, TEXT(""));
-  bool balanced = ask->kind == BALANCER_INFERENCE || ask->kind == BALANCER_STREAM;
+  const struct entry *listed = entry ? entry : directory_find(directory, features->model, TEXT(""));
+  bool balanced = features->kind == BALANCER_INFERENCE || features->kind == BALANCER_STREAM;
   bool limited = balanced && listed && listed->limited;
   /* As the balancer would refuse it. */
   if (out->answer == TURNED_AWAY && limited) return;
   out->answer = LEAST_REQUEST;
   out->length = 0;
   if (!balanced) return;
-  if (entry) list_endpoints(attached, directory_mask(directory, entry->servable), ask->grpc, out);
+  if (entry) list_endpoints(attached, directory_mask(directory, entry->servable), features->grpc, out);
   if (out->among || !limited) return;
   struct text quoted = directory_text(directory, listed->quoted);
   turn_away(out, SAY_NOBODY(quoted));
 }
 
 /* As `Split.draw` of balancer/scheduler/canary/split.py, with the number of the decision for the place in the order, or as
-   balancer/extproc/pins.py. What it returns is `ask`, or `of_version`, which is the same for the version that it gets. */
-static const struct ask *draw(const struct attached *attached, const struct ask *ask, struct ask *of_version,
-                              uint64_t number, struct decision *out) {
+   balancer/extproc/pins.py. What it returns is `features`, or `of_version`, which is the same for the version that it gets. */
+static const struct features *draw_version(const struct attached *attached, const struct features *features,
+                                           struct features *of_version, uint64_t number, struct decision *out) {
   const struct directory *directory = attached->directory;
-  if (!(directory->head.flags & GIVES_VERSIONS) || ask->kind != BALANCER_INFERENCE || ask->version.length || ask->compressed)
-    return ask;
-  const struct entry *entry = directory_find(directory, ask->model, TEXT(""));
-  if (!entry || !entry->old.length) return ask;
-  bool new = entry->split && balancer_draw(entry->draws ^ balancer_mix(ask->keyed ? ask->key : number)) < entry->share;
+  if (!(directory->head.flags & GIVES_VERSIONS) || features->kind != BALANCER_INFERENCE || features->version.length ||
+      features->compressed)
+    return features;
+  const struct entry *entry = directory_find(directory, features->model, TEXT(""));
+  if (!entry || !entry->old.length) return features;
+  uint64_t drawn_by = features->keyed ? features->key : number;
+  bool new = entry->split && balancer_draw(entry->draws ^ balancer_mix(drawn_by)) < entry->share;
   out->split = (uint32_t)entry->split;
-  out->draw = (uint8_t)(entry->split ? (new ? DRAWN_NEW : 0) | (ask->keyed ? DRAWN_BY_KEY : 0) : 0);
+  out->draw = (uint8_t)(entry->split ? (new ? DRAWN_NEW : 0) | (features->keyed ? DRAWN_BY_KEY : 0) : 0);
   struct text version = directory_text(directory, new ? entry->new : entry->old);
   copy(out->version, sizeof out->version, version);
-  *of_version = *ask;
+  *of_version = *features;
   of_version->version = (struct text){out->version, version.length};
   return of_version;
 }
@@ -323,14 +326,14 @@ static bool lock_patiently(struct attached *attached) {
   return locked;
 }
 
-static void decide_by_fleet_state(struct source *source, struct attached *attached, const struct ask *ask,
+static void decide_by_fleet_state(struct source *source, struct attached *attached, const struct features *features,
                             struct decision *out) {
   struct control *control = attached->control;
   memset(out, 0, offsetof(struct decision, words));
   out->length = 0;
   out->slot = NO_SLOT;
   out->answer = LEAST_REQUEST;
-  out->sequence = ask->sequence;
+  out->sequence = features->sequence;
   if (!attached_alive(attached)) {
     add(control, LEAST_STALE, 1);
     return;
@@ -351,12 +354,12 @@ static void decide_by_fleet_state(struct source *source, struct attached *attach
   if (attached_refresh(source, attached)) {
     out->directory = attached->directory->head.serial;
     journal_start(&attached->writer);
-    struct ask of_version;
-    ask = draw(attached, ask, &of_version, number, out);
-    decide_locked(attached, ask, out);
-    if (out->answer == TURNED_AWAY && ask->kind == BALANCER_MODEL && out->grpc_status != GRPC_SHED) {
+    struct features of_version;
+    features = draw_version(attached, features, &of_version, number, out);
+    decide_locked(attached, features, out);
+    if (out->answer == TURNED_AWAY && features->kind == BALANCER_MODEL && out->grpc_status != GRPC_SHED) {
       /* A question about a model that nobody can serve: any server knows what Triton answers to that. */
-      struct ask any_server = *ask;
+      struct features any_server = *features;
       any_server.model = any_server.version = any_server.tenant = TEXT("");
       any_server.keyed = any_server.sequence = false;
       any_server.rows = 1;
@@ -365,12 +368,12 @@ static void decide_by_fleet_state(struct source *source, struct attached *attach
       out->answer = BALANCER_DECIDES;
       decide_locked(attached, &any_server, out);
     }
-    if (out->answer == TAKEN && source->told) {
+    if (out->answer == TAKEN && source->leaves_metadata) {
       const struct directory *directory = attached->directory;
       copy(out->policy, sizeof out->policy, directory_text(directory, directory->head.deciders[out->decider].name));
     }
-    if (out->answer == TAKEN || out->answer == TURNED_AWAY) tell_line(attached, ask, out);
-    if (out->answer == TURNED_AWAY) tell_refusal(attached, ask, out, out->http_status, out->grpc_status, TEXT(""));
+    if (out->answer == TAKEN || out->answer == TURNED_AWAY) record_line(attached, features, out);
+    if (out->answer == TURNED_AWAY) record_refusal(attached, features, out, out->http_status, out->grpc_status, TEXT(""));
     if (out->answer != BALANCER_DECIDES)
       journal_commit(&attached->writer);
     else if (!out->owed)
@@ -381,70 +384,70 @@ static void decide_by_fleet_state(struct source *source, struct attached *attach
   balancer_state_unlock(control);
 }
 
-void decide(struct source *source, struct attached *attached, const struct ask *ask, struct decision *out) {
-  decide_by_fleet_state(source, attached, ask, out);
+void decide(struct source *source, struct attached *attached, const struct features *features, struct decision *out) {
+  decide_by_fleet_state(source, attached, features, out);
   if (out->answer != LEAST_REQUEST) return;
   out->length = 0;
   out->version[0] = 0;
   pthread_mutex_lock(&attached->mutex);
   if (attached_readable(attached)) {
-    struct ask of_version;
-    ask = draw(attached, ask, &of_version, now_ns(), out);
-    const struct entry *entry = entry_for(attached->directory, ask, out);
-    if (entry && ask->sequence) stay(attached, entry, ask, out);
-    if (out->answer == TURNED_AWAY || !out->length) keep_within(attached, entry, ask, out);
+    struct features of_version;
+    features = draw_version(attached, features, &of_version, now_ns(), out);
+    const struct entry *entry = entry_for(attached->directory, features, out);
+    if (entry && features->sequence) place_sequence(attached, entry, features, out);
+    if (out->answer == TURNED_AWAY || !out->length) keep_within(attached, entry, features, out);
   }
   pthread_mutex_unlock(&attached->mutex);
 }
 
 /* With the lock held. */
-static void tell(struct attached *attached, const struct ask *ask, const struct decision *decision,
+static void record_outcome(struct attached *attached, const struct features *features, const struct decision *decision,
                  const struct ending *ending, bool matched) {
-  struct outcome *told = ring_place(attached->control, OUTCOMES_RING);
-  if (!told) return;
+  struct outcome *outcome = ring_place(attached->control, OUTCOMES_RING);
+  if (!outcome) return;
   if (decision) {
-    told->number = decision->number;
-    told->directory = decision->directory;
-    told->propensity = decision->propensity;
-    told->decider = (uint8_t)decision->decider;
-    tell_lot(told, ask, decision);
+    outcome->number = decision->number;
+    outcome->directory = decision->directory;
+    outcome->propensity = decision->propensity;
+    outcome->decider = (uint8_t)decision->decider;
+    record_draw(outcome, features, decision);
   }
-  told->at_s = attached->call.now_s;
-  told->source = decision ? BY_POLICY : BY_LEAST_REQUEST;
-  told->pick_s = ending->pick_s;
-  told->decision_s = ending->decision_s;
-  told->latency_s = ending->latency_s;
-  told->first_byte_s = ending->first_byte_s;
-  told->bytes_in = ending->bytes_in;
-  told->bytes_out = ending->bytes_out;
-  told->column = column_told(attached, ask);
-  told->kind = (uint8_t)ask->kind;
-  told->grpc = ask->grpc;
-  told->http_status = (uint16_t)ending->http_status;
-  told->grpc_status = (int16_t)ending->grpc_status;
-  told->attempts = ending->attempts < UINT16_MAX ? (uint16_t)ending->attempts : UINT16_MAX;
-  told->ok = ending->judged.ok;
-  told->void_kind = (uint8_t)ending->judged.void_kind;
-  told->aborted = (uint8_t)ending->aborted;
-  told->matched = matched;
-  memcpy(told->endpoint, ending->endpoint, sizeof told->endpoint);
+  outcome->at_s = attached->call.now_s;
+  outcome->source = decision ? BY_POLICY : BY_LEAST_REQUEST;
+  outcome->pick_s = ending->pick_s;
+  outcome->decision_s = ending->decision_s;
+  outcome->latency_s = ending->latency_s;
+  outcome->first_byte_s = ending->first_byte_s;
+  outcome->bytes_in = ending->bytes_in;
+  outcome->bytes_out = ending->bytes_out;
+  outcome->column = column_shown(attached, features);
+  outcome->kind = (uint8_t)features->kind;
+  outcome->grpc = features->grpc;
+  outcome->http_status = (uint16_t)ending->http_status;
+  outcome->grpc_status = (int16_t)ending->grpc_status;
+  outcome->attempts = ending->attempts < UINT16_MAX ? (uint16_t)ending->attempts : UINT16_MAX;
+  outcome->ok = ending->judged.ok;
+  outcome->void_kind = (uint8_t)ending->judged.void_kind;
+  outcome->aborted = (uint8_t)ending->aborted;
+  outcome->matched = matched;
+  memcpy(outcome->endpoint, ending->endpoint, sizeof outcome->endpoint);
   ring_done(attached->control, OUTCOMES_RING);
 }
 
-static void tell_journal(struct attached *attached, const struct decision *decision, const struct ending *ending) {
+static void record_in_journal(struct attached *attached, const struct decision *decision, const struct ending *ending) {
   struct record record = {
     .flags = ending->judged.ok ? RECORD_OK : 0,
     .why = (uint8_t)ending->judged.void_kind,
     .number = decision->number,
     .at_s = attached->call.now_s,
   };
-  struct ended_record told = {.record = record, .latency_s = ending->latency_s};
-  memcpy(told.endpoint, ending->endpoint, sizeof told.endpoint);
-  journal_ended(&attached->writer, &told);
+  struct ended_record outcome = {.record = record, .latency_s = ending->latency_s};
+  memcpy(outcome.endpoint, ending->endpoint, sizeof outcome.endpoint);
+  journal_end(&attached->writer, &outcome);
 }
 
 /* As `Router._finished` and `Recorder._outcome` have it. True: the pick still counted as in flight. */
-static bool learn(struct attached *attached, const struct ask *ask, const struct decision *decision,
+static bool learn(struct attached *attached, const struct features *features, const struct decision *decision,
                   const struct ending *ending) {
   const struct kernel *kernel = attached->kernel;
   const int64_t *none = attached->options[STICKY].words;
@@ -455,24 +458,23 @@ static bool learn(struct attached *attached, const struct ask *ask, const struct
   call->latency_s = ending->latency_s;
   call->model = 0;
   call->rows = 0;
-  call->key = ask->key;
-  call->keyed = ask->keyed;
-  if (decision && decision->slot < SLOTS) {
-    struct slot *slot = &attached->control->slots[decision->slot];
-    if (slot->ticket == attached->ticket && slot->number == decision->number) {
-      matched = true;
-      picked = slot->row;
-      chosen = slot->chosen;
-      call->model = slot->column;
-      call->rows = slot->rows;
-      slot_give(attached->control, decision->slot);
-    }
+  call->key = features->key;
+  call->keyed = features->keyed;
+  const struct slot *slot = decision ? slot_of(attached, decision) : NULL;
+  if (slot) {
+    matched = true;
+    picked = slot->row;
+    chosen = slot->chosen;
+    call->model = slot->column;
+    call->rows = slot->rows;
+    slot_give(attached->control, decision->slot);
   }
   if (picked >= (int64_t)attached->workers || (uint64_t)call->model >= attached->models) picked = -1, call->model = 0;
   call->picked = picked;
   bool nothing = ending->judged.void_kind == VOID_CLIENT || ending->judged.void_kind == VOID_DEADLINE || !ending->endpoint[0] ||
                  (ending->judged.void_kind == VOID_REQUEST && !chosen);
-  call->served = nothing ? -1 : directory_row(attached->directory, (struct text){ending->endpoint, strlen(ending->endpoint)}, ask->grpc, guess);
+  struct text endpoint = {ending->endpoint, strlen(ending->endpoint)};
+  call->served = nothing ? -1 : directory_row(attached->directory, endpoint, features->grpc, guess);
   if (picked < 0) call->keyed = 0;
   if (!nothing)
     kernel->finish(attached->of_fleet_state, none, attached->of_call);
@@ -481,8 +483,8 @@ static bool learn(struct attached *attached, const struct ask *ask, const struct
   return matched;
 }
 
-bool finish(struct source *source, struct attached *attached, const struct ask *ask, const struct decision *decision,
-            const struct ending *ending) {
+bool finish(struct source *source, struct attached *attached, const struct features *features,
+            const struct decision *decision, const struct ending *ending) {
   struct control *control = attached->control;
   bool alive = attached_alive(attached);
   /* The slots have gone with a file that another one has taken the place of. */
@@ -495,10 +497,10 @@ bool finish(struct source *source, struct attached *attached, const struct ask *
     return false;
   }
   attached->call.now_s = seconds_of(now_ns());
-  bool matched = attached_refresh(source, attached) && learn(attached, ask, decision, ending);
-  tell(attached, ask, decision, ending, matched);
-  if (decision) tell_ended(attached, decision, ending);
-  if (decision) tell_journal(attached, decision, ending);
+  bool matched = attached_refresh(source, attached) && learn(attached, features, decision, ending);
+  record_outcome(attached, features, decision, ending, matched);
+  if (decision) report_end(attached, decision, ending);
+  if (decision) record_in_journal(attached, decision, ending);
   balancer_state_unlock(control);
   return true;
 }

@@ -8,9 +8,12 @@
 
 enum { MOST_MESSAGE = 2048 };
 
+/* For the lock: longer than whoever has it works, and shorter than what a client notices. */
+#define WAIT_NS UINT64_C(2000000)
+
 enum answer {
-  BALANCER_DECIDES, /* nothing can be said here: it is to be asked */
-  LEAST_REQUEST,    /* nobody can be asked: Envoy's own choice, or the worker of the sequence, which has a name then */
+  BALANCER_DECIDES, /* it cannot be decided here: the balancer is to */
+  LEAST_REQUEST,    /* no balancer can: Envoy's own choice, or the worker of the sequence, which has a name then */
   TAKEN,            /* a worker was picked and the request counted in */
   TURNED_AWAY
 };
@@ -22,16 +25,16 @@ struct decision {
   double propensity, at_s;
   int64_t row, column;
   enum decider decider;
-  unsigned side;   /* of the trial; SIDES: nobody compares it */
+  unsigned side;   /* of the canary; SIDES: nobody compares it */
   bool sequence;
   bool among; /* the endpoints are not in order: Envoy chooses among them */
   bool owed; /* the number is the balancer's */
-  bool told; /* of the decision, so that its end is told of too */
+  bool reported; /* to guard or rollout, so that its end is reported too */
   bool left; /* its place was given back before its end */
   uint8_t draw;    /* enum drawn */
   uint32_t split; /* by which it gets a version; 0: none */
   char version[VERSION_BYTES]; /* that it gets; empty: what it says itself */
-  char policy[64]; /* that picked, where Envoy's logs tell it: whole or cut, and ended by zeros where there is room */
+  char policy[64]; /* that picked, where Envoy's logs show it: whole or cut, and ended by zeros where there is room */
   /* Where a worker is named: the endpoints in order, separated by commas. Where turned away: the message. */
   char words[MOST_MESSAGE];
   size_t length;
@@ -43,10 +46,10 @@ static inline double seconds_since(uint64_t from_ns, uint64_t to_ns) {
   return from_ns && to_ns >= from_ns ? seconds_of(to_ns - from_ns) : NAN;
 }
 
-void decide(struct source *source, struct attached *attached, const struct ask *ask, struct decision *out);
+void decide(struct source *source, struct attached *attached, const struct features *features, struct decision *out);
 
 /* A request was refused for what stands in that field. */
-void invalid(struct attached *attached, const struct ask *ask, uint32_t http_status, uint32_t grpc_status,
+void invalid(struct attached *attached, const struct features *features, uint32_t http_status, uint32_t grpc_status,
              struct text field);
 
 struct judged {
@@ -66,18 +69,26 @@ struct ending {
   enum aborted aborted;
 };
 
+/* With the lock held: the slot of the decision; null: it was given up, or never had. */
+static inline struct slot *slot_of(const struct attached *attached, const struct decision *decision) {
+  if (decision->slot >= SLOTS) return NULL;
+  struct slot *slot = &attached->control->slots[decision->slot];
+  return slot->ticket == attached->ticket && slot->number == decision->number ? slot : NULL;
+}
+
 /* places.c. The worker is done with a request whose client does not take the answer: count it out before its end. */
 void place_leave(struct source *source, struct attached *attached, struct decision *decision);
 /* It waits for its client from now on: the balancer may count it out. */
 void place_waits(struct attached *attached, struct decision *decision);
 /* It does no longer, and is counted in again where it was counted out meanwhile. */
-void place_resume(struct source *source, struct attached *attached, const struct ask *ask, struct decision *decision);
+void place_resume(struct source *source, struct attached *attached, const struct features *features,
+                  struct decision *decision);
 
 /* Sets `judged` and `aborted`; `details`: Envoy's response code details; `complete`: the response was sent whole. */
 void judge(struct ending *ending, struct text details, bool complete);
 
 /* `decision`: null where Envoy chose. False: nothing could be counted now, and it is to be tried again. */
-bool finish(struct source *source, struct attached *attached, const struct ask *ask, const struct decision *decision,
-            const struct ending *ending);
+bool finish(struct source *source, struct attached *attached, const struct features *features,
+            const struct decision *decision, const struct ending *ending);
 
 #endif

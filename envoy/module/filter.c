@@ -37,28 +37,28 @@ static struct text line_of(struct text *rest) {
   return line;
 }
 
-/* A config is the path of the library, that of the folder, whether decisions are told in metadata, a line each, and the
-   models that the balancer forwards. What keeps it from being used is said once; then the balancer is asked, as without
+/* A config is the path of the library, that of the folder, whether decisions are written as metadata, a line each, and the
+   models that the balancer forwards. What keeps it from being used is logged once; then the balancer decides, as without
    this filter. */
 HOOKED const void *HOOK(http_filter_config_new)(void *envoy, struct text name, struct text config) {
   (void)envoy, (void)name;
   struct source *source = NULL;
   char paths[1024];
   const char *lacking = missing_callback(), *why = "its config is not two paths";
-  struct text rest = config, kernel = line_of(&rest), folder = line_of(&rest), told = line_of(&rest);
+  struct text rest = config, kernel = line_of(&rest), folder = line_of(&rest), metadata = line_of(&rest);
   if (kernel.length && folder.length && kernel.length + folder.length + 2 <= sizeof paths) {
     int length = snprintf(paths, sizeof paths, "%.*s", (int)kernel.length, kernel.ptr);
     snprintf(paths + length + 1, sizeof paths - kernel.length - 1, "%.*s", (int)folder.length, folder.ptr);
     why = lacking;
     if (!lacking) source = source_new(paths, paths + length + 1, &why);
-    if (source) source->told = same(told, TEXT(NAME_LEAVES_METADATA));
+    if (source) source->leaves_metadata = same(metadata, TEXT(NAME_LEAVES_METADATA));
     if (source && forwarded_read(&source->forwarded, rest)) return source;
     if (source) why = "its config is no list of models";
   }
   struct source *none = calloc(1, sizeof *none);
   if (!none) return NULL;
   pthread_mutex_init(&none->mutex, NULL);
-  say(none, lacking ? "Envoy lacks a callback, and chooses itself" : "the balancer is asked", why);
+  log_warning(none, lacking ? "Envoy lacks a callback, and chooses itself" : "the balancer is asked", why);
   return none;
 }
 
@@ -152,7 +152,7 @@ static void respond(void *filter, bool grpc, uint32_t http_status, uint32_t grpc
   CALLBACK(http_send_response)(filter, http_status, headers, shed ? 2 : 1, words, TEXT("balancer"));
 }
 
-/* Nothing can be said here: the route is that to the listener which asks. Before anybody else looked at the request. */
+/* It cannot be decided here: the route is that to the listener which asks. Before anybody else looked at the request. */
 static int ask_balancer(void *filter) {
   if (!CALLBACK(http_set_header) || !CALLBACK(http_clear_route_cache)) return HEADERS_CONTINUE;
   CALLBACK(http_set_header)(filter, REQUEST_HEADERS, TEXT(NAME_ASKING_HEADER), TEXT(NAME_ASKING));
@@ -161,8 +161,8 @@ static int ask_balancer(void *filter) {
 }
 
 /* For Envoy's logs and traces. */
-static void tell(void *filter, const struct request *request) {
-  if (!request->source->told) return;
+static void set_metadata(void *filter, const struct request *request) {
+  if (!request->source->leaves_metadata) return;
   const struct decision *decision = &request->decision;
   bool taken = decision->answer == TAKEN;
   char number[24], pick_us[24];
@@ -170,17 +170,17 @@ static void tell(void *filter, const struct request *request) {
   int letters = taken ? snprintf(pick_us, sizeof pick_us, "%.1f", 1e6 * request->ending.pick_s) : 0;
   struct header all[] = {
     {DESTINATION, {decision->words, decision->answer == TURNED_AWAY || decision->among ? 0 : decision->length}},
-    {TEXT(NAME_TRITON_ID), request->ask.id},
-    {TEXT(NAME_MODEL), request->ask.model},
+    {TEXT(NAME_TRITON_ID), request->features.id},
+    {TEXT(NAME_MODEL), request->features.model},
     {TEXT(NAME_POLICY), {decision->policy, strnlen(decision->policy, sizeof decision->policy)}},
     {TEXT(NAME_NUMBER), {number, (size_t)digits}},
     {TEXT(NAME_PICK_US), {pick_us, (size_t)letters}},
   };
-  struct header told[sizeof all / sizeof *all];
+  struct header given[sizeof all / sizeof *all];
   size_t count = 0;
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-    if (all[i].value.length) told[count++] = all[i];
-  if (count) CALLBACK(http_set_dynamic_metadata_string_batch)(filter, SPACE, told, count);
+    if (all[i].value.length) given[count++] = all[i];
+  if (count) CALLBACK(http_set_dynamic_metadata_string_batch)(filter, SPACE, given, count);
 }
 
 /* True: the balancer forwards it, and the rest of it passes. Whether it can, Envoy's route says: that of a raw tensor or of
@@ -191,7 +191,7 @@ static bool forward(void *filter, struct request *request) {
   struct text model = kept_of(&facts->model), route = {NULL, 0};
   if (facts->model.bytes != model.length || !forwarded_has(&request->source->forwarded, model)) return false;
   if (!CALLBACK(http_filter_get_attribute_string)(filter, ROUTE_NAME, &route) || !same(route, TEXT(NAME_FORWARDABLE))) {
-    bool inference = request->reader.ask.kind == BALANCER_INFERENCE || request->reader.ask.kind == BALANCER_STREAM;
+    bool inference = request->reader.features.kind == BALANCER_INFERENCE || request->reader.features.kind == BALANCER_STREAM;
     if (inference && atomic_load(&request->attached->limits_tenants)) {
       request->stage = PASSED;
       ask_balancer(filter);
@@ -201,11 +201,11 @@ static bool forward(void *filter, struct request *request) {
   }
   request->stage = PASSED;
   balancer_reader_release(&request->reader);
-  request->ask.model = model;
-  request->ask.id = kept_of(&facts->id);
+  request->features.model = model;
+  request->features.id = kept_of(&facts->id);
   request->decision.length = 0;
   request->decision.policy[0] = 0;
-  tell(filter, request);
+  set_metadata(filter, request);
   CALLBACK(http_set_header)(filter, REQUEST_HEADERS, TEXT(NAME_FORWARDED_HEADER), TEXT(NAME_FORWARDED));
   CALLBACK(http_clear_route_cache)(filter);
   return true;
@@ -233,7 +233,7 @@ static void name_workers(void *filter, struct request *request) {
 /* True: the request goes on. */
 static bool settle(void *filter, struct request *request) {
   struct decision *decision = &request->decision;
-  decide(request->source, request->attached, &request->ask, decision);
+  decide(request->source, request->attached, &request->features, decision);
   request->stage = decision->answer == BALANCER_DECIDES ? PASSED : OURS;
   if (request->stage == PASSED) {
     balancer_reader_release(&request->reader);
@@ -242,12 +242,12 @@ static bool settle(void *filter, struct request *request) {
   }
   struct text words = {decision->words, decision->length};
   request->began_ns = decision->at_ns ? decision->at_ns : now_ns();
-  request->ending.pick_s = seconds_since(request->ask.came_ns, request->began_ns);
-  if (decision->answer == TAKEN) request->ending.decision_s = seconds_since(request->ask.read_ns, now_ns());
-  tell(filter, request);
+  request->ending.pick_s = seconds_since(request->features.came_ns, request->began_ns);
+  if (decision->answer == TAKEN) request->ending.decision_s = seconds_since(request->features.read_ns, now_ns());
+  set_metadata(filter, request);
   if (decision->answer == TURNED_AWAY) {
     request->stage = ENDED;
-    respond(filter, request->ask.grpc, decision->http_status, decision->grpc_status, words);
+    respond(filter, request->features.grpc, decision->http_status, decision->grpc_status, words);
     return false;
   }
   if (decision->version[0]) version_write(filter, request);
@@ -319,16 +319,16 @@ static struct seen kept_headers(void *filter, const struct request *request, str
 
 static void answer_invalid(void *filter, const struct request *request, const struct balancer_refusal *refusal) {
   struct text words = {refusal->text, strnlen(refusal->text, sizeof refusal->text)};
-  if (refusal->exhausted) respond(filter, request->ask.grpc, CODES_EXHAUSTED, words);
-  else respond(filter, request->ask.grpc, CODES_INVALID, words);
+  if (refusal->exhausted) respond(filter, request->features.grpc, CODES_EXHAUSTED, words);
+  else respond(filter, request->features.grpc, CODES_INVALID, words);
 }
 
 static bool refuse(void *filter, struct request *request, const struct balancer_refusal *refusal) {
   request->stage = ENDED;
   const struct balancer_text *model = &request->reader.facts.model;
-  request->ask.kind = request->reader.ask.kind;
-  if (model->bytes <= sizeof model->kept) request->ask.model = (struct text){model->kept, model->bytes};
-  invalid(request->attached, &request->ask, CODES_INVALID, refusal->field);
+  request->features.kind = request->reader.features.kind;
+  if (model->bytes <= sizeof model->kept) request->features.model = (struct text){model->kept, model->bytes};
+  invalid(request->attached, &request->features, CODES_INVALID, refusal->field);
   answer_invalid(filter, request, refusal);
   return false;
 }
@@ -340,23 +340,23 @@ static bool has_arrived(const struct request *request) {
 
 /* Once more of the body has passed. */
 static void arrive(struct request *request) {
-  if (!request->ask.waits || request->decision.answer != TAKEN || !has_arrived(request)) return;
-  request->ask.waits = false;
-  place_resume(request->source, request->attached, &request->ask, &request->decision);
+  if (!request->features.waits || request->decision.answer != TAKEN || !has_arrived(request)) return;
+  request->features.waits = false;
+  place_resume(request->source, request->attached, &request->features, &request->decision);
 }
 
 /* All has been read that is needed. True: the request goes on. */
 static bool judge_request(void *filter, struct request *request, struct seen seen, uint64_t read_ns) {
   struct balancer_refusal refusal;
   struct balancer_headers headers = {header_of, &seen};
-  if (request->reader.ask.grpc && request->reader.progress != BALANCER_REFUSED && forward(filter, request)) return true;
-  request->ask.grpc = request->reader.ask.grpc;
-  const struct ask *read = balancer_reader_finish(&request->reader, &request->names->of, headers, &refusal);
+  if (request->reader.features.grpc && request->reader.progress != BALANCER_REFUSED && forward(filter, request)) return true;
+  request->features.grpc = request->reader.features.grpc;
+  const struct features *read = balancer_reader_finish(&request->reader, &request->names->of, headers, &refusal);
   if (!read) return refuse(filter, request, &refusal);
-  request->ask = *read;
-  request->ask.came_ns = request->came_ns;
-  request->ask.read_ns = read_ns;
-  request->ask.waits = !has_arrived(request);
+  request->features = *read;
+  request->features.came_ns = request->came_ns;
+  request->features.read_ns = read_ns;
+  request->features.waits = !has_arrived(request);
   return settle(filter, request);
 }
 
@@ -373,9 +373,9 @@ HOOKED int HOOK(http_filter_request_headers)(void *filter, const void *module, b
   size_t path_length;
   request->path = header_of(&seen, ":path", 5, &path_length);
   enum balancer_progress progress = balancer_reader_start(&request->reader, headers, !end);
-  if (request->reader.ask.kind == BALANCER_PER_SERVER) return HEADERS_CONTINUE;
+  if (request->reader.features.kind == BALANCER_PER_SERVER) return HEADERS_CONTINUE;
   /* Over REST the path has the model. */
-  if (!request->reader.ask.grpc && forward(filter, request)) return HEADERS_CONTINUE;
+  if (!request->reader.features.grpc && forward(filter, request)) return HEADERS_CONTINUE;
   request->came_ns = now_ns();
   if (end) request->uploaded_ns = request->came_ns;
   if (progress == BALANCER_MORE) {
@@ -454,12 +454,12 @@ static int grpc_status_in(void *filter, int kind) {
   return digits_of(found, &number) == found.length ? (int)number : absent;
 }
 
-/* Whether its end is told: those that end before they are decided about are, too. */
-static bool is_told(const struct request *request) { return request->stage == OURS || request->stage == READING; }
+/* Whether its end is recorded: also of those that end before they are decided. */
+static bool is_recorded(const struct request *request) { return request->stage == OURS || request->stage == READING; }
 
 static bool count_end(struct request *request) {
   const struct decision *decision = request->decision.answer == TAKEN ? &request->decision : NULL;
-  return finish(request->source, request->attached, &request->ask, decision, &request->ending);
+  return finish(request->source, request->attached, &request->features, decision, &request->ending);
 }
 
 static void keep_late(struct request *request) {
@@ -493,8 +493,8 @@ static int status_in_headers(void *filter) {
 static void conclude(void *filter, struct request *request) {
   if (request->stage == READING) {
     request->stage = OURS;
-    request->ask.kind = request->reader.ask.kind;
-    request->ask.grpc = request->reader.ask.grpc;
+    request->features.kind = request->reader.features.kind;
+    request->features.grpc = request->reader.features.grpc;
   }
   struct ending *ending = &request->ending;
   struct text found = {NULL, 0};
@@ -514,7 +514,7 @@ static void conclude(void *filter, struct request *request) {
   /* An upload that takes long says nothing of the worker, nor does a client that takes long to read. */
   uint64_t began_ns = request->uploaded_ns > request->began_ns ? request->uploaded_ns : request->began_ns;
   uint64_t over_ns = request->unread_ns ? request->unread_ns : request->last_byte_ns;
-  if (request->ask.kind == BALANCER_INFERENCE && request->whole && over_ns > began_ns)
+  if (request->features.kind == BALANCER_INFERENCE && request->whole && over_ns > began_ns)
     ending->latency_s = seconds_of(over_ns - began_ns);
   if (request->first_byte_ns > began_ns) ending->first_byte_s = seconds_of(request->first_byte_ns - began_ns);
   for (struct request *before; (before = take_late());) {
@@ -542,7 +542,7 @@ static void ended(void *filter, struct request *request, bool trailers) {
    when its answer began. A stream may still be worked on. */
 static void stop_waiting(struct request *request) {
   if (request->stage != OURS || request->decision.answer != TAKEN || !request->first_byte_ns || request->unread_ns) return;
-  if (request->ask.kind == BALANCER_STREAM) {
+  if (request->features.kind == BALANCER_STREAM) {
     place_waits(request->attached, &request->decision);
     return;
   }
@@ -560,13 +560,13 @@ HOOKED void HOOK(http_filter_downstream_below_write_buffer_low_watermark)(void *
   (void)filter;
   struct request *request = (struct request *)module;
   if (!request->unread || --request->unread) return;
-  if (request->stage != OURS || request->decision.answer != TAKEN || request->ask.kind != BALANCER_STREAM) return;
-  place_resume(request->source, request->attached, &request->ask, &request->decision);
+  if (request->stage != OURS || request->decision.answer != TAKEN || request->features.kind != BALANCER_STREAM) return;
+  place_resume(request->source, request->attached, &request->features, &request->decision);
 }
 
 HOOKED int HOOK(http_filter_response_headers)(void *filter, const void *module, bool end) {
   struct request *request = (struct request *)module;
-  if (!is_told(request)) return HEADERS_CONTINUE;
+  if (!is_recorded(request)) return HEADERS_CONTINUE;
   request->first_byte_ns = now_ns();
   if (request->unread) stop_waiting(request);
   if (end) {
@@ -578,7 +578,7 @@ HOOKED int HOOK(http_filter_response_headers)(void *filter, const void *module, 
 
 HOOKED int HOOK(http_filter_response_body)(void *filter, const void *module, bool end) {
   struct request *request = (struct request *)module;
-  if (!is_told(request)) return BODY_CONTINUE;
+  if (!is_recorded(request)) return BODY_CONTINUE;
   request->ending.bytes_out += CALLBACK(http_get_body_size)(filter, RECEIVED_RESPONSE_BODY);
   if (end) ended(filter, request, false);
   return BODY_CONTINUE;
@@ -586,7 +586,7 @@ HOOKED int HOOK(http_filter_response_body)(void *filter, const void *module, boo
 
 HOOKED int HOOK(http_filter_response_trailers)(void *filter, const void *module) {
   struct request *request = (struct request *)module;
-  if (!is_told(request)) return HEADERS_CONTINUE;
+  if (!is_recorded(request)) return HEADERS_CONTINUE;
   ended(filter, request, true);
   return HEADERS_CONTINUE;
 }
@@ -594,7 +594,7 @@ HOOKED int HOOK(http_filter_response_trailers)(void *filter, const void *module)
 /* Nothing more will come, though the answer may not have been whole. */
 HOOKED void HOOK(http_filter_stream_complete)(void *filter, const void *module) {
   struct request *request = (struct request *)module;
-  if (is_told(request)) conclude(filter, request);
+  if (is_recorded(request)) conclude(filter, request);
 }
 
 HOOKED void HOOK(http_filter_destroy)(const void *module) {

@@ -37,7 +37,7 @@ struct request {
   bool among;            /* any of them may be chosen, and nobody else */
   struct request *beside;
   struct ending ending;
-  struct ask ask;
+  struct features features;
   struct decision decision;
   struct balancer_reader reader;
   struct kept kept;

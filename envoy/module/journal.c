@@ -102,49 +102,49 @@ static char *put(char *at, struct text text) {
   return at + text.length;
 }
 
-/* The record of a request, with `more` bytes behind its texts, which `behind` is set to. */
-static struct request_record *place_request(struct attached *attached, const struct ask *ask,
-                                          const struct decision *decision, uint64_t more, char **behind) {
-  uint64_t texts = filled_up(ask->model.length + ask->version.length + ask->tenant.length);
+/* The record of a request, with `more` bytes after its texts, which `after` is set to. */
+static struct request_record *place_request(struct attached *attached, const struct features *features,
+                                          const struct decision *decision, uint64_t more, char **after) {
+  uint64_t texts = filled_up(features->model.length + features->version.length + features->tenant.length);
   uint64_t bytes = sizeof(struct request_record) + texts + more;
-  struct request_record *asked = place_for(&attached->writer, bytes);
-  if (!asked) return NULL;
-  *asked = (struct request_record){
+  struct request_record *request = place_for(&attached->writer, bytes);
+  if (!request) return NULL;
+  *request = (struct request_record){
     .record = {.bytes = (uint32_t)bytes, .number = decision->number, .at_s = decision->at_s},
     .serial = attached->directory->head.serial,
-    .key = ask->key,
-    .rows = ask->rows,
-    .deadline_s = ask->deadline_s,
-    .priority = ask->priority,
+    .key = features->key,
+    .rows = features->rows,
+    .deadline_s = features->deadline_s,
+    .priority = features->priority,
     .row = -1,
-    .model_bytes = (uint32_t)ask->model.length,
-    .version_bytes = (uint32_t)ask->version.length,
-    .tenant_bytes = (uint32_t)ask->tenant.length,
+    .model_bytes = (uint32_t)features->model.length,
+    .version_bytes = (uint32_t)features->version.length,
+    .tenant_bytes = (uint32_t)features->tenant.length,
   };
-  asked->record.flags = (uint8_t)((ask->keyed ? RECORD_KEYED : 0) | (ask->sequence ? RECORD_SEQUENCE : 0) |
-                                  (ask->kind == BALANCER_MODEL || ask->kind == BALANCER_SERVER ? RECORD_QUESTION : 0));
-  char *at = (char *)(asked + 1);
-  *behind = at + texts;
-  at = put(put(put(at, ask->model), ask->version), ask->tenant);
-  memset(at, 0, (size_t)(*behind - at));
-  return asked;
+  request->record.flags = (uint8_t)((features->keyed ? RECORD_KEYED : 0) | (features->sequence ? RECORD_SEQUENCE : 0) |
+                                  (features->kind == BALANCER_MODEL || features->kind == BALANCER_SERVER ? RECORD_QUESTION : 0));
+  char *at = (char *)(request + 1);
+  *after = at + texts;
+  at = put(put(put(at, features->model), features->version), features->tenant);
+  memset(at, 0, (size_t)(*after - at));
+  return request;
 }
 
-void journal_asks(struct attached *attached, const struct ask *ask, const struct decision *decision) {
+void journal_decision(struct attached *attached, const struct features *features, const struct decision *decision) {
   struct writer *writer = &attached->writer;
   uint64_t n = attached->workers, arrays = (JOURNAL_SEEN + 1) * sizeof(double) * n + filled_up(n);
-  char *behind;
+  char *after;
   writer->open = NULL;
   writer->lacks_room = false;
   if (!wants(writer, decision->number)) return;
-  struct request_record *asked = place_request(attached, ask, decision, arrays, &behind);
-  writer->lacks_room = !asked;
-  if (!asked) return;
-  asked->record.kind = RECORD_DECISION;
-  asked->record.decider = (uint8_t)decision->decider;
-  asked->workers = (uint32_t)n;
+  struct request_record *request = place_request(attached, features, decision, arrays, &after);
+  writer->lacks_room = !request;
+  if (!request) return;
+  request->record.kind = RECORD_DECISION;
+  request->record.decider = (uint8_t)decision->decider;
+  request->workers = (uint32_t)n;
   attached->kernel->look_up(attached->of_fleet_state, attached->options[STICKY].words, attached->of_call);
-  double *out = (double *)behind;
+  double *out = (double *)after;
   uint64_t models = attached->models, column = (uint64_t)decision->column;
   for (int i = 0; i < JOURNAL_SEEN; i++, out += n) {
     const double *array = writer->seen[i];
@@ -153,53 +153,54 @@ void journal_asks(struct attached *attached, const struct ask *ask, const struct
     else
       for (uint64_t w = 0; w < n; w++) out[w] = array[w * models + column];
   }
-  writer->open = asked;
-  writer->open_bytes = sizeof *asked + (uint64_t)(behind - (char *)(asked + 1)) + arrays;
+  writer->open = request;
+  writer->open_bytes = sizeof *request + (uint64_t)(after - (char *)(request + 1)) + arrays;
   writer->shares = out;
   writer->eligible = (uint8_t *)(out + n);
   memset(writer->eligible, 0, filled_up(n));
 }
 
-void journal_answered(struct attached *attached, const struct ask *ask, int64_t row, const uint8_t *eligible) {
+void journal_answer(struct attached *attached, const struct features *features, int64_t row, const uint8_t *eligible) {
   struct writer *writer = &attached->writer;
-  struct request_record *asked = writer->open;
+  struct request_record *request = writer->open;
   if (writer->lacks_room) count_dropped(writer);
-  if (!asked) return;
+  if (!request) return;
   writer->open = NULL;
   memcpy(writer->shares, writer->answer, sizeof *writer->shares * attached->workers);
   memcpy(writer->eligible, eligible, attached->workers);
-  asked->row = row;
-  asked->propensity = row < 0 ? 0 : attached->call.propensity;
-  for (int i = 0; i < MOST_NAMED - 1; i++) asked->fallbacks[i] = row < 0 || ask->sequence ? -1 : attached->call.fallbacks[i];
+  request->row = row;
+  request->propensity = row < 0 ? 0 : attached->call.propensity;
+  bool none = row < 0 || features->sequence;
+  for (int i = 0; i < MOST_NAMED - 1; i++) request->fallbacks[i] = none ? -1 : attached->call.fallbacks[i];
   writer->at += writer->open_bytes;
 }
 
-void journal_refuses(struct attached *attached, const struct ask *ask, const struct decision *decision) {
-  char *behind;
+void journal_refusal(struct attached *attached, const struct features *features, const struct decision *decision) {
+  char *after;
   attached->writer.open = NULL;
   if (!wants(&attached->writer, decision->number)) return;
-  struct request_record *asked = place_request(attached, ask, decision, 0, &behind);
-  if (!asked) {
+  struct request_record *request = place_request(attached, features, decision, 0, &after);
+  if (!request) {
     count_dropped(&attached->writer);
     return;
   }
-  asked->record.kind = RECORD_REFUSAL;
-  asked->record.why = (uint8_t)decision->grpc_status;
-  attached->writer.at += sizeof *asked + (uint64_t)(behind - (char *)(asked + 1));
+  request->record.kind = RECORD_REFUSAL;
+  request->record.why = (uint8_t)decision->grpc_status;
+  attached->writer.at += sizeof *request + (uint64_t)(after - (char *)(request + 1));
 }
 
-void journal_ended(struct writer *writer, const struct ended_record *outcome) {
+void journal_end(struct writer *writer, const struct ended_record *outcome) {
   if (!wants(writer, outcome->record.number)) return;
   journal_start(writer);
-  struct ended_record *told = place_for(writer, sizeof *told);
-  if (!told) {
+  struct ended_record *record = place_for(writer, sizeof *record);
+  if (!record) {
     count_dropped(writer);
     return;
   }
-  *told = *outcome;
-  told->record.bytes = sizeof *told;
-  told->record.kind = RECORD_OUTCOME;
-  writer->at += sizeof *told;
+  *record = *outcome;
+  record->record.bytes = sizeof *record;
+  record->record.kind = RECORD_OUTCOME;
+  writer->at += sizeof *record;
   journal_commit(writer);
 }
 

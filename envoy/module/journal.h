@@ -15,7 +15,7 @@
 struct journal {
   uint64_t magic, bytes;
   char stamp[16], shared[16];
-  double share; /* of the decisions that are to be told of, chosen by their numbers */
+  double share; /* of the decisions that are recorded, chosen by their numbers */
   _Alignas(64) _Atomic uint64_t written; /* bytes, ever; by who has the lock */
   _Atomic uint64_t dropped;              /* records, ever */
   _Alignas(64) _Atomic uint64_t read;    /* bytes, ever; by the balancer */
@@ -28,7 +28,7 @@ struct writer {
   uint64_t inode;
   double share;
   uint64_t at; /* where the next record goes */
-  struct request_record *open; /* of the decision being made; null: it is not told of */
+  struct request_record *open; /* of the decision being made; null: it is not recorded */
   uint64_t open_bytes;
   bool lacks_room; /* for that decision */
   double *shares;    /* its */
@@ -37,7 +37,7 @@ struct writer {
 };
 
 struct attached;
-struct ask;
+struct features;
 struct decision;
 
 /* With the lock held, all of these. */
@@ -53,11 +53,11 @@ void journal_start(struct writer *writer);
 void journal_commit(struct writer *writer);
 
 /* Before the kernel is called, as it counts in, and when it has answered with a row, or -1. */
-void journal_asks(struct attached *attached, const struct ask *ask, const struct decision *decision);
-void journal_answered(struct attached *attached, const struct ask *ask, int64_t row, const uint8_t *eligible);
+void journal_decision(struct attached *attached, const struct features *features, const struct decision *decision);
+void journal_answer(struct attached *attached, const struct features *features, int64_t row, const uint8_t *eligible);
 /* In place of an answer. */
-void journal_refuses(struct attached *attached, const struct ask *ask, const struct decision *decision);
+void journal_refusal(struct attached *attached, const struct features *features, const struct decision *decision);
 
-void journal_ended(struct writer *writer, const struct ended_record *outcome);
+void journal_end(struct writer *writer, const struct ended_record *outcome);
 
 #endif

@@ -1,24 +1,16 @@
 /* A worker does not wait for a client that sends or reads slowly, so such a request keeps its place there for no longer than
-   the client takes to show it. Its end is told, and learned of, as any other's. */
+   the client takes to show it. Its end is recorded, and learned from, as any other's. */
 #define _GNU_SOURCE
 #include "decide.h"
 
 #include <string.h>
 
 /* What is not counted for want of the lock stays as it is until the request ends. */
-#define WAIT_FOR_PLACE_NS UINT64_C(2000000)
-
 static bool enter(struct attached *attached) {
-  return attached_alive(attached) && balancer_state_lock(attached->control, WAIT_FOR_PLACE_NS);
+  return attached_alive(attached) && balancer_state_lock(attached->control, WAIT_NS);
 }
 
-/* With the lock held, as the next ones. Null: it was given up. */
-static struct slot *slot_of(const struct attached *attached, const struct decision *decision) {
-  if (decision->slot >= SLOTS) return NULL;
-  struct slot *slot = &attached->control->slots[decision->slot];
-  return slot->ticket == attached->ticket && slot->number == decision->number ? slot : NULL;
-}
-
+/* With the lock held. */
 static void count(struct attached *attached, balancer_function *how, int64_t row, int64_t column, double rows) {
   struct balancer_call *call = &attached->call;
   if (row < 0 || (uint64_t)row >= attached->workers || (uint64_t)column >= attached->models) return;
@@ -48,10 +40,10 @@ void place_waits(struct attached *attached, struct decision *decision) {
   balancer_state_unlock(attached->control);
 }
 
-static void take_again(struct attached *attached, const struct ask *ask, struct decision *decision) {
+static void take_again(struct attached *attached, const struct features *features, struct decision *decision) {
   const char *comma = memchr(decision->words, ',', decision->length);
   struct text worker = {decision->words, comma ? (size_t)(comma - decision->words) : decision->length};
-  int64_t row = directory_row(attached->directory, worker, ask->grpc, decision->row);
+  int64_t row = directory_row(attached->directory, worker, features->grpc, decision->row);
   uint32_t place = row < 0 ? NO_SLOT : slot_take(attached->control);
   if (place == NO_SLOT) return;
   struct slot slot = {
@@ -59,7 +51,7 @@ static void take_again(struct attached *attached, const struct ask *ask, struct 
     .ticket = attached->ticket,
     .row = row,
     .column = decision->column,
-    .rows = ask->rows,
+    .rows = features->rows,
     .at_s = seconds_of(now_ns()),
   };
   slot_fill(attached->control, place, &slot);
@@ -67,10 +59,11 @@ static void take_again(struct attached *attached, const struct ask *ask, struct 
   count(attached, attached->kernel->take, row, slot.column, slot.rows);
 }
 
-void place_resume(struct source *source, struct attached *attached, const struct ask *ask, struct decision *decision) {
+void place_resume(struct source *source, struct attached *attached, const struct features *features,
+                  struct decision *decision) {
   if (decision->left || !enter(attached)) return;
   struct slot *slot = slot_of(attached, decision);
   if (slot) slot_waits(attached->control, decision->slot, false);
-  else if (attached_refresh(source, attached)) take_again(attached, ask, decision);
+  else if (attached_refresh(source, attached)) take_again(attached, features, decision);
   balancer_state_unlock(attached->control);
 }

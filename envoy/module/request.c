@@ -24,7 +24,7 @@ static void clear(struct balancer_reader *reader) {
   facts->has_rows = facts->words_alone = facts->exhausted = false;
   facts->field = facts->words = NULL;
   facts->flag = 0;
-  memset(&reader->ask, 0, sizeof reader->ask);
+  memset(&reader->features, 0, sizeof reader->features);
   reader->seen = reader->inflated = 0;
   reader->inflate = NULL;
   reader->limit = UINT64_MAX;
@@ -73,20 +73,20 @@ enum balancer_progress balancer_reader_start(struct balancer_reader *reader, str
                                              bool has_body) {
   struct text path = balancer_header(headers, TEXT(":path"));
   const char *query = path.length ? memchr(path.ptr, '?', path.length) : NULL;
-  struct ask *ask = &reader->ask;
+  struct features *features = &reader->features;
   bool json = false;
   clear(reader);
   reader->progress = BALANCER_MORE;
   if (query) path.length = (size_t)(query - path.ptr);
-  ask->grpc = begins(balancer_header(headers, TEXT("content-type")), "application/grpc");
-  if (ask->grpc) {
-    ask->kind = balancer_grpc_kind(path);
-    if (has_body && ask->kind < BALANCER_SERVER) {
+  features->grpc = begins(balancer_header(headers, TEXT("content-type")), "application/grpc");
+  if (features->grpc) {
+    features->kind = balancer_grpc_kind(path);
+    if (has_body && features->kind < BALANCER_SERVER) {
       reader->body = BALANCER_GRPC_BODY;
-      balancer_protobuf_start(&reader->of.protobuf, ask->kind != BALANCER_MODEL);
+      balancer_protobuf_start(&reader->of.protobuf, features->kind != BALANCER_MODEL);
     }
   } else {
-    ask->kind = balancer_rest_kind(path, &reader->facts.model, &reader->facts.version, &json);
+    features->kind = balancer_rest_kind(path, &reader->facts.model, &reader->facts.version, &json);
     if (has_body && json) start_json(reader, headers);
   }
   if (reader->progress != BALANCER_REFUSED)
@@ -238,17 +238,17 @@ static bool find_model(struct balancer_reader *reader, const struct balancer_nam
 /* The key that places a request: a sequence's before the header's. */
 static bool find_key(struct balancer_reader *reader, const struct balancer_names *names, struct balancer_headers headers,
                      struct balancer_refusal *refusal) {
-  struct ask *ask = &reader->ask;
+  struct features *features = &reader->features;
   struct balancer_text *sequence = &reader->facts.sequence, *key = &reader->facts.value;
   if (!balancer_text_within(sequence, TEXT("sequence_id"), refusal)) return false;
   if (!sequence->bytes && !balancer_header_text(headers, names->sequence, sequence, refusal)) return false;
   if (!balancer_header_text(headers, names->key, key, refusal)) return false;
-  ask->sequence = sequence->bytes && !balancer_text_is(sequence, "0");
-  ask->keyed = ask->sequence || key->bytes;
+  features->sequence = sequence->bytes && !balancer_text_is(sequence, "0");
+  features->keyed = features->sequence || key->bytes;
   /* Sequences of different models are different. */
-  if (ask->sequence)
-    ask->key = balancer_mix(balancer_key_of(&reader->facts.model) ^ balancer_key_of(sequence));
-  else if (ask->keyed) ask->key = balancer_key_of(key);
+  if (features->sequence)
+    features->key = balancer_mix(balancer_key_of(&reader->facts.model) ^ balancer_key_of(sequence));
+  else if (features->keyed) features->key = balancer_key_of(key);
   return true;
 }
 
@@ -259,7 +259,7 @@ static bool find_priority(struct balancer_reader *reader, const struct balancer_
   uint32_t of_header;
   if (!balancer_digits_within(&reader->facts.priority, "priority", BALANCER_MAX_PRIORITY, &own, refusal)) return false;
   if (!balancer_header_whole(headers, names->priority, 0, BALANCER_MAX_PRIORITY, &of_header, refusal)) return false;
-  reader->ask.priority = own > of_header ? (double)own : of_header;
+  reader->features.priority = own > of_header ? (double)own : of_header;
   return true;
 }
 
@@ -267,41 +267,41 @@ static bool find_priority(struct balancer_reader *reader, const struct balancer_
 static bool find_all(struct balancer_reader *reader, const struct balancer_names *names, struct balancer_headers headers,
                      struct balancer_refusal *refusal) {
   struct balancer_facts *facts = &reader->facts;
-  struct ask *ask = &reader->ask;
+  struct features *features = &reader->features;
   uint32_t rows;
   if (!parameters_within(facts, refusal)) return false;
-  if (ask->kind != BALANCER_SERVER && !find_model(reader, names, headers, refusal)) return false;
+  if (features->kind != BALANCER_SERVER && !find_model(reader, names, headers, refusal)) return false;
   if (!find_key(reader, names, headers, refusal)) return false;
   if (!balancer_text_within(&facts->version, TEXT("version"), refusal)) return false;
   if (!balancer_header_whole(headers, names->rows, 1, BALANCER_MAX_ROWS, &rows, refusal)) return false;
-  ask->rows = rows ? rows : facts->rows;
-  return balancer_deadline(headers, names->deadline, &facts->timeout, &ask->deadline_s, refusal) &&
+  features->rows = rows ? rows : facts->rows;
+  return balancer_deadline(headers, names->deadline, &facts->timeout, &features->deadline_s, refusal) &&
          find_priority(reader, names, headers, refusal) &&
          balancer_header_text(headers, names->tenant, &reader->tenant, refusal) &&
          balancer_header_text(headers, TEXT(BALANCER_REQUEST_ID_HEADER), &reader->request_id, refusal) &&
          balancer_text_within(&facts->id, TEXT("id"), refusal);
 }
 
-const struct ask *balancer_reader_finish(struct balancer_reader *reader, const struct balancer_names *names,
+const struct features *balancer_reader_finish(struct balancer_reader *reader, const struct balancer_names *names,
                                          struct balancer_headers headers, struct balancer_refusal *refusal) {
   struct balancer_facts *facts = &reader->facts;
-  struct ask *ask = &reader->ask;
+  struct features *features = &reader->features;
   refusal->exhausted = false;
   if (reader->progress == BALANCER_REFUSED) return refuse_body(facts, refusal), NULL;
-  ask->deadline_s = INFINITY;
-  ask->compressed = reader->body == BALANCER_GRPC_BODY && reader->of.protobuf.compressed;
-  ask->rows = 1;
-  if (ask->kind == BALANCER_PER_SERVER) return ask;
+  features->deadline_s = INFINITY;
+  features->compressed = reader->body == BALANCER_GRPC_BODY && reader->of.protobuf.compressed;
+  features->rows = 1;
+  if (features->kind == BALANCER_PER_SERVER) return features;
   /* Without a name, Triton answers for all of its models: then any server will do. */
-  if (ask->grpc && ask->kind == BALANCER_MODEL && !facts->model.bytes) {
-    ask->kind = BALANCER_SERVER;
+  if (features->grpc && features->kind == BALANCER_MODEL && !facts->model.bytes) {
+    features->kind = BALANCER_SERVER;
     balancer_text_clear(&facts->version);
   }
   if (!find_all(reader, names, headers, refusal)) return NULL;
-  ask->model = kept_of(&facts->model);
-  ask->version = kept_of(&facts->version);
-  ask->tenant = kept_of(&reader->tenant);
-  ask->request_id = kept_of(&reader->request_id);
-  ask->id = kept_of(&facts->id);
-  return ask;
+  features->model = kept_of(&facts->model);
+  features->version = kept_of(&facts->version);
+  features->tenant = kept_of(&reader->tenant);
+  features->request_id = kept_of(&reader->request_id);
+  features->id = kept_of(&facts->id);
+  return features;
 }

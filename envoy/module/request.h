@@ -127,7 +127,7 @@ struct balancer_names {
 extern const struct balancer_names balancer_default_names;
 
 /* What is asked for, within the bounds of balancer/bounds.py. Texts are in UTF-8; those that were read lie in the reader. */
-struct ask {
+struct features {
   enum balancer_kind kind;
   bool grpc;       /* and so must be its answer */
   bool keyed;
@@ -154,7 +154,7 @@ struct balancer_refusal {
 enum balancer_body { BALANCER_NO_BODY, BALANCER_GRPC_BODY, BALANCER_JSON_BODY };
 
 struct balancer_reader {
-  struct ask ask;
+  struct features features;
   enum balancer_body body; /* how it is read */
   enum balancer_progress progress;
   uint64_t seen, limit; /* bytes of the body: that were read; that are, at most */
@@ -185,7 +185,7 @@ void balancer_reader_release(struct balancer_reader *reader);
 bool balancer_reader_has_message(const struct balancer_reader *reader);
 
 /* The request, which lies in the reader; NULL: it is refused. Only the path has a say where the kind is PER_SERVER. */
-const struct ask *balancer_reader_finish(struct balancer_reader *reader, const struct balancer_names *names,
+const struct features *balancer_reader_finish(struct balancer_reader *reader, const struct balancer_names *names,
                                          struct balancer_headers headers, struct balancer_refusal *refusal);
 
 /* Paths and headers: headers.c. */

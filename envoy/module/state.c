@@ -163,17 +163,19 @@ EXPORTED uint64_t balancer_state_in_flight(const struct control *control) {
   return SLOTS - PEEK(control->free_slots);
 }
 EXPORTED uint64_t balancer_state_ticket(const struct control *control, uint64_t seat) {
-  return seat < SEATS ? PEEK(control->seats[seat].ticket) : 0;
+  return seat < SEATS ? PEEK(control->seats[seat]) : 0;
 }
 
 EXPORTED uint64_t balancer_state_last_ticket(const struct control *control) { return PEEK(control->last_ticket); }
 
-/* Without the lock, so that looking costs nobody anything: whether some request was sent before `before_s`. */
-EXPORTED bool balancer_state_due(const struct control *control, double before_s) {
-  for (uint32_t place = 0; place < SLOTS; place++) {
+/* Without the lock, so that looking costs nobody anything: whether some request was sent before `before_s`, or, with
+   `waiting`, some that waits for its client. */
+EXPORTED bool balancer_state_due(const struct control *control, double before_s, bool waiting) {
+  for (uint32_t place = 0; place < SLOTS && (!waiting || PEEK(control->waiting)); place++) {
     double at_s;
+    if (!PEEK(control->slots[place].ticket) || (waiting && !PEEK(control->slots[place].waits))) continue;
     __atomic_load(&control->slots[place].at_s, &at_s, __ATOMIC_RELAXED);
-    if (at_s < before_s && PEEK(control->slots[place].ticket)) return true;
+    if (at_s < before_s) return true;
   }
   return false;
 }
@@ -192,7 +194,7 @@ EXPORTED uint64_t balancer_state_take(struct control *control, uint64_t which, v
 }
 
 /* With the lock held, as the next ones. */
-EXPORTED void balancer_state_steer(struct control *control, const struct selector *selector) {
+EXPORTED void balancer_state_set_selector(struct control *control, const struct selector *selector) {
   control->selector = *selector;
 }
 
@@ -205,7 +207,7 @@ EXPORTED uint64_t balancer_state_owed(struct control *control) {
   return control->owed_out == control->owed_in ? UINT64_MAX : control->owed[control->owed_out++ % OWED];
 }
 
-EXPORTED void balancer_state_tell_lines(struct control *control, double share) {
+EXPORTED void balancer_state_set_lines_share(struct control *control, double share) {
   __atomic_store(&control->lines_share, &share, __ATOMIC_RELAXED);
 }
 
@@ -218,38 +220,14 @@ EXPORTED void balancer_state_row_removed(struct control *control, int64_t row) {
   }
 }
 
-/* Without the lock: whether some request that was sent before `before_s` waits for its client. */
-EXPORTED bool balancer_state_waits(const struct control *control, double before_s) {
-  for (uint32_t place = 0; place < SLOTS && PEEK(control->waiting); place++) {
-    double at_s;
-    if (!PEEK(control->slots[place].waits)) continue;
-    __atomic_load(&control->slots[place].at_s, &at_s, __ATOMIC_RELAXED);
-    if (at_s < before_s) return true;
-  }
-  return false;
-}
-
-/* With the lock held: as the next one, of requests that wait for their clients. */
-EXPORTED uint64_t balancer_state_give_up_waiting(struct control *control, double before_s, struct slot *out,
-                                                 uint64_t most) {
+/* With the lock held: gives up to `most` slots back, of requests that were sent before `before_s`, with `waiting` of those
+   that wait for their clients alone, or of the Envoy that has `ticket`; writes what they were counted in with. */
+EXPORTED uint64_t balancer_state_give_up(struct control *control, double before_s, uint64_t ticket, bool waiting,
+                                         struct slot *out, uint64_t most) {
   uint64_t count = 0;
   for (uint32_t place = 0; place < SLOTS && count < most; place++) {
     struct slot *slot = &control->slots[place];
-    if (!slot->ticket || !slot->waits || !(slot->at_s < before_s)) continue;
-    out[count++] = *slot;
-    slot_give(control, place);
-  }
-  return count;
-}
-
-/* With the lock held: gives up to `most` slots back, of requests that were sent before `before_s`, or of that Envoy;
-   writes what they were counted in with. */
-EXPORTED uint64_t balancer_state_give_up(struct control *control, double before_s, uint64_t ticket, struct slot *out,
-                                         uint64_t most) {
-  uint64_t count = 0;
-  for (uint32_t place = 0; place < SLOTS && count < most; place++) {
-    struct slot *slot = &control->slots[place];
-    if (!slot->ticket || !(slot->at_s < before_s || slot->ticket == ticket)) continue;
+    if (!slot->ticket || (waiting && !slot->waits) || !(slot->at_s < before_s || slot->ticket == ticket)) continue;
     out[count++] = *slot;
     slot_give(control, place);
   }

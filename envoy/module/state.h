@@ -19,10 +19,6 @@ enum { STATE_VERSION = 6 }; /* of `struct control`; the digest tells of the rest
 #define PEEK(place) __atomic_load_n(&(place), __ATOMIC_RELAXED)
 #define POKE(place, value) __atomic_store_n(&(place), (value), __ATOMIC_RELAXED)
 
-struct seat {
-  uint64_t ticket; /* of who sits there, or sat last */
-};
-
 /* What is written by who has the lock, and read by the balancer without it. */
 struct ring {
   _Alignas(64) _Atomic uint64_t written; /* ever */
@@ -43,7 +39,7 @@ struct control {
   uint64_t last_ticket;
   uint32_t free_slot, free_slots;
   uint32_t waiting; /* slots whose requests wait for their clients */
-  struct seat seats[SEATS];
+  uint64_t seats[SEATS]; /* the ticket of the Envoy that has it, or had it last */
   _Alignas(64) _Atomic uint32_t lock; /* 0: free, 1: taken, 2: taken and awaited */
   _Alignas(64) _Atomic uint64_t counts[COUNTS];
   struct ring rings[RINGS];

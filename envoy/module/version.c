@@ -34,7 +34,7 @@ static void into_path(void *filter, struct request *request, const char *version
   if (CALLBACK(http_get_header)(filter, REQUEST_HEADERS, TEXT(":path"), &found, 0, NULL)) request->path = found.ptr;
 }
 
-/* What a client said of its body's length, which few clients of gRPC do. */
+/* The `content-length` that a client sent, which few clients of gRPC do. */
 static void lengthen(void *filter, size_t by) {
   struct text found;
   uint64_t bytes;
@@ -63,9 +63,9 @@ static bool copy_of(void *filter, int kind, char *at, size_t bytes) {
 static bool put_before(char *body, size_t field) {
   const char *frame = body + field;
   uint64_t message = field;
-  uint32_t told = 0;
-  for (int i = 1; i < BALANCER_FRAME_BYTES; i++) told = told << 8 | (uint8_t)frame[i];
-  message += told;
+  uint32_t length_read = 0;
+  for (int i = 1; i < BALANCER_FRAME_BYTES; i++) length_read = length_read << 8 | (uint8_t)frame[i];
+  message += length_read;
   if (frame[0] || message > UINT32_MAX) return false;
   body[0] = 0;
   for (int i = 1; i < BALANCER_FRAME_BYTES; i++) body[i] = (char)(message >> 8 * (BALANCER_FRAME_BYTES - 1 - i));
@@ -95,7 +95,7 @@ static void before_message(void *filter, const char *version) {
 
 void version_write(void *filter, struct request *request) {
   const char *version = request->decision.version;
-  if (request->ask.grpc)
+  if (request->features.grpc)
     before_message(filter, version);
   else
     into_path(filter, request, version);

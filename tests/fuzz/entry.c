@@ -66,7 +66,7 @@ static void add(struct given *given, const char *name, const uint8_t *value, siz
 
 struct outcome {
   struct balancer_reader *reader;
-  const struct ask *request;
+  const struct features *request;
   struct balancer_refusal refusal;
 };
 
@@ -94,7 +94,7 @@ static void read_all(struct outcome *outcome, struct given *given, int how, uint
 }
 
 static void check(const struct outcome *outcome) {
-  const struct ask *request = outcome->request;
+  const struct features *request = outcome->request;
   if (!request) {
     require(*outcome->refusal.text && memchr(outcome->refusal.text, 0, sizeof outcome->refusal.text),
             "a refusal has words, which end");
@@ -116,7 +116,7 @@ static void check(const struct outcome *outcome) {
 static void check_same(struct text one, struct text other) { require(same(one, other), "texts are the same"); }
 
 static void compare(const struct outcome *one, const struct outcome *other) {
-  const struct ask *a = one->request, *b = other->request;
+  const struct features *a = one->request, *b = other->request;
   require(!a == !b, "both are refused, or none");
   if (!a) {
     require(!strcmp(one->refusal.text, other->refusal.text), "refusals are the same");

@@ -192,15 +192,15 @@ static uint64_t decide_some(struct source *source, size_t between) {
     struct attached *attached = source_take(source);
     if (!attached) return taken;
     const char *model = models[below(5)];
-    struct ask ask = {.kind = (enum balancer_kind)below(3), .grpc = below(2), .keyed = below(2), .rows = (double)below(9)};
+    struct features features = {.kind = (enum balancer_kind)below(3), .grpc = below(2), .keyed = below(2), .rows = (double)below(9)};
     struct decision decision;
     struct ending ending = {.http_status = 200, .grpc_status = (int)below(16), .latency_s = 0.001};
-    ask.sequence = ask.keyed && below(2);
-    ask.key = draw();
-    ask.deadline_s = below(2) ? INFINITY : 0.01;
-    ask.model = (struct text){model, strlen(model)};
-    ask.version = below(3) ? TEXT("") : TEXT("1");
-    decide(source, attached, &ask, &decision);
+    features.sequence = features.keyed && below(2);
+    features.key = draw();
+    features.deadline_s = below(2) ? INFINITY : 0.01;
+    features.model = (struct text){model, strlen(model)};
+    features.version = below(3) ? TEXT("") : TEXT("1");
+    decide(source, attached, &features, &decision);
     taken += decision.answer == TAKEN;
     if (decision.length > sizeof decision.words) abort();
     const char *comma = memchr(decision.words, ',', decision.length);
@@ -208,7 +208,7 @@ static uint64_t decide_some(struct source *source, size_t between) {
     if (decision.answer == TAKEN && length < sizeof ending.endpoint) memcpy(ending.endpoint, decision.words, length);
     if (between < count) spoil(between);
     judge(&ending, TEXT("via_upstream"), true);
-    finish(source, attached, &ask, decision.answer == TAKEN ? &decision : NULL, &ending);
+    finish(source, attached, &features, decision.answer == TAKEN ? &decision : NULL, &ending);
     source_give(source, attached);
   }
   return taken;

@@ -189,7 +189,7 @@ def test_what_asks_is_a_listener_within_where_envoy_decides() -> None:
     first, router = manager(deciding)["http_filters"]
     module = first["typed_config"]
     assert module["dynamic_module_config"]["module"] == {"local": {"filename": "/m.so"}}
-    assert module["filter_config"]["value"] == "/k.so\n/dev/shm/f\ntold"
+    assert module["filter_config"]["value"] == "/k.so\n/dev/shm/f\nmetadata"
     # The module sees answers end; where the balancer is asked, it is told.
     assert set(asking["http_filters"][-1]["typed_config"]) - set(router["typed_config"]) == {
         "upstream_log",

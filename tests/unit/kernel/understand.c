@@ -49,9 +49,9 @@ static void write_span(struct text span) {
 static void answer(struct balancer_reader *reader, struct balancer_headers headers, uint64_t held) {
   static const char *const kinds[] = {"inference", "stream", "model", "server", "per_server"};
   struct balancer_refusal refusal;
-  const struct ask *request = balancer_reader_finish(reader, &balancer_default_names, headers, &refusal);
+  const struct features *request = balancer_reader_finish(reader, &balancer_default_names, headers, &refusal);
   if (!request) {
-    printf("refused %d", reader->ask.grpc);
+    printf("refused %d", reader->features.grpc);
     write_span(refusal.field);
     write_span((struct text){refusal.text, strlen(refusal.text)});
   } else {

@@ -24,7 +24,7 @@ static void of(const char *what, const struct verdict *table, size_t count) {
       printf("%s %d %d %d\n", what, status, table[i].judged.ok, table[i].judged.void_kind);
 }
 
-static void say(int http, int grpc, const char *words, ...) {
+static void log_warning(int http, int grpc, const char *words, ...) {
   va_list arguments;
   va_start(arguments, words);
   printf("say %d %d ", http, grpc);
@@ -38,12 +38,12 @@ int main(void) {
   of("grpc", grpc, sizeof grpc / sizeof *grpc);
   of("http", http, sizeof http / sizeof *http);
   struct text model = {"m", 1}, quoted = {"'m'", 3}, other = {"v", 1};
-  say(SAY_UNKNOWN(model));
-  say(SAY_UNKNOWN_VERSION(model, other));
-  say(SAY_NOBODY(quoted));
-  say(SAY_FULL(quoted, 2.5));
-  say(SAY_LATE(quoted, 12.5, 1234.5));
-  say(SAY_SHED(other, quoted));
+  log_warning(SAY_UNKNOWN(model));
+  log_warning(SAY_UNKNOWN_VERSION(model, other));
+  log_warning(SAY_NOBODY(quoted));
+  log_warning(SAY_FULL(quoted, 2.5));
+  log_warning(SAY_LATE(quoted, 12.5, 1234.5));
+  log_warning(SAY_SHED(other, quoted));
   for (unsigned number = 0; number < 2000; number++) printf("draw %u %a -\n", number, balancer_draw(number));
   return 0;
 }

@@ -29,11 +29,11 @@ uint64_t balancer_state_ticket(const struct control *control, uint64_t seat);
 uint64_t balancer_state_last_ticket(const struct control *control);
 bool balancer_state_due(const struct control *control, double before_s);
 uint64_t balancer_state_take(struct control *control, uint64_t which, void *out, uint64_t most);
-void balancer_state_steer(struct control *control, const struct selector *selector);
+void balancer_state_set_selector(struct control *control, const struct selector *selector);
 uint64_t balancer_state_watched(const struct control *control, uint64_t side);
 uint64_t balancer_state_owed(struct control *control);
 void balancer_state_row_removed(struct control *control, int64_t row);
-uint64_t balancer_state_give_up(struct control *control, double before_s, uint64_t ticket, struct slot *out,
+uint64_t balancer_state_give_up(struct control *control, double before_s, uint64_t ticket, bool waiting, struct slot *out,
                                 uint64_t most);
 
 static struct source *source;
@@ -43,7 +43,7 @@ static _Atomic uint64_t taken, turned_away, told;
 
 struct flying {
   struct attached *attached;
-  struct ask ask;
+  struct features features;
   struct decision decision;
 };
 
@@ -53,7 +53,7 @@ static void end(struct flying *flying, unsigned nth) {
   size_t length = comma ? (size_t)(comma - flying->decision.words) : flying->decision.length;
   memcpy(ending.endpoint, flying->decision.words, length);
   judge(&ending, TEXT("via_upstream"), true);
-  while (!finish(source, flying->attached, &flying->ask, &flying->decision, &ending)) usleep(100);
+  while (!finish(source, flying->attached, &flying->features, &flying->decision, &ending)) usleep(100);
   source_give(source, flying->attached);
   flying->attached = NULL;
 }
@@ -64,16 +64,16 @@ static void *envoys_thread(void *unused) {
   for (unsigned nth = 0; !done; nth++) {
     struct flying *one = &flying[nth % FLYING];
     if (one->attached) end(one, nth);
-    one->ask = (struct ask){.kind = BALANCER_INFERENCE, .grpc = true, .rows = 1, .deadline_s = INFINITY, .model = TEXT("a")};
-    if (nth % 7 == 0) one->ask.model = TEXT("nobody");
-    if (nth % 3 == 0) one->ask.keyed = one->ask.sequence = true, one->ask.key = nth;
+    one->features = (struct features){.kind = BALANCER_INFERENCE, .grpc = true, .rows = 1, .deadline_s = INFINITY, .model = TEXT("a")};
+    if (nth % 7 == 0) one->features.model = TEXT("nobody");
+    if (nth % 3 == 0) one->features.keyed = one->features.sequence = true, one->features.key = nth;
     if (!(one->attached = source_take(source))) {
       usleep(100);
       continue;
     }
     struct text field = TEXT("priority");
-    if (nth % 11 == 0) invalid(one->attached, &one->ask, 400, 3, field);
-    decide(source, one->attached, &one->ask, &one->decision);
+    if (nth % 11 == 0) invalid(one->attached, &one->features, 400, 3, field);
+    decide(source, one->attached, &one->features, &one->decision);
     if (one->decision.answer == TAKEN) {
       taken++;
       continue;
@@ -113,7 +113,7 @@ static void replace(struct control *control, uint64_t serial) {
   struct control *made = calloc(1, sizeof *made);
   if (!made || !balancer_state_lock(control, UINT64_C(1000000000))) exit(2);
   balancer_state_replaced(control);
-  balancer_state_give_up(control, INFINITY, 0, slots, SLOTS);
+  balancer_state_give_up(control, INFINITY, 0, false, slots, SLOTS);
   balancer_state_init(made, 7, balancer_state_number(control), UINT64_C(5000000000), UINT64_C(5000000000));
   balancer_state_serve(made, 1);
   balancer_state_publish(made, serial);
@@ -143,7 +143,7 @@ static void steer(struct control *control) {
     .compared_from_s = now_s,
     .sides = {{POLICY, now_s + 0.001, 1}, {NEW, now_s, 1e-6}},
   };
-  balancer_state_steer(control, &selector);
+  balancer_state_set_selector(control, &selector);
   balancer_state_watched(control, 0);
   balancer_state_owed(control);
 }
@@ -164,7 +164,7 @@ static void be_balancer(struct attached *attached, unsigned round) {
   balancer_state_set_number(control, balancer_state_number(control) + 1);
   steer(control);
   if (round % 3 == 0) balancer_state_row_removed(control, (int64_t)(round % 30));
-  if (round % 5 == 0) balancer_state_give_up(control, seconds_of(now_ns()) - 0.01, 0, slots, 64);
+  if (round % 5 == 0) balancer_state_give_up(control, seconds_of(now_ns()) - 0.01, 0, false, slots, 64);
   if (round % OFTEN == 1 && attached->fleet_state.memory) renew(attached);
   balancer_state_publish(control, serial);
   balancer_state_unlock(control);

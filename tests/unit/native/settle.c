@@ -21,7 +21,7 @@ static struct text text_of(const char *word) {
   return strcmp(word, "-") ? (struct text){word, strlen(word)} : (struct text){"", 0};
 }
 
-static void end(struct source *source, const struct ask *asks, const struct decision *decisions,
+static void end(struct source *source, const struct features *asks, const struct decision *decisions,
                 struct attached *const *states) {
   unsigned nth;
   struct ending ending = {.http_status = 200, .first_byte_s = 0};
@@ -36,7 +36,7 @@ static void end(struct source *source, const struct ask *asks, const struct deci
 }
 
 int main(int count, char **arguments) {
-  static struct ask asks[MOST_ASKED];
+  static struct features asks[MOST_ASKED];
   static struct decision decisions[MOST_ASKED];
   static struct attached *states[MOST_ASKED];
   static char names[MOST_ASKED][2][MOST_TEXT + 1];
@@ -64,17 +64,17 @@ int main(int count, char **arguments) {
       continue;
     }
     int kind, grpc, sequence, keyed;
-    struct ask *ask = &asks[nth];
+    struct features *features = &asks[nth];
     char *model = names[nth][0], *version = names[nth][1];
     if (scanf("%" SCNu64 " %d %d %d %d %" SCNu64 " %lf %lf %lf %256s %256s", &now, &kind, &grpc, &sequence, &keyed,
-              &ask->key, &ask->deadline_s, &ask->priority, &ask->rows, model, version) != 11)
+              &features->key, &features->deadline_s, &features->priority, &features->rows, model, version) != 11)
       return 2;
-    ask->kind = (enum balancer_kind)kind;
-    ask->grpc = grpc;
-    ask->sequence = sequence;
-    ask->keyed = keyed;
-    ask->model = text_of(model);
-    ask->version = text_of(version);
+    features->kind = (enum balancer_kind)kind;
+    features->grpc = grpc;
+    features->sequence = sequence;
+    features->keyed = keyed;
+    features->model = text_of(model);
+    features->version = text_of(version);
     struct attached *attached = states[nth] = source_take(source);
     if (!attached) {
       printf("none\n");
@@ -82,7 +82,7 @@ int main(int count, char **arguments) {
     }
     atomic_store(&attached->control->heartbeat_ns, mute ? 0 : now);
     struct decision *decision = &decisions[nth];
-    decide(source, attached, ask, decision);
+    decide(source, attached, features, decision);
     printf("%d %" PRIu64 " %u %u %a %.*s\n", decision->answer, decision->number,
            decision->answer == TURNED_AWAY ? decision->http_status : 0,
            decision->answer == TURNED_AWAY ? decision->grpc_status : 0,

@@ -45,7 +45,7 @@ class FakeState:
     def watched(self, side: int) -> int:
         return self.decisions[side]
 
-    def steer(self, selector: bytes) -> None:
+    def set_selector(self, selector: bytes) -> None:
         self.written = np.frombuffer(selector, SELECTOR)[0]
 
     def report(self, **values: Any) -> None:
