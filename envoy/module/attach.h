@@ -89,7 +89,6 @@ void source_leave(struct source *source);
 
 /* The state in force, to be given back; null: there is none. */
 struct attached *source_take(struct source *source);
-void source_keep(struct source *source, struct attached *attached);
 void source_give(struct source *source, struct attached *attached);
 /* Whether none has taken its place. */
 bool source_has(struct source *source, const struct attached *attached);

@@ -97,11 +97,6 @@ static void count_dropped(struct writer *writer) {
   atomic_fetch_add_explicit(&writer->journal->dropped, 1, memory_order_relaxed);
 }
 
-static char *put(char *at, struct text text) {
-  if (text.length) memcpy(at, text.ptr, text.length);
-  return at + text.length;
-}
-
 /* The record of a request, with `more` bytes after its texts, which `after` is set to. */
 static struct request_record *place_request(struct attached *attached, const struct features *features,
                                           const struct decision *decision, uint64_t more, char **after) {
@@ -125,7 +120,7 @@ static struct request_record *place_request(struct attached *attached, const str
                                   (features->kind == BALANCER_MODEL || features->kind == BALANCER_SERVER ? RECORD_QUESTION : 0));
   char *at = (char *)(request + 1);
   *after = at + texts;
-  at = put(put(put(at, features->model), features->version), features->tenant);
+  at = put_text(put_text(put_text(at, features->model), features->version), features->tenant);
   memset(at, 0, (size_t)(*after - at));
   return request;
 }

@@ -21,6 +21,12 @@ static inline bool same(struct text one, struct text other) {
   return one.length == other.length && (!one.length || !memcmp(one.ptr, other.ptr, one.length));
 }
 
+/* Writes it; returns where it ends. */
+static inline char *put_text(char *at, struct text text) {
+  if (text.length) memcpy(at, text.ptr, text.length);
+  return at + text.length;
+}
+
 static inline bool begins(struct text text, const char *with) {
   size_t length = strlen(with);
   return text.length >= length && !memcmp(text.ptr, with, length);

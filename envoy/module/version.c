@@ -11,24 +11,17 @@
 
 enum { VERSION_TAG = 2 << 3 | 2, MOST_PATH = 16384, MODEL_SLASHES = 3 };
 
-static char *put(char *at, const char *from, size_t length) {
-  memcpy(at, from, length);
-  return at + length;
-}
-
 /* Behind the model, which is the third of the path's names. */
-static void into_path(void *filter, struct request *request, const char *version) {
-  static const char VERSIONS[] = "/versions/";
+static void into_path(void *filter, struct request *request, struct text version) {
+  static const struct text VERSIONS = TEXT("/versions/");
   char path[MOST_PATH], *end = path;
   struct text found;
-  size_t at = 0, slashes = 0, length = strlen(version);
+  size_t at = 0, slashes = 0;
   if (!CALLBACK(http_get_header)(filter, REQUEST_HEADERS, TEXT(":path"), &found, 0, NULL)) return;
   for (; at < found.length && (found.ptr[at] != '/' || slashes++ < MODEL_SLASHES); at++);
-  if (at == found.length || found.length + sizeof VERSIONS + length > sizeof path) return;
-  end = put(end, found.ptr, at);
-  end = put(end, VERSIONS, sizeof VERSIONS - 1);
-  end = put(end, version, length);
-  end = put(end, found.ptr + at, found.length - at);
+  if (at == found.length || found.length + VERSIONS.length + version.length > sizeof path) return;
+  end = put_text(put_text(put_text(end, (struct text){found.ptr, at}), VERSIONS), version);
+  end = put_text(end, (struct text){found.ptr + at, found.length - at});
   CALLBACK(http_set_header)(filter, REQUEST_HEADERS, TEXT(":path"), (struct text){path, (size_t)(end - path)});
   /* Envoy may keep it elsewhere now. */
   if (CALLBACK(http_get_header)(filter, REQUEST_HEADERS, TEXT(":path"), &found, 0, NULL)) request->path = found.ptr;
@@ -52,7 +45,7 @@ static bool copy_of(void *filter, int kind, char *at, size_t bytes) {
   bool whole = chunks && (!count || CALLBACK(http_get_body_chunks)(filter, kind, chunks));
   for (size_t i = 0; whole && i < count; i++) {
     if (chunks[i].length > bytes) whole = false;
-    else if (chunks[i].length) at = put(at, chunks[i].ptr, chunks[i].length);
+    else at = put_text(at, chunks[i]);
     bytes -= whole ? chunks[i].length : 0;
   }
   free(chunks);
@@ -74,16 +67,16 @@ static bool put_before(char *body, size_t field) {
 
 /* What has come of the body is copied; what comes later follows by itself. What came before may have been kept: then it is
    lengthened, if the whole of the frame's header is in it. */
-static void before_message(void *filter, const char *version) {
-  size_t kept = CALLBACK(http_get_body_size)(filter, BUFFERED_REQUEST_BODY), length = strlen(version), field = 2 + length;
+static void before_message(void *filter, struct text version) {
+  size_t kept = CALLBACK(http_get_body_size)(filter, BUFFERED_REQUEST_BODY), field = 2 + version.length;
   size_t came = kept < BALANCER_FRAME_BYTES ? CALLBACK(http_get_body_size)(filter, RECEIVED_REQUEST_BODY) : 0;
   if (kept + came < BALANCER_FRAME_BYTES) return;
   char *body = malloc(kept + came + field);
   if (body && copy_of(filter, BUFFERED_REQUEST_BODY, body + field, kept) &&
       (!came || copy_of(filter, RECEIVED_REQUEST_BODY, body + field + kept, came)) && put_before(body, field)) {
     body[BALANCER_FRAME_BYTES] = VERSION_TAG;
-    body[BALANCER_FRAME_BYTES + 1] = (char)length;
-    put(body + BALANCER_FRAME_BYTES + 2, version, length);
+    body[BALANCER_FRAME_BYTES + 1] = (char)version.length;
+    put_text(body + BALANCER_FRAME_BYTES + 2, version);
     if (kept) CALLBACK(http_drain_body)(filter, BUFFERED_REQUEST_BODY, kept);
     if (came) CALLBACK(http_drain_body)(filter, RECEIVED_REQUEST_BODY, came);
     int kind = came ? RECEIVED_REQUEST_BODY : BUFFERED_REQUEST_BODY;
@@ -94,7 +87,7 @@ static void before_message(void *filter, const char *version) {
 }
 
 void version_write(void *filter, struct request *request) {
-  const char *version = request->decision.version;
+  struct text version = {request->decision.version, strlen(request->decision.version)};
   if (request->features.grpc)
     before_message(filter, version);
   else
