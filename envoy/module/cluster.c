@@ -77,13 +77,10 @@ static uint64_t active(void *cluster, size_t healthy) {
   return CALLBACK(lb_get_host_stat)(cluster, FIRST_PRIORITY, among_all(cluster, healthy), REQUESTS_ACTIVE);
 }
 
-/* Below `count`; xorshift. */
+/* Below `count`. */
 static size_t draw(size_t count) {
   if (!draws) draws = now_ns() ^ (uint64_t)(uintptr_t)&draws;
-  draws ^= draws << 13;
-  draws ^= draws >> 7;
-  draws ^= draws << 17;
-  return (size_t)(draws % count);
+  return (size_t)(balancer_mix(draws++) % count);
 }
 
 /* The one of two with fewer requests of this Envoy's, as Envoy's own policy of this name has it; the next ones after it
