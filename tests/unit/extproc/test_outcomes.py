@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from envoy.data.accesslog.v3 import accesslog_pb2
@@ -13,7 +14,6 @@ from balancer.extproc.outcomes import (
     REFUSED,
     AccessLog,
     Outcome,
-    UpstreamAnswer,
     answer_of,
     outcome_of,
     verdict_of,
@@ -116,34 +116,23 @@ def test_a_number_belongs_to_the_run_that_gave_it() -> None:
     assert of_number("b2.7", "a1") == ANOTHERS
 
 
+class Listening(Mock):
+    """Notes what it is called with."""
+
+    @property
+    def calls(self) -> list[tuple[str, Any]]:
+        return [(name, arguments[0]) for name, arguments, _ in self.method_calls]
+
+
 @pytest.mark.parametrize("seconds", [-1, 86_401, 10**11])
 def test_a_latency_out_of_bounds_is_counted_and_left_out(seconds: int) -> None:
-    class Listening:
-        def __init__(self) -> None:
-            self.received: list[Outcome] = []
-            self.refused: list[str] = []
-
-        def outcomes(self, outcomes: list[Outcome]) -> None:
-            self.received += outcomes
-
-        def answered(self, answers: list[UpstreamAnswer]) -> None:
-            raise AssertionError
-
-        def traced(self, outcomes: list[Outcome]) -> None:
-            raise AssertionError
-
-        def out_of_bounds(self, field: str) -> None:
-            self.refused.append(field)
-
-        def failed_internally(self, error: Exception) -> None:
-            raise AssertionError from error
-
     entry = accesslog_pb2.HTTPAccessLogEntry()
     entry.common_properties.duration.seconds = seconds
     listening = Listening()
     AccessLog(listening)._take([entry])
-    assert listening.refused == ["latency_s"]
-    assert math.isnan(listening.received[0].latency_s)
+    (refused, field), (_, (outcome,)) = listening.calls
+    assert (refused, field) == ("out_of_bounds", "latency_s")
+    assert math.isnan(outcome.latency_s)
 
 
 TRACE, SPAN = "ab" * 16, "cd" * 8
@@ -174,24 +163,6 @@ def test_a_trace_is_what_the_standard_says_and_sampled(parent: str, trace: str) 
 
 
 async def test_what_the_module_counts_is_not_counted_again() -> None:
-    received: list[tuple[str, list[Outcome]]] = []
-
-    class Listening:
-        def outcomes(self, outcomes: list[Outcome]) -> None:
-            received.append(("outcomes", outcomes))
-
-        def answered(self, answers: list[UpstreamAnswer]) -> None:
-            raise AssertionError
-
-        def traced(self, outcomes: list[Outcome]) -> None:
-            received.append(("traced", outcomes))
-
-        def out_of_bounds(self, field: str) -> None:
-            raise AssertionError(field)
-
-        def failed_internally(self, error: Exception) -> None:
-            raise AssertionError from error
-
     class FakeStream:
         """Two messages, of which only the first says whose log it is."""
 
@@ -207,9 +178,11 @@ async def test_what_the_module_counts_is_not_counted_again() -> None:
         async def read(self) -> als_pb2.StreamAccessLogsMessage | None:
             return self.messages.pop(0) if self.messages else None
 
+    listening = Listening()
     for log_name in ("traced", "outcomes"):
         context: Any = FakeStream(log_name)
-        await AccessLog(Listening())._serve(None, context)
+        await AccessLog(listening)._serve(None, context)
+    received = listening.calls
     assert [(kind, [each.model for each in some]) for kind, some in received[:2]] == [("traced", ["m7", "m9"])] * 2
     assert [(kind, len(some)) for kind, some in received[2:]] == [("outcomes", 10)] * 2
 
