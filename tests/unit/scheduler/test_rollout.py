@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
@@ -12,7 +13,7 @@ from support.guarded import NO_WINDOWS, Moody, guarded
 
 from balancer.kernel.settings import GuardSettings, RolloutSettings
 from balancer.scheduler.canary.rollout import Rollout, RolloutChange
-from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
+from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector, Ticket
 from balancer.scheduler.events import Finished
 from policies.base import Policy, Request
 from policies.least_requests import LeastRequests
@@ -28,17 +29,24 @@ class Brave(RandomChoice):
     name: ClassVar[str] = "brave"
 
 
+def arrivals(
+    rollout: Rollout, count: int, deadline_s: float = 0.1, first: int = 0
+) -> Iterator[tuple[int, float, bool, Ticket | None]]:
+    """Requests, 200 a second: number, time, whether the new policy decides it, and its ticket."""
+    for number in range(first, first + count):
+        now_s = number / 200
+        new = rollout.takes(number, now_s)
+        yield number, now_s, new, rollout.ticket(new, "m", deadline_s, now_s)
+
+
 def drive(
     rollout: Rollout, slower: float = 1.0, failing: float = 0.0, duration_s: float = 60.0, seed: int = 0
 ) -> list[tuple[float, bool]]:
-    """Requests, 200 a second, with outcomes at once: when each came, and whether the new policy decided it."""
+    """Requests with outcomes at once: when each came, and whether the new policy decided it."""
     generator = np.random.default_rng(seed)
     found = []
-    for number in range(int(duration_s * 200)):
-        now_s = number / 200
-        new = rollout.takes(number, now_s)
+    for _, now_s, new, ticket in arrivals(rollout, int(duration_s * 200)):
         found.append((now_s, new))
-        ticket = rollout.ticket(new, "m", 0.1, now_s)
         if ticket is not None:
             latency_s = 0.03 * float(generator.lognormal(0, 0.5)) * (slower if new else 1.0)
             ticket.ended(latency_s, not (new and generator.random() < failing), now_s + latency_s)
@@ -86,10 +94,7 @@ def test_a_step_waits_for_enough_outcomes_of_the_new_policy() -> None:
 def test_a_step_waits_for_enough_outcomes_of_the_old_policy_too() -> None:
     changes: list[RolloutChange] = []
     rollout = Rollout(STEPS, on_change=changes.append)
-    for number in range(6000):
-        now_s = number / 200
-        new = rollout.takes(number, now_s)
-        ticket = rollout.ticket(new, "m", math.inf, now_s)
+    for _, now_s, new, ticket in arrivals(rollout, 6000, math.inf):
         if ticket is not None and new:
             ticket.ended(0.03, True, now_s)
     assert rollout.share == 0.1
@@ -111,12 +116,9 @@ def test_no_step_is_taken_while_there_is_evidence_against_the_new_policy() -> No
 def test_a_held_step_is_taken_when_the_evidence_has_gone() -> None:
     changes: list[RolloutChange] = []
     rollout = Rollout(RolloutSettings(shares=(0.5, 1.0), step_s=3.0, min_requests=20), 0, changes.append)
-    for number in range(200 * 600):
-        now_s = number / 200
-        new = rollout.takes(number, now_s)
+    for number, now_s, new, ticket in arrivals(rollout, 200 * 600):
         if rollout.state != "running":
             break
-        ticket = rollout.ticket(new, "m", 0.1, now_s)
         assert ticket is not None
         ticket.ended(0.03, not (new and now_s < 3 and number % 10 == 0), now_s)
     assert [(change.state, bool(change.held)) for change in changes] == [
@@ -129,10 +131,7 @@ def test_a_held_step_is_taken_when_the_evidence_has_gone() -> None:
 def test_what_was_drawn_and_ends_after_the_last_step_still_counts() -> None:
     """The new policy's requests that ended soon are good; the others hang."""
     rollout = Rollout(RolloutSettings(shares=(0.5, 1.0), step_s=1.0, min_requests=20))
-    for number in range(600):
-        now_s = number / 200
-        new = rollout.takes(number, now_s)
-        ticket = rollout.ticket(new, "m", math.inf, now_s)
+    for number, now_s, new, ticket in arrivals(rollout, 600, math.inf):
         if ticket is not None and not (new and number % 2):
             ticket.ended(0.03, True, now_s)
     assert rollout.state == "watched"
@@ -151,10 +150,7 @@ def test_the_watch_returns_a_policy_that_becomes_worse_after_the_last_step() -> 
     assert 15 < shown["quiet_s"] <= 20
     assert 5 < shown["pairs"] <= 20
     generator = np.random.default_rng(1)
-    for number in range(8000, 8000 + 200 * 300):
-        now_s = number / 200
-        new = rollout.takes(number, now_s)
-        ticket = rollout.ticket(new, "m", 0.1, now_s)
+    for _, now_s, new, ticket in arrivals(rollout, 200 * 300, first=8000):
         if ticket is not None:
             ticket.ended(0.03 * float(generator.lognormal(0, 0.5)), not (new and generator.random() < 0.5), now_s)
     assert rollout.state == "returned"
@@ -227,10 +223,7 @@ def test_a_worse_policy_goes_back_for_good_and_says_why(slower: float, failing: 
 
 def test_requests_of_the_new_policy_that_never_end_count_against_it() -> None:
     rollout = Rollout(RolloutSettings(shares=(0.2,), step_s=1e9))
-    for number in range(40_000):
-        now_s = number / 200
-        new = rollout.takes(number, now_s)
-        ticket = rollout.ticket(new, "m", 0.1, now_s)
+    for _, now_s, new, ticket in arrivals(rollout, 40_000):
         if ticket is not None and not new:
             ticket.ended(0.03, True, now_s + 0.03)
     assert rollout.state == "returned"
