@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from balancer.extproc.kserve import HeaderNames
 from balancer.extproc.versions import pinned_version
-from balancer.kernel.compiled.library import stamp
-from balancer.native.layouts import DIRECTORY_MAGIC, ENDPOINT_BYTES, ENTRY, HEAD, NO_ENTRY, Flag
-from balancer.scheduler.canary.split import Split
+from balancer.kernel.compiled.call import symbol_of
+from balancer.kernel.compiled.library import Library, stamp
+from balancer.kernel.fleet_state import options_block
+from balancer.kernel.policy_answers import Compiler, answering
+from balancer.native.folder import Folder, in_file
+from balancer.native.journal import Journal, basis_of
+from balancer.native.layouts import DIRECTORY_MAGIC, ENDPOINT_BYTES, ENTRY, HEAD, NO_ENTRY, Decider, Flag
+from balancer.native.state import SharedState
+from balancer.scheduler.canary.split import Split, Splits
 from balancer.scheduler.fleet import Fleet
+from balancer.scheduler.keys import OF_SEQUENCES, STICKY
+from policies.base import Policy
+
+logger = logging.getLogger(__name__)
+_DIRECTORIES_KEPT = 1000
+"""Of which it is known who decided; each lasts as long as nothing changes."""
 
 UNLISTED_MODEL = "\0"
 """A model that no worker has: what is true of it is true of all that are not listed."""
@@ -24,21 +40,6 @@ class Candidate(NamedTuple):
     needs_key: bool
     options: str
     """File; empty: it decides nothing within Envoy."""
-
-
-class Deciding(NamedTuple):
-    """What decides, beside the fleet."""
-
-    deciders: tuple[Candidate, ...]
-    """In the order of `Decider`."""
-    headers: tuple[str | None, ...]
-    """That may stand in for what the body says, in the order of `NAMED_HEADERS`."""
-    recorded: bool = False
-    """Whether decisions are written into the journal."""
-    limits_tenants: bool = False
-    """Whether the balancer limits those whose requests it forwards."""
-    splits: Mapping[str, Split] = {}
-    """By model, where two versions share its requests."""
 
 
 class _Strings:
@@ -64,63 +65,178 @@ def hash_of(model: bytes, version: bytes) -> int:
     return found
 
 
-def directory_of(fleet: Fleet, endpoints: Sequence[tuple[str, str]], deciding: Deciding, serial: int) -> bytes:
-    """The file's content.
+class Directory:
+    """What Envoys decide by: who may serve what and where, and which policies choose. One file for each change."""
 
-    Args:
-        fleet: With the masks and columns that hold now.
-        endpoints: Of each worker in the order of its rows: REST's and gRPC's `address:port`, empty where not listed.
-        deciding: What decides.
-        serial: Of the file, which its name has too.
-    """
-    settings, strings = fleet.settings, _Strings()
-    masks: dict[bytes, int] = {}
-    entries: dict[tuple[str, str], tuple[Any, ...]] = {}
-    listed = set(fleet.listed())
-    anybody = not settings.reports_required
-    if anybody:
-        listed |= {(UNLISTED_MODEL, ""), *_given_versions(fleet, deciding.splits)}
-    for model, version in listed:
-        servable, members = fleet.servable(model, version), fleet.members(model, version)
-        placed = [masks.setdefault(mask.tobytes(), len(masks)) for mask in (servable, members)]
-        loaded = any(model in worker.versions for worker in fleet.workers)
-        data = model.encode("utf-8", "surrogatepass"), version.encode("utf-8", "surrogatepass")
-        texts = [strings.add(text) for text in (model, version, repr(model))]
-        row = settings.models.get(model)
-        limited = row is not None and bool(row.versions or row.devices or row.memory_bytes)
-        given = _given(fleet, deciding.splits, model, version, strings)
-        column = fleet.models.get(model, 0)
-        entries[model, version] = (hash_of(*data), *texts, column, *placed, loaded, limited, *given)
-    order = sorted(entries, key=lambda key: entries[key][0])
-    head = np.zeros((), HEAD)
-    head["deciders"] = [
-        (strings.add(each.name), strings.add(each.options), each.needs_key) for each in deciding.deciders
-    ]
-    head["headers"] = [strings.add(name) for name in deciding.headers]
-    listing = np.array([entries[key] for key in order], ENTRY)
-    workers = b"".join(_endpoint(text) for pair in endpoints for text in pair)
-    body = workers + listing.tobytes() + b"".join(masks) + bytes(strings.content)
-    values = {
-        "magic": DIRECTORY_MAGIC,
-        "bytes": HEAD.itemsize + len(body),
-        "stamp": stamp().encode(),
-        "serial": serial,
-        "generation": fleet.block.generation,
-        "workers": len(endpoints),
-        "entries": len(entries),
-        "masks": len(masks),
-        "strings": len(strings.content),
-        "flags": Flag.REPORTS_REQUIRED * settings.reports_required
-        | Flag.STICKY_KEYS * settings.sticky_keys
-        | Flag.DECISION_LOG * deciding.recorded
-        | Flag.GIVES_VERSIONS * bool(deciding.splits or any(row.versions for row in settings.models.values()))
-        | Flag.LIMITS_TENANTS * deciding.limits_tenants,
-        "any_model": order.index((UNLISTED_MODEL, "")) if anybody else NO_ENTRY,
-        "no_model": order.index(("", "")),
-    }
-    for name, value in values.items():
-        head[name] = value
-    return head.tobytes() + body
+    def __init__(self, folder: Folder, state: SharedState, library: Library) -> None:
+        self._folder, self._state, self._library = folder, state, library
+        self.serial = 0
+        """Of the file in force."""
+        self._basis: tuple[object, ...] | None = None
+        """What that file was made of; None: of what does not hold any more."""
+        self._policies: tuple[Policy | None, ...] = ()
+        self._compiled: tuple[bool, ...] = ()
+        self._splits = Splits()
+        self._grpc: Mapping[str, str] = {}
+        self._http: Mapping[str, str] = {}
+        self._names: dict[str, str] = {}
+        self._headers: tuple[str | None, ...] = (None,) * 7
+        self._limits_tenants = self._no_room = False
+        self._deciders: OrderedDict[int, tuple[tuple[str, ...], tuple[Split, ...]]] = OrderedDict()
+        """Names of policies, and splits, by the number of the file that has them."""
+
+    def decide_by(self, policy: Policy, baseline: Policy | None, new: Policy | None) -> None:
+        """These beside the hashes: in force, the guard's, and the one that is rolled out."""
+        self._policies = policy, baseline, new
+        self._compiled = tuple(each is not None and self._library.answers(each) for each in self._policies)
+
+    @property
+    def any_compiled(self) -> bool:
+        """Whether one of them is, so that Envoys can decide at all."""
+        return any(self._compiled)
+
+    def list_endpoints(self, grpc: Mapping[str, str], http: Mapping[str, str]) -> None:
+        """The workers' `address:port`, by name."""
+        self._grpc, self._http, self._basis = dict(grpc), dict(http), None
+        self._names = {end: name for table in (grpc, http) for name, end in table.items()}
+
+    def read_headers(self, names: HeaderNames, limits_tenants: bool) -> None:
+        """The headers that may say what a body does not, as `NAMED_HEADERS`; and whether the balancer limits tenants
+        whose requests it forwards."""
+        self._headers, self._limits_tenants, self._basis = dataclasses.astuple(names), limits_tenants, None
+
+    def share_splits(self, splits: Splits) -> None:
+        """Have Envoys draw by these, as they stand at each `publish`."""
+        self._splits = splits
+
+    def worker_at(self, endpoint: str) -> str:
+        """Whose `address:port` that is; empty: nobody's."""
+        return self._names.get(endpoint, "")
+
+    def policy_of(self, serial: int, decider: int) -> str:
+        """Name of the policy by which Envoys decided with that file, as `Decider`."""
+        if decider in (Decider.STICKY, Decider.SEQUENCES):
+            return STICKY.name
+        known = self._deciders.get(serial)
+        in_force = self._policies[0]
+        assert in_force is not None
+        return in_force.name if known is None else known[0][decider]
+
+    def split_of(self, serial: int, number: int) -> Split | None:
+        """The one of that number, from 1, in that file; None: there is none, or it is not known any more."""
+        known = self._deciders.get(serial)
+        return known[1][number - 1] if known is not None and 1 <= number <= len(known[1]) else None
+
+    def outdated(self) -> None:
+        """The file in force holds no more, whatever has changed."""
+        self._basis = None
+
+    def publish(self, fleet: Fleet, journal: Journal | None) -> None:
+        """With the lock held: have Envoys decide by what holds now, of which those learn who write a journal."""
+        splits = [(split, split.share) for split in self._splits.of.values()]
+        basis = (fleet.revision, fleet.block.generation, self._policies, fleet.settings, self._headers, splits)
+        if self._basis is not None and all(a is b or a == b for a, b in zip(basis, self._basis, strict=True)):
+            return
+        try:
+            self._write(fleet, journal)
+        except OSError as error:
+            # The last file no longer holds: Envoys ask until there is room.
+            self._state.publish(0)
+            self._basis = None
+            if not self._no_room:
+                logger.error("the directory cannot be written, Envoys ask for each request: %s", error)
+            self._no_room = True
+            return
+        self._no_room, self._basis = False, basis
+
+    def _write(self, fleet: Fleet, journal: Journal | None) -> None:
+        serial = self.serial + 1
+        deciders = self._candidates(fleet, serial)
+        self._folder.write(f"directory-{serial}", self._content(fleet, deciders, journal is not None, serial))
+        if journal is not None:
+            policy, baseline, new = self._policies
+            assert policy is not None
+            journal.stand(serial, basis_of(fleet, policy, baseline, new))
+        self._state.publish(serial)
+        self._folder.keep_only(f"directory-{serial}", *(each.options for each in deciders))
+        self.serial = serial
+        self._deciders[serial] = tuple(each.name for each in deciders), tuple(self._splits.of.values())
+        if len(self._deciders) > _DIRECTORIES_KEPT:
+            self._deciders.popitem(last=False)
+
+    def _candidates(self, fleet: Fleet, serial: int) -> tuple[Candidate, ...]:
+        """In the order of `Decider`."""
+        (policy, baseline, new), (compiled, baseline_compiled, new_compiled) = self._policies, self._compiled
+        return (
+            self._candidate(fleet, policy, compiled, f"options-{serial}-policy"),
+            self._candidate(fleet, STICKY, True, f"options-{serial}-sticky"),
+            self._candidate(fleet, OF_SEQUENCES, True, f"options-{serial}-sequences"),
+            self._candidate(fleet, baseline, baseline_compiled, f"options-{serial}-baseline"),
+            self._candidate(fleet, new, new_compiled, f"options-{serial}-new"),
+        )
+
+    def _candidate(self, fleet: Fleet, policy: Policy | None, compiled: bool, file: str) -> Candidate:
+        """With its options in that file."""
+        if policy is None:
+            return Candidate("", False, "")
+        found = answering(policy, Compiler())
+        if found is None or not compiled:
+            return Candidate(policy.name, policy.needs_key, "")
+        memory = in_file(self._folder.path / file)
+        block = options_block(found, fleet.block.room, symbol_of(found.name), memory, self._library.stamp)
+        name = f"{file}-{self._state.digest(block.buffer):016x}"
+        self._folder.rename(file, name)
+        return Candidate(policy.name, policy.needs_key, name)
+
+    def _content(self, fleet: Fleet, deciders: Sequence[Candidate], recorded: bool, serial: int) -> bytes:
+        """Of the file of that number; `recorded`: whether decisions are written into the journal."""
+        settings, strings, splits = fleet.settings, _Strings(), self._splits.of
+        endpoints = [(self._http.get(name, ""), self._grpc.get(name, "")) for name in fleet.names]
+        masks: dict[bytes, int] = {}
+        entries: dict[tuple[str, str], tuple[Any, ...]] = {}
+        listed = set(fleet.listed())
+        anybody = not settings.reports_required
+        if anybody:
+            listed |= {(UNLISTED_MODEL, ""), *_given_versions(fleet, splits)}
+        for model, version in listed:
+            servable, members = fleet.servable(model, version), fleet.members(model, version)
+            placed = [masks.setdefault(mask.tobytes(), len(masks)) for mask in (servable, members)]
+            loaded = any(model in worker.versions for worker in fleet.workers)
+            data = model.encode("utf-8", "surrogatepass"), version.encode("utf-8", "surrogatepass")
+            texts = [strings.add(text) for text in (model, version, repr(model))]
+            row = settings.models.get(model)
+            limited = row is not None and bool(row.versions or row.devices or row.memory_bytes)
+            given = _given(fleet, splits, model, version, strings)
+            column = fleet.models.get(model, 0)
+            entries[model, version] = (hash_of(*data), *texts, column, *placed, loaded, limited, *given)
+        order = sorted(entries, key=lambda key: entries[key][0])
+        head = np.zeros((), HEAD)
+        head["deciders"] = [(strings.add(each.name), strings.add(each.options), each.needs_key) for each in deciders]
+        head["headers"] = [strings.add(name) for name in self._headers]
+        listing = np.array([entries[key] for key in order], ENTRY)
+        workers = b"".join(_endpoint(text) for pair in endpoints for text in pair)
+        body = workers + listing.tobytes() + b"".join(masks) + bytes(strings.content)
+        values = {
+            "magic": DIRECTORY_MAGIC,
+            "bytes": HEAD.itemsize + len(body),
+            "stamp": stamp().encode(),
+            "serial": serial,
+            "generation": fleet.block.generation,
+            "workers": len(endpoints),
+            "entries": len(entries),
+            "masks": len(masks),
+            "strings": len(strings.content),
+            "flags": Flag.REPORTS_REQUIRED * settings.reports_required
+            | Flag.STICKY_KEYS * settings.sticky_keys
+            | Flag.DECISION_LOG * recorded
+            | Flag.GIVES_VERSIONS * bool(splits or any(row.versions for row in settings.models.values()))
+            | Flag.LIMITS_TENANTS * self._limits_tenants,
+            "any_model": order.index((UNLISTED_MODEL, "")) if anybody else NO_ENTRY,
+            "no_model": order.index(("", "")),
+        }
+        for name, value in values.items():
+            head[name] = value
+        return head.tobytes() + body
 
 
 def _given_versions(fleet: Fleet, splits: Mapping[str, Split]) -> Iterator[tuple[str, str]]:
@@ -144,8 +260,3 @@ def _endpoint(text: str) -> bytes:
     """One that is too long for the table is left out, as one that is not listed."""
     data = text.encode()
     return (data if len(data) < ENDPOINT_BYTES else b"").ljust(ENDPOINT_BYTES, b"\0")
-
-
-def endpoints_of(fleet: Fleet, grpc: Mapping[str, str], http: Mapping[str, str]) -> list[tuple[str, str]]:
-    """In the order of the rows: REST's, then gRPC's."""
-    return [(http.get(name, ""), grpc.get(name, "")) for name in fleet.names]

@@ -46,7 +46,7 @@ def left_behind(path: Path, policy: str) -> Path:
     router = SharedRouter(BUILTIN[policy](), settings, 5, library, Module(library), Folder(path))
     splits = Splits()
     splits.configure({MODELS[0]: SplitSettings(old="1", new="2", share=0.3)})
-    router.share_splits(splits)
+    router.directory.share_splits(splits)
     now_s = time.monotonic()
     for number in range(WORKERS):
         router.observe(WorkerAdded(f"w{number}"), now_s)

@@ -47,7 +47,7 @@ class NativeFront:
     def __init__(self, router: SharedRouter, metrics: Metrics, recorder: Recorder) -> None:
         self._router, self._internal_errors = router, recorder.internal_errors
         self._outcomes = NativeOutcomes(router, recorder.tally, recorder.decision_lines, recorder.compare)
-        router.share_splits(recorder.splits)
+        router.directory.share_splits(recorder.splits)
         metrics.register(lambda: native_metrics(router))
         metrics.catch_up = self.catch_up
         self._warned_of = ""

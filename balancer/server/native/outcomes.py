@@ -46,7 +46,7 @@ class NativeOutcomes:
                 self._ended(first, rows, models)
 
     def _policy(self, first: Any) -> str:
-        return self._router.policy_of(first.directory, first.decider)
+        return self._router.directory.policy_of(first.directory, first.decider)
 
     def _refused(self, first: Any, rows: npt.NDArray[Any], models: dict[int, str]) -> None:
         if first.refusal == _INVALID:
@@ -62,7 +62,7 @@ class NativeOutcomes:
         policy = self._policy(first) if picked else ""
         if picked:
             self._tally.decided(policy, rows["decision_s"].tolist())
-        ended = _ended_as(first, models, self._router.worker_at(_text(first.endpoint)), policy)
+        ended = _ended_as(first, models, self._router.directory.worker_at(_text(first.endpoint)), policy)
         if not first.endpoint:
             self._tally.unserved(ended, rows["at_s"].tolist())
             return
@@ -74,7 +74,7 @@ class NativeOutcomes:
         self._compare_versions(first, rows, ended)
 
     def _compare_versions(self, first: Any, rows: npt.NDArray[Any], ended: Ended) -> None:
-        split = self._router.split_of(first.directory, first.split) if first.split else None
+        split = self._router.directory.split_of(first.directory, first.split) if first.split else None
         if split is None:
             return
         keyed, new = bool(first.draw & DrawFlags.DRAWN_BY_KEY), bool(first.draw & DrawFlags.DRAWN_NEW)
@@ -86,7 +86,9 @@ class NativeOutcomes:
         """Decisions of which the log is to tell, as `LINE`."""
         for row in batch.tolist():
             first: Any = _DecisionRow._make(row)
-            named = [self._router.worker_at(endpoint) for endpoint in _text(first.named).split(",") if endpoint]
+            named = [
+                self._router.directory.worker_at(endpoint) for endpoint in _text(first.named).split(",") if endpoint
+            ]
             self._lines.write(
                 number=None if first.refusal else first.number,
                 request_id=_text(first.request_id),

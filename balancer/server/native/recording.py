@@ -120,7 +120,7 @@ class NativeRecording(Recording):
         elif isinstance(entry, JournalRefusal):
             super().refused(entry.request, ERRORS[entry.grpc_status](), entry.at_s)
         else:
-            worker = self._shared.worker_at(entry.endpoint)
+            worker = self._shared.directory.worker_at(entry.endpoint)
             super().ended(entry.event(worker), entry.at_s)
 
 

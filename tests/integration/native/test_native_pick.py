@@ -24,7 +24,10 @@ async def test_a_stranger_s_policy_decides_inside(rig: NativeRig) -> None:
     assert [await rig.infer() for _ in range(30)] == 10 * ["w0", "w1", "w2"]
     assert rig.balancer.seen == []
     await eventually(lambda: len(rig.all_outcomes()) == 30)
-    assert rig.router.policy_of(rig.all_outcomes()["directory"][0], rig.all_outcomes()["decider"][0]) == policy.name
+    assert (
+        rig.router.directory.policy_of(rig.all_outcomes()["directory"][0], rig.all_outcomes()["decider"][0])
+        == policy.name
+    )
 
 
 async def test_what_runs_is_counted_in_with_its_rows(rig: NativeRig) -> None:
@@ -75,7 +78,7 @@ async def test_another_policy_is_in_force_from_the_next_request_on(rig: NativeRi
     outcomes = np.sort(outcomes[outcomes["source"] == Source.BY_POLICY], order="number")
     for (first, name), (beyond, after) in pairwise([*begun, (rig.router.next_number, "")]):
         within = outcomes[(outcomes["number"] >= first) & (outcomes["number"] < beyond)]
-        decided = [rig.router.policy_of(int(each["directory"]), int(each["decider"])) for each in within]
+        decided = [rig.router.directory.policy_of(int(each["directory"]), int(each["decider"])) for each in within]
         # Some may have been decided about between the swap and this process's look at the next number.
         assert set(decided) <= {name, after}
         assert decided.count(name) > 10

@@ -91,7 +91,7 @@ async def test_pins_devices_and_splits_hold_without_the_balancer(tmp_path: Path,
         if table == "split":
             splits.configure({"m": SplitSettings("1", "2", 1.0)})
             splits.of["m"].returned = "it does worse"
-        rig.router.share_splits(splits)
+        rig.router.directory.share_splits(splits)
         rig.router.tick(time.monotonic())
         assert await rig.infer() in {"w0", "w1"}
         await rig.all_ended()

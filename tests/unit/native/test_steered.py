@@ -136,7 +136,7 @@ class Pair:
     def all_outcomes(self) -> Counter[str]:
         """Who decided, as outcomes have it."""
         ended = [row for batch in self.shared.state.outcomes() for row in batch[batch["source"] == Source.BY_POLICY]]
-        return Counter(self.shared.policy_of(int(row["directory"]), int(row["decider"])) for row in ended)
+        return Counter(self.shared.directory.policy_of(int(row["directory"]), int(row["decider"])) for row in ended)
 
 
 def route(router: Router | SharedRouter, request: Request, now_s: float) -> Decision | str:

@@ -69,11 +69,11 @@ def test_who_ended_it(take: Take, by: Any) -> None:
 
 def test_who_decided(take: Take, router: SharedRouter) -> None:
     """Also where another policy is in force by the time that the request ends."""
-    before = router.serial
+    before = router.directory.serial
     router.configure(BUILTIN["random"](), router.settings)
     take(directory=before)
     take(decider=Decider.SEQUENCES)
-    samples = take(directory=router.serial)
+    samples = take(directory=router.directory.serial)
     assert samples("balancer_decisions_total") == {("wlpr",): 1, ("consistent_hash",): 1, ("random",): 1}
 
 
