@@ -31,7 +31,7 @@ from policies.base import Policy, Request
 from support.busy import MODELS, busy_report
 
 WORKERS, REQUESTS, SEED = 21, 400, 5
-_SILENT_S = 0.8
+_SILENT_S, _NEWCOMER = 0.8, 4
 CODES = {UnknownModel: (404, 5), NoEligibleWorker: (503, 14), Shed: (429, 8)}
 LEAST_REQUEST, TAKEN, TURNED_AWAY = 1, 2, 3
 SETTINGS = {
@@ -55,14 +55,14 @@ def crossed(names: Iterable[str], first: str, first_how: str) -> pytest.MarkDeco
 
 
 def begin(router: Router, now_s: float) -> None:
-    """A fleet that has reported; some have not for so long that their reports get stale during the requests."""
+    """A fleet that has reported: some a while ago, so that they get stale during the requests, one only once."""
     for number in range(WORKERS):
         worker = WorkerAdded(f"w{number}", weight=1.0 + number % 3, zone="abcd"[number % 4])
         router.observe(worker, now_s - _SILENT_S)
     for silent in (True, False):
         for k in range(1, 4):
             for number in range(WORKERS):
-                if silent == (number % 7 == 6):
+                if silent == (number % 7 == 6) and (number != _NEWCOMER or k == 1):
                     report = busy_report(number, k, executing=0.5 * (number % 3), everywhere=False)
                     router.observe(report, now_s + 0.01 * k - _SILENT_S * silent)
     router.tick(now_s + 0.05)

@@ -89,6 +89,12 @@ def test_it_is_made_for_arm64_too(tmp_path: Path) -> None:
     assert elf_of(path) == (SHARED, AARCH64)
 
 
+def test_the_module_compiles_without_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not so where users build it: a newer compiler has warnings that this one has not."""
+    monkeypatch.setenv("CC", "cc -Wall -Wextra -Werror")
+    assert elf_of(build(tmp_path / "module.so"))[0] == SHARED
+
+
 def test_a_wheel_has_both_libraries_and_decides_where_nothing_can_be_compiled(tmp_path: Path) -> None:
     source, wheels, installed = tmp_path / "source", tmp_path / "wheels", tmp_path / "installed"
     ignored = shutil.ignore_patterns("__pycache__")
