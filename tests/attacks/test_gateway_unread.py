@@ -1,24 +1,20 @@
-"""Attacks on a real Envoy by clients that keep the fleet waiting: they take no large answer, or stop amid a request."""
+"""An upload that stops keeps no place in a real Envoy, and counts again once it goes on."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.both_fronts import BothFronts
 from support.envoy_fakes import FakeWorker, Rig, a_request
 from support.native import NativeRig
 from support.raw_http2 import Unread, grpc_head
 from support.waiting import eventually
 
 from balancer.kernel.settings import Limits, Settings
-from policies.least_requests import LeastRequests
 
 pytestmark = pytest.mark.integration
-MIB = 2**20
 SETTINGS = Settings(reports_required=False, limits=Limits(max_pending_per_worker=20.0))
 REST = "/v2/models/m/infer"
 INFER, STREAM = "/inference.GRPCInferenceService/ModelInfer", "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -47,16 +43,6 @@ def in_flight(rig: NativeRig) -> int:
     return int(rig.router.fleet.queue.in_flight.sum())
 
 
-def answer_much(rig: Rig) -> None:
-    """More than Envoy reads before somebody takes it."""
-
-    async def much(request: Any, context: Any) -> Any:
-        return rig.workers[0].answer(a_request(payload_bytes=3 * MIB))
-
-    for worker in rig.workers:
-        worker.infer = much
-
-
 def watch(rig: NativeRig, worker: FakeWorker, counted: list[int]) -> Any:
     """A worker that tells how many are in flight while it works."""
 
@@ -71,59 +57,8 @@ async def all_served(rig: Rig) -> bool:
     return {await rig.infer() for _ in range(12)} <= {"w0", "w1", "w2"}
 
 
-@pytest.fixture
-async def pick(tmp_path: Path) -> AsyncIterator[BothFronts]:
-    rig = BothFronts(tmp_path, policy=LeastRequests(), settings=SETTINGS, native=False)
-    rig.options = dataclasses.replace(rig.options, native=None)
-    async with rig.running():
-        yield rig
-
-
-async def test_pick_who_does_not_read_much_keeps_no_place(pick: BothFronts) -> None:
-    answer_much(pick)
-    stranger = Unread(pick.envoy.endpoint)
-    await stranger.start()
-    await stranger.ask(framed(), 40)
-    await eventually(lambda: pick.router.outcomes["matched"] == 40)
-    for worker in pick.workers:
-        worker.infer = None
-    assert await all_served(pick)
-    await stranger.stop()
-    await eventually(lambda: not pick.recorder.awaited)
-    assert pick.router.outcomes == {"matched": 52}
-
-
-async def test_pick_an_upload_that_stops_keeps_no_place(pick: BothFronts) -> None:
-    """Messages of gRPC are whole before they are picked for."""
-    stranger = of_rest(pick, 65535)
-    await stranger.start()
-    await stranger.ask(JSON + bytes(10), 50, whole=False)
-    await eventually(lambda: pick.recorder.awaited == 50)
-    await eventually(lambda: in_flight(pick) == 0)
-    assert await all_served(pick)
-    await stranger.go_on(bytes(10))
-    await eventually(lambda: not pick.recorder.awaited)
-    assert pick.router.outcomes == {"unmatched": 50, "matched": 12}
-    await stranger.stop()
-
-
-async def test_native_who_does_not_read_much_keeps_no_place(native: NativeRig) -> None:
-    answer_much(native)
-    stranger = Unread(native.envoy.endpoint)
-    await stranger.start()
-    await stranger.ask(framed(), 40)
-    await eventually(lambda: sum(len(worker.requests) for worker in native.workers) == 40)
-    await native.all_ended()
-    for worker in native.workers:
-        worker.infer = None
-    assert await all_served(native)
-    await stranger.stop()
-    await eventually(lambda: len(native.all_outcomes()) == 52)
-    assert native.all_outcomes()["matched"].all()
-
-
 @pytest.mark.parametrize("path", [INFER, STREAM, REST])
-async def test_native_an_upload_that_stops_keeps_no_place(native: NativeRig, path: str) -> None:
+async def test_an_upload_that_stops_keeps_no_place(native: NativeRig, path: str) -> None:
     body = JSON + bytes(20) if path == REST else framed(1000)
     stranger = of_rest(native, 65535) if path == REST else Unread(native.envoy.endpoint, path, 65535)
     await stranger.start()

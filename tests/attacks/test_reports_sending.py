@@ -6,14 +6,13 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import grpc
-from support.reports import ReceivedEvents, agent, collecting, report_of
+from support.reports import ReceivedEvents, collecting, report_of
 from support.waiting import eventually
 
 from balancer import bounds
 from balancer.reports import report_pb2
 from balancer.reports.codec import ReportEncoder
 from balancer.reports.sending import METHOD
-from balancer.scheduler.events import Report, ReportsLost
 
 Method = grpc.aio.StreamStreamMultiCallable[report_pb2.WorkerReport, report_pb2.ReportAck]
 
@@ -56,25 +55,3 @@ async def test_a_stranger_cannot_hold_more_streams_than_there_may_be() -> None:
         for call in calls:
             call.cancel()
     assert refused == ["streams"] * 12
-
-
-async def test_a_forger_of_a_worker_cannot_keep_its_agent_away() -> None:
-    """A real agent's stream is ended by a newer one, and is back by itself: it is the worker again."""
-    received = ReceivedEvents()
-    async with collecting(received) as (collector, address), connected(address) as method, agent(address):
-        await received.report(lambda report: report.stream == 1)
-        forger = method()
-        forged = report_of("w", 1_000_000_000, incarnation=bounds.MAX_COUNT)
-        await forger.write(ReportEncoder().encode(forged))
-        await received.report(lambda report: report.stream == 2)
-        again = await received.report(lambda report: report.stream == 3)
-        assert again.incarnation == 1
-        with contextlib.suppress(grpc.aio.AioRpcError):
-            while await forger.read() is not grpc.aio.EOF:
-                pass
-        assert await forger.code() is grpc.StatusCode.ABORTED
-        assert collector.counts.taken_over == 2
-    # Nobody was without a stream in between, but at the end.
-    lost = [index for index, event in enumerate(received.events) if isinstance(event, ReportsLost)]
-    reports = [index for index, event in enumerate(received.events) if isinstance(event, Report)]
-    assert all(index > reports[-1] for index in lost)

@@ -11,19 +11,19 @@ import tempfile
 import time
 from pathlib import Path
 
-from balancer.kernel.compiled.library import PATH, Library
-from balancer.kernel.settings import Limits, Settings, SplitSettings
+from support.busy import MODELS
+from support.settling import a_shared, begin
+
+from balancer.kernel.compiled.library import PATH
+from balancer.kernel.settings import GuardSettings, Limits, RolloutSettings, Settings, SplitSettings
 from balancer.native.build import WITHOUT_HOOKS
-from balancer.native.envoy_module import Module
-from balancer.native.folder import Folder
 from balancer.native.header import SOURCES
-from balancer.native.router import SharedRouter
+from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
 from balancer.scheduler.canary.split import Splits
-from balancer.scheduler.events import ModelReport, Report, WorkerAdded
 from fuzz.request import SANITIZED, STRICT
 from policies import BUILTIN
 
-WORKERS, MODELS = 21, ("a", "b", "c")
+SETTINGS = Settings(limits=Limits(max_pending_per_worker=6, sheddable_priority=2), stale_after_s=1e6, sticky_keys=True)
 POLICIES = ("wlpr", "prequal", "learned", "power_of_two", "round_robin")
 """That differ in what they read of their options and the fleet's state."""
 _GUARDED = ("-Wl,--wrap=mmap", "-Wl,--wrap=munmap", "-Wl,--wrap=malloc", "-Wl,--wrap=free")
@@ -38,22 +38,16 @@ def compiled(target: Path) -> Path:
 
 
 def left_behind(path: Path, policy: str) -> Path:
-    """A folder as a balancer leaves it that decides by the policy."""
-    library = Library()
-    settings = Settings(
-        limits=Limits(max_pending_per_worker=6, sheddable_priority=2), stale_after_s=1e6, sticky_keys=True
-    )
-    router = SharedRouter(BUILTIN[policy](), settings, 5, library, Module(library), Folder(path))
+    """A folder as a balancer leaves it that decides by the policy, with a guard, a rollout and a split."""
+    router, now_s = a_shared(path, BUILTIN[policy](), SETTINGS), time.monotonic()
     splits = Splits()
     splits.configure({MODELS[0]: SplitSettings(old="1", new="2", share=0.3)})
     router.directory.share_splits(splits)
-    now_s = time.monotonic()
-    for number in range(WORKERS):
-        router.observe(WorkerAdded(f"w{number}"), now_s)
-        models = tuple(ModelReport(model, "1", ready=True, pending=float(number % 3)) for model in MODELS)
-        router.observe(Report(f"w{number}", 1, 1, True, models=models), now_s)
-    places = {name: f"10.0.0.{row}:8000" for row, name in enumerate(router.fleet.names)}
-    router.list_endpoints(places, places)
+    begin(router, now_s)
+    plan = CanaryPlan(GuardSettings(), BUILTIN["least_requests"](), None, 0.0, RolloutSettings(), BUILTIN["random"]())
+    selector = PolicySelector(router.policy, plan)
+    selector.choose(0, now_s)
+    router.configure(router.policy, SETTINGS, selector)
     router.serve(True)
     return path
 

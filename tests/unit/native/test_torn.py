@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import re
 import shutil
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -23,8 +21,6 @@ from balancer.scheduler.router import Router
 from policies import BUILTIN
 
 BALANCER_DECIDES = 0
-HEAD_BYTES = 8192
-"""Where headers and tables lie; what follows are numbers."""
 
 
 @pytest.fixture(scope="module")
@@ -42,39 +38,9 @@ def requests() -> str:
     return "\n".join([line for line, _ in script(own, began_ns + 60_000_000)][:60])
 
 
-def spoil(path: Path, dice: random.Random) -> None:
-    content = bytearray(path.read_bytes())
-    for _ in range(dice.choice((1, 4, 32))):
-        at = dice.randrange(min(len(content), dice.choice((64, 512, HEAD_BYTES, len(content)))))
-        at -= at % 8
-        content[at : at + 8] = dice.choice(
-            (dice.randbytes(8), bytes(8), b"\xff" * 8, (1 << dice.randrange(63)).to_bytes(8, "little"))
-        )[: len(content) - at]
-    if dice.random() < 0.2:
-        content = content[: dice.randrange(len(content))]
-    path.write_bytes(content)
-
-
 def answers(settle: Path, folder: Path, requests: str) -> set[str]:
     lines = [line for line in requests.splitlines() if line.startswith("ask")]
     return {line.split()[0] for line in printed_by((settle, PATH, folder), lines)}
-
-
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 8))])
-@pytest.mark.parametrize("name", ["control", "fleet_state", "directory-*", "options-*", "journal"])
-def test_it_survives(settle: Path, shared: Path, requests: str, tmp_path: Path, name: str, seed: int) -> None:
-    dice = random.Random(f"{name} {seed}")
-    for number in range(5):
-        folder = tmp_path / str(number)
-        shutil.copytree(shared, folder)
-        for path in folder.glob(name):
-            spoil(path, dice)
-        done = subprocess.run(
-            [settle, PATH, folder], input=requests, capture_output=True, text=True, errors="replace", check=False
-        )
-        # `settle` ends with 2 where a request to be ended was never decided, with 4 where it does not get the lock.
-        assert done.returncode in {0, 2, 4}, done.stderr
-        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize(
