@@ -11,8 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from support.busy import MODELS
-from support.settling import a_shared, begin
+from support.settling import MODELS, a_shared, begin
 
 from balancer.kernel.compiled.library import PATH
 from balancer.kernel.settings import GuardSettings, Limits, RolloutSettings, Settings, SplitSettings

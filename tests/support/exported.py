@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,6 +41,13 @@ _WORD = r"[a-zA-Z_][a-zA-Z0-9_:]*"
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _SELECTOR = re.compile(r"\b((?:balancer|process)[_:][a-zA-Z0-9_:]*|up|ALERTS)\b(?:\{([^}]*)\})?")
 _GROUPING = re.compile(r"\b(?:by|on|ignoring|without|group_left|group_right)\s*\(([^)]*)\)")
+
+
+def dashboard() -> dict[str, Any]:
+    """Grafana's, as the file has it."""
+    file = Path(__file__).resolve().parents[2] / "deploy" / "observability" / "dashboard.json"
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return content
 
 
 def declared() -> dict[str, frozenset[str]]:

@@ -15,7 +15,6 @@ from balancer.scheduler.events import Finished
 from balancer.scheduler.router import Router
 from policies.base import FleetView, FloatArray, Policy, Request
 from policies.least_requests import LeastRequests
-from policies.round_robin import RoundRobin
 from support.fleets import make_router
 
 
@@ -128,6 +127,3 @@ def guarded(
     router = make_router(4, policy or moody)
     router.selector = PolicySelector(router.policy, plan, stopwatch=stopwatch, listener=changes)
     return Guarded(router, moody, changes, stopwatch)
-
-
-__all__ = ["NO_WINDOWS", "Guarded", "Mood", "Moody", "RecordedChanges", "RoundRobin", "Stopwatch", "guarded"]

@@ -1,4 +1,4 @@
-"""Triton's own load tester, perf_analyzer: fetched aside, run, and its report read.
+"""Triton's own load tester, perf_analyzer: fetched aside, and run.
 
 The wheel `tritonclient` 2.46.0 is one of those that carry the program. It needs two libraries: CUDA's runtime, which is
 a wheel too, and libb64, which Debian has. All lie in a folder of their own, and nothing of the environment is changed.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import ctypes.util
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -26,34 +25,6 @@ DEFAULT_FOLDER = Path(__file__).resolve().parents[2] / "out" / "perf_analyzer"
 _FETCH_S = 300.0
 _LONGEST_S = 180.0
 """Of one run."""
-_WARNING = re.compile(r"warning|error|fail", re.IGNORECASE)
-_LEVEL = re.compile(r"^Request concurrency: (\d+)$", re.MULTILINE)
-_SERVER = re.compile(r"^ *Server: *$", re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Level:
-    """What was measured with so many requests in flight. Latency of a decoupled model is that of the first answer."""
-
-    concurrency: int
-    requests: int
-    served: int
-    """Requests that the server's statistics count meanwhile. They begin with the load and end after it, so that they
-    may differ by those in flight."""
-    rate_per_s: float
-    responses_per_s: float
-    """As many as requests, where a model does not answer one with several."""
-
-
-@dataclass(frozen=True)
-class Report:
-    """Of one run."""
-
-    status: int
-    levels: tuple[Level, ...]
-    warnings: tuple[str, ...]
-    """Lines that tell of a warning, an error or a failure."""
-    text: str
 
 
 @dataclass(frozen=True)
@@ -64,8 +35,8 @@ class PerfAnalyzer:
     libraries: tuple[Path, ...]
     """Folders with what it needs."""
 
-    async def run(self, *arguments: str) -> Report:
-        """Run it; killed when this is cancelled, or after three minutes."""
+    async def run(self, *arguments: str) -> tuple[int, str]:
+        """Run it, for its status and what it printed; killed when this is cancelled, or after three minutes."""
         known = os.environ.get("LD_LIBRARY_PATH")
         path = os.pathsep.join([*map(str, self.libraries), *([known] if known else [])])
         process = await asyncio.create_subprocess_exec(
@@ -84,31 +55,7 @@ class PerfAnalyzer:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-        return report(process.returncode or 0, output.decode(errors="replace"))
-
-
-def report(status: int, text: str) -> Report:
-    """What the program printed, read."""
-    _, *parts = _LEVEL.split(text)
-    levels = [_level(int(concurrency), part) for concurrency, part in zip(parts[::2], parts[1::2], strict=True)]
-    warnings = tuple(line.strip() for line in text.splitlines() if _WARNING.search(line))
-    return Report(status, tuple(level for level in levels if level is not None), warnings, text)
-
-
-def _level(concurrency: int, text: str) -> Level | None:
-    """None where it ended before it had measured."""
-    client, *further = _SERVER.split(text, maxsplit=1)
-    server = "".join(further)
-
-    def number(name: str, within: str, after: str = ": ") -> float | None:
-        found = re.search(rf"\b{name}{after}([\d.]+)", within)
-        return float(found[1]) if found else None
-
-    requests, rate = number("Request count", client), number(r"(?<!Response )Throughput", client)
-    if requests is None or rate is None:
-        return None
-    served = int(number("Successful request count", server) or 0)
-    return Level(concurrency, int(requests), served, rate, number("Response Throughput", client) or rate)
+        return process.returncode or 0, output.decode(errors="replace")
 
 
 def find_perf_analyzer(folder: Path = DEFAULT_FOLDER) -> PerfAnalyzer:

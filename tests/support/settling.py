@@ -24,13 +24,13 @@ from balancer.native.folder import Folder
 from balancer.native.router import SharedRouter
 from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
 from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
-from balancer.scheduler.events import Finished, WorkerAdded
+from balancer.scheduler.events import Finished, ModelReport, Report, WorkerAdded
 from balancer.scheduler.router import Router
 from policies import BUILTIN
 from policies.base import Policy, Request
-from support.busy import MODELS, busy_report
 
 WORKERS, REQUESTS, SEED = 21, 400, 5
+MODELS = ("a", "b", "c")
 _SILENT_S, _NEWCOMER = 0.8, 4
 CODES = {UnknownModel: (404, 5), NoEligibleWorker: (503, 14), Shed: (429, 8)}
 LEAST_REQUEST, TAKEN, TURNED_AWAY = 1, 2, 3
@@ -52,6 +52,25 @@ def crossed(names: Iterable[str], first: str, first_how: str) -> pytest.MarkDeco
     pairs = [(how, name) for how in SETTINGS for name in sorted(names)]
     each = [pytest.param(*pair, marks=() if first in pair or first_how in pair else pytest.mark.long) for pair in pairs]
     return pytest.mark.parametrize(("how", "name"), each)
+
+
+def busy_report(worker: int, k: int, *, executing: float = 0.0, everywhere: bool = True) -> Report:
+    """The report numbered `k` of worker `w{worker}`; `everywhere`: whether each has all models ready."""
+    models = tuple(
+        ModelReport(
+            model,
+            "1",
+            ready=everywhere or model != "c" or worker % 2 == 0,
+            pending=float((worker + k) % 5),
+            executing=executing,
+            succeeded=30 * k,
+            max_batch_rows=4,
+            instances=1 + worker % 2,
+            batches=((1, 20 * k, 0.02 * k * (1 + worker % 7)), (4, 5 * k, 0.03 * k)),
+        )
+        for model in MODELS
+    )
+    return Report(f"w{worker}", 1, k, True, models=models, balancers=1 + worker % 3)
 
 
 def begin(router: Router, now_s: float) -> None:

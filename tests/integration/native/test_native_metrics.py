@@ -152,12 +152,14 @@ async def test_a_client_that_leaves(rig: BothFronts) -> None:
     call = rig.stub.ModelInfer(a_request(), timeout=PATIENCE_S)
     waiting = asyncio.create_task(call.wait_for_connection())
     await arrived.wait()
+    assert rig.router.fleet.queue.own_rows.sum() == 16
     call.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await waiting
     await counted(rig, 1)
     assert rig.samples("balancer_aborted_requests_total") == {("client",): 1}
     assert rig.samples("balancer_errors_total") == {}
+    assert rig.samples("balancer_request_duration_seconds_count") == {}
     assert rig.router.fleet.queue.in_flight.sum() == 0
 
 

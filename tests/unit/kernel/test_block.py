@@ -32,7 +32,7 @@ def test_a_fleet_that_outgrows_its_block_takes_the_path_with_another(tmp_path: P
         shared.observe(WorkerAdded(f"w{number}"), 1.0)
     shared.fleet.sent("w39", 1, 2.0, 1.0)
     assert not np.frombuffer(before, HEADER, 1)[0]["in_force"]
-    found = fleet_states_in(bytearray(path.read_bytes()), stamp())
+    found = fleet_states_in(bytearray(path.read_bytes()))
     np.testing.assert_array_equal(found.queue.in_flight, shared.fleet.queue.in_flight)
     assert found.queue.in_flight.sum() == 1
     assert list(tmp_path.iterdir()) == [path]

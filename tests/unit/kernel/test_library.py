@@ -55,12 +55,6 @@ def test_what_is_no_library_is_refused(tmp_path: Path) -> None:
         Library(path)
 
 
-def test_each_router_has_slots_of_its_own() -> None:
-    loaded = Library()
-    one, other = Compiled(loaded), Compiled(loaded)
-    assert one._of_call != other._of_call
-
-
 def test_as_many_fallbacks_are_named_as_may_be_configured() -> None:
     settings = Settings(reports_required=False, max_fallbacks=MAX_FALLBACKS)
     for kernel in (None, Compiled(Library())):

@@ -125,14 +125,6 @@ def test_who_decides_half_is_written_and_what_ended_counts_for_who_decided_it() 
     assert compared(selector) == (1, 2)
 
 
-def test_what_is_shed_counts_at_once() -> None:
-    state = FakeState()
-    selector, trials = rolled_out(state)
-    state.decided(1, what=GuardEvent.TRIAL_SHED)
-    trials.settle(selector, WORKERS)
-    assert compared(selector) == (1, 0)
-
-
 def test_ends_that_were_lost_are_waited_for_no_longer_than_outcomes() -> None:
     state = FakeState()
     selector, trials = rolled_out(state)

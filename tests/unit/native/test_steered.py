@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.busy import MODELS, busy_report
 from support.guarded import Moody
-from support.settling import SEED, TAKEN, TURNED_AWAY, begin, endpoint, line_of, parts
+from support.settling import MODELS, SEED, TAKEN, TURNED_AWAY, begin, busy_report, endpoint, line_of, parts
 
 from balancer.kernel.compiled.library import PATH, Compiled, Library
 from balancer.kernel.settings import EstimatorSettings, GuardSettings, RolloutSettings, Settings, TokenSettings

@@ -6,8 +6,7 @@ import re
 from itertools import combinations
 from typing import Any
 
-from support.dashboard import dashboard
-from support.exported import declared
+from support.exported import dashboard, declared
 
 
 def plots() -> list[dict[str, Any]]:

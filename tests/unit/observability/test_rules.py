@@ -12,8 +12,7 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from support.dashboard import dashboard
-from support.exported import PROMETHEUS_OWN, TARGET_LABELS, declared, labels_of, problems, selectors
+from support.exported import PROMETHEUS_OWN, TARGET_LABELS, dashboard, declared, labels_of, problems, selectors
 
 from balancer.extproc.verdict import By
 from balancer.native.layouts import COUNTS

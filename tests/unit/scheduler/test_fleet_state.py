@@ -159,7 +159,7 @@ def test_a_fleet_says_its_arrays_anew_and_keeps_its_numbers() -> None:
 
 def test_another_process_finds_the_same_numbers_at_another_address() -> None:
     fleet = filled(5, 3)
-    found = fleet_states_in(bytearray(fleet.block.buffer), "here")
+    found = fleet_states_in(bytearray(fleet.block.buffer))
     for name, array in fleet.block.arrays.items():
         record, field = name.split(".")
         np.testing.assert_array_equal(getattr(getattr(found, record), field), array, err_msg=name)
@@ -170,7 +170,7 @@ def test_options_have_a_block_with_the_weights_and_room_to_work() -> None:
     assert found is not None
     block = options_block(found, FleetSizes(16, 0), "answer_learned", stamp="here")
     options = arrays_of(options_of(found, 16))
-    header, arrays = read(bytearray(block.buffer), list(options), kind=OPTIONS, stamp="here")
-    assert header["entry"] == b"answer_learned"
+    header, arrays = read(bytearray(block.buffer), list(options))
+    assert (header["kind"], header["stamp"], header["entry"]) == (OPTIONS, b"here", b"answer_learned")
     for name, array in options.items():
         np.testing.assert_array_equal(arrays[name], array, err_msg=name)
