@@ -7,26 +7,32 @@ from pathlib import Path
 import pytest
 from fuzz import inputs, wire
 from fuzz.attack import Attack, generator
-from fuzz.kinds import FORWARDED, KINDS
+from fuzz.kinds import KINDS, KINDS_OF
 from fuzz.target import target
 
-INPUTS = 3_000
 SEED = 7
 
 
 @pytest.mark.integration
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("proxied", [False, True])
-async def test_a_stranger_cannot_crash_blind_or_pass_the_balancer_with_any_bytes(tmp_path: Path, proxied: bool) -> None:
+@pytest.mark.parametrize(
+    ("frontend", "count", "good"),
+    [
+        ("pick", 3000, {"ext_proc": "OK", "access log": "OK"}),
+        ("native", 800, {"HTTP/1": "200", "gRPC": "h2 200"}),
+        ("proxy", 3000, {"forwarded gRPC": "OK", "forwarded REST": "200"}),
+    ],
+)
+async def test_a_stranger_cannot_crash_blind_or_pass_the_balancer_with_any_bytes(
+    tmp_path: Path, frontend: str, count: int, good: dict[str, str]
+) -> None:
+    """`good`: answers that some inputs get, as it is the balancer that is tried, and not the way to it."""
     lines: list[str] = []
-    kinds = FORWARDED if proxied else KINDS
-    async with target(tmp_path, proxied=proxied) as attacked:
+    async with target(tmp_path, frontend) as attacked:
         attack = Attack(attacked, SEED, lines.append)
         # Growth is left to `make fuzz`: so few inputs do not fill the caches that a heap has to hold.
-        await attack.run(INPUTS, kinds)
+        await attack.run(count, KINDS_OF[frontend])
     assert not attack.findings, "\n".join(lines)
-    # It is the balancer that is tried, and not the way to it.
-    good = {"forwarded gRPC": "OK", "forwarded REST": "200"} if proxied else {"ext_proc": "OK", "access log": "OK"}
     for kind, answer in good.items():
         assert attack.answers[kind][answer] > attack.answers[kind].total() / 20
 

@@ -129,29 +129,6 @@ async def test_without_reports_it_is_replaced_until_they_are_back(moody: Moody) 
     assert not load.failures()
 
 
-async def test_a_rollout_returns_when_the_new_policy_misbehaves(moody: Moody) -> None:
-    stack = moody.stack
-    rollout = {**moody.policy, "shares": [0.5, 1.0], "step_s": 600}
-    async with steady_load(stack.url, clients=CLIENTS) as load:
-        stack.write_config({"name": "wlpr"}, rollout=rollout)
-        await moody.decides("wlpr")
-        await moody.decides("moody_file")
-        moody.be("nan")
-        await eventually(
-            lambda: stack.get("/guard"),
-            "the rollout returned",
-            until=lambda page: page["rollout"]["state"] == "returned",
-        )
-        moody.be("good")
-        so_far = await moody.decided("moody_file")
-        await moody.decides("wlpr", 100)
-        assert await moody.decided("moody_file") - so_far <= CLIENTS  # were in flight when it returned
-        page = (await stack.get("/guard"))["rollout"]
-        assert (page["from"], page["to"], page["reason"], page["share"]) == ("wlpr", "moody_file", "invalid", 0.0)
-        assert await stack.metric("balancer_rollout_share", policy="moody_file") == 0
-    assert not load.failures()
-
-
 NARROW = {name: np.log1p(4.0) for name in ("pending", "mean_pending", "reported_pending")}
 """Trained, as it were, on queues of four clients at most; of all else it has seen everything."""
 

@@ -41,7 +41,7 @@ def lost_with_a_balancer(frontend: str) -> int:
     return CLIENTS if frontend == "proxy" else 0
 
 
-@ways(("pick", "grpc"), ("proxy", "http"))
+@ways(("pick", "grpc"), ("native", "grpc"), ("proxy", "http"))
 async def test_a_killed_balancer_costs_no_more_than_what_it_forwards_and_picks_again_when_it_is_back(
     stack: Stack, frontend: str, protocol: Literal["grpc", "http"]
 ) -> None:

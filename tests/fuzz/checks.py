@@ -51,11 +51,7 @@ def sizes(target: Target) -> dict[str, Size]:
 
 
 async def settled(target: Target, before: dict[str, Size] | None = None) -> dict[str, Size]:
-    """Once nothing is in flight, connections are closed and memory no longer falls; or after some seconds."""
-    for _ in range(int(_PATIENCE_S / _POLL_S)):
-        if not any(worker["in_flight"] for worker in (await target.get("/workers"))["workers"]):
-            break
-        await asyncio.sleep(_POLL_S)
+    """Once connections are closed and memory no longer falls; or after some seconds."""
     now = sizes(target)
     for _ in range(int(_PATIENCE_S / _POLL_S)):
         await asyncio.sleep(_POLL_S)
@@ -78,14 +74,25 @@ def growth(before: dict[str, Size], after: dict[str, Size]) -> list[str]:
 
 
 async def all_of(target: Target) -> list[str]:
-    """All but growth: numbers are numbers, nothing failed inside, nothing passed by, honest requests are served."""
+    """All but growth: numbers are numbers, nothing failed inside, nothing passed by, honest requests are served, and
+    nothing is left in flight."""
     try:
-        found = [*await _honest(target), *await _numbers(target)]
+        found = [*await _honest(target), *await _numbers(target), *await _in_flight(target)]
     except (aiohttp.ClientError, TimeoutError, TypeError) as error:
         return [f"the admin pages do not answer after the attack: {error!r}"]
     for worker in target.workers:
         found += [f"{worker.name} got a call that is never balanced: {path}" for path in worker.bypassed]
     return found
+
+
+async def _in_flight(target: Target) -> list[str]:
+    """Workers that count requests some seconds after the last one has ended."""
+    for _ in range(int(_PATIENCE_S / _POLL_S)):
+        busy = [worker for worker in (await target.get("/workers"))["workers"] if worker["in_flight"]]
+        if not busy:
+            return []
+        await asyncio.sleep(_POLL_S)
+    return [f"/workers: {worker['worker']} has {worker['in_flight']} requests in flight, of none" for worker in busy]
 
 
 async def _numbers(target: Target) -> list[str]:

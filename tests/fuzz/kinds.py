@@ -105,11 +105,15 @@ KINDS = (
     Kind("HTTP/2", 0.05, Attacker.frames),
 )
 """Ports of the balancer first, then Envoy's listener."""
-FORWARDED = (
-    Kind("forwarded gRPC", 0.5, Attacker.forwarded),
-    Kind("forwarded REST", 0.5, Attacker.forwarded_rest),
-)
-"""Of a balancer with the front end `proxy`; another forwards nothing."""
+KINDS_OF = {
+    "pick": KINDS,
+    "native": KINDS[-3:],
+    "proxy": (
+        Kind("forwarded gRPC", 0.5, Attacker.forwarded),
+        Kind("forwarded REST", 0.5, Attacker.forwarded_rest),
+    ),
+}
+"""By front end: Envoy's listener where it decides itself, and what only `proxy` forwards."""
 
 
 async def _stream(channel: grpc.aio.Channel, method: str, contents: list[bytes], metadata: Any = ()) -> str:

@@ -39,7 +39,6 @@ _REPORT_PAUSE_S = 0.05
 _RECONNECT_S = 0.1
 _OUTCOME_TIMEOUT_S = 5.0
 _PROXIED = {
-    "envoy": {"frontend": "proxy"},
     "models": {
         MODEL: {"proxy": {"repeatable": True, "hedge": True, "once_s": 1, "cache_ttl_s": 1, "batch": {"max_rows": 8}}}
     },
@@ -122,10 +121,12 @@ class _Any(grpc.GenericRpcHandler):
 
 
 class Target(OwnStack):
-    """The gateway under attack, with honest reporters for its workers; `proxied`: the balancer forwards inferences."""
+    """The gateway under attack, by one front end, with honest reporters for its workers."""
 
-    def __init__(self, directory: Path, workers: list[Worker], *, proxied: bool) -> None:
-        super().__init__(directory, listed=[worker.spec for worker in workers], settings=_PROXIED if proxied else {})
+    def __init__(self, directory: Path, workers: list[Worker], frontend: str) -> None:
+        envoy = {"envoy": {"frontend": frontend, "shared_folder": str(directory / "shared")}}
+        settings = envoy | (_PROXIED if frontend == "proxy" else {})
+        super().__init__(directory, listed=[worker.spec for worker in workers], settings=settings)
         self.workers = workers
         self._reporting: list[asyncio.Task[None]] = []
         self.fleet_port = free_port_range(2)
@@ -169,14 +170,14 @@ class Target(OwnStack):
 
 
 @contextlib.asynccontextmanager
-async def target(directory: Path, *, proxied: bool) -> AsyncIterator[Target]:
+async def target(directory: Path, frontend: str) -> AsyncIterator[Target]:
     """Everything started, and stopped afterwards."""
     async with contextlib.AsyncExitStack() as running:
         workers = [Worker(f"worker-{number}") for number in range(_WORKERS)]
         for worker in workers:
             await worker.start()
             running.push_async_callback(worker.stop)
-        started = Target(directory, workers, proxied=proxied)
+        started = Target(directory, workers, frontend)
         running.push_async_callback(started.stop)
         await started.start()
         yield started

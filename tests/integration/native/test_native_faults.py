@@ -52,14 +52,6 @@ async def test_when_the_balancer_dies_envoy_chooses_until_it_returns_and_asks_no
     assert mortal.balancer.seen == []
 
 
-async def test_a_balancer_that_was_stopped_goes_on(mortal: NativeRig) -> None:
-    mortal.hold_beats()
-    await eventually(mortal.does_without)
-    await all_served(mortal)
-    mortal.go_on_beating()
-    await eventually(mortal.picks)
-
-
 async def test_what_ends_while_the_balancer_is_stopped_is_counted_out(mortal: NativeRig) -> None:
     go, ways = asyncio.Event(), [worker.infer for worker in mortal.workers]
     calls: list[asyncio.Task[str]] = []

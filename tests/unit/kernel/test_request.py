@@ -118,19 +118,6 @@ def test_a_grpc_inference(
     assert reader.ask(headers, chunks) == gateway(headers, fields_of(message))
 
 
-@pytest.mark.parametrize(("header", "rows"), [({"x-batch-rows": "16"}, 16), ({}, 2)])
-def test_rows_are_the_headers_where_it_is_sent_whichever_protocol(
-    reader: Reader, header: dict[str, str], rows: int
-) -> None:
-    message = service_pb2.ModelInferRequest(model_name="m")
-    message.inputs.add(name="X", datatype="FP32", shape=[2, 3])
-    body = json.dumps({"inputs": [{"name": "X", "datatype": "FP32", "shape": [2, 3], "data": [0] * 6}]})
-    for headers, sent in ((GRPC, framed(message.SerializeToString())), (REST, body.encode())):
-        understood = reader.ask(headers | header, [sent])
-        assert isinstance(understood, Understood)
-        assert understood.rows == rows
-
-
 VALUES = st.recursive(
     st.one_of(
         st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=6)
@@ -231,15 +218,6 @@ def test_the_last_of_a_parameter_counts_as_in_a_map(reader: Reader) -> None:
     both = first.SerializeToString() + last.SerializeToString()
     merged = service_pb2.ModelInferRequest.FromString(both)
     assert reader.ask(GRPC, [framed(both)]) == gateway(GRPC, fields_of(merged))
-
-
-def test_a_custom_parameter_makes_nothing_ambiguous(reader: Reader) -> None:
-    message = service_pb2.ModelInferRequest(model_name="m")
-    for key, value in (("mine", 1), ("timeout", 250_000), ("yours", 2), ("sequence_id", 7)):
-        message.parameters[key].int64_param = value
-    read = reader.ask(GRPC, [framed(message.SerializeToString())])
-    assert isinstance(read, Understood)
-    assert (read.deadline_s, read.sequence) == (pytest.approx(0.25), True)
 
 
 def test_the_first_of_a_name_counts_in_json_as_it_does_in_triton(reader: Reader) -> None:

@@ -63,15 +63,6 @@ def refusal(read: Understood | Refused) -> str:
     return read.text
 
 
-@given(data=st.binary(max_size=400), path=st.sampled_from([INFER, SERVICE + "ModelReady"]), cuts=st.integers(1, 400))
-@fixtures
-def test_bytes_that_mean_nothing(reader: Reader, data: bytes, path: str, cuts: int) -> None:
-    for body in (data, framed(data)):
-        chunks = [body[at : at + cuts] for at in range(0, len(body), cuts)]
-        reader.ask(GRPC | {":path": path}, chunks)
-        reader.ask(REST, chunks)
-
-
 @given(seed=st.integers(0, 2**32), data=st.data())
 @fixtures
 def test_a_message_that_triton_takes_is_never_understood_as_another(
