@@ -11,7 +11,6 @@ from support.attacker import Attacker, decisions, honest_requests_are_served_by_
 from support.raw_http2 import Unread, grpc_head
 from support.stack import Stack
 from support.waiting import PATIENCE_S, eventually
-from tritonclient.grpc import service_pb2
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -162,42 +161,12 @@ async def test_an_id_used_twice_cannot_withdraw_the_other_request(stack: Stack) 
     assert await stack.metric("balancer_outcomes_total", result="unmatched") == withdrawn
 
 
-async def test_what_clients_get_wrong_does_not_make_a_worker_look_fast_or_bad(stack: Stack) -> None:
-    attacker = Attacker(stack)
-    await honest_requests_are_served_by_policy(stack)
-    samples = "balancer_request_duration_seconds_count"
-    before = await stack.metric(samples)
-    wrong = service_pb2.ModelInferRequest(model_name="emulated_tft")
-    answers = await asyncio.gather(*(attacker.grpc("ModelInfer", wrong) for _ in range(16)))
-    assert {answer.code for answer in answers} == {"INVALID_ARGUMENT"}
-    await eventually(
-        lambda: stack.metric("balancer_requests_total", status="grpc_3", model="emulated_tft"),
-        "their outcomes were counted",
-        until=lambda value: value >= 16,
-    )
-    assert await stack.metric(samples) == before
-    assert {worker["error_rate"] for worker in (await stack.get("/workers"))["workers"]} == {0}
-
-
 async def test_a_stranger_cannot_blame_the_worker_of_a_key_by_bodies_that_are_none(stack: Stack) -> None:
     attacker = Attacker(stack)
     path, key = "/v2/models/emulated_tft/infer", {"x-routing-key": "k1", "content-type": "application/json"}
     answers = await asyncio.gather(*(attacker.rest(path, key, "no JSON object") for _ in range(12)))
     assert {answer.code for answer in answers} <= {"400", "500"}
     await nothing_is_left_over(stack)
-    assert {worker["error_rate"] for worker in (await stack.get("/workers"))["workers"]} == {0}
-
-
-async def test_a_client_that_leaves_does_not_make_a_worker_look_fast(stack: Stack) -> None:
-    attacker = Attacker(stack)
-    await honest_requests_are_served_by_policy(stack)
-    samples = "balancer_request_duration_seconds_count"
-    before = await stack.metric(samples)
-    slow = inference("emulated_bert_large")
-    for _ in range(5):
-        assert (await attacker.grpc("ModelInfer", slow, timeout_s=0.002)).code == "DEADLINE_EXCEEDED"
-    await nothing_is_left_over(stack)
-    assert await stack.metric(samples) == before
     assert {worker["error_rate"] for worker in (await stack.get("/workers"))["workers"]} == {0}
 
 

@@ -34,7 +34,7 @@ class Event:
     """Parts that were ended without warning, and when."""
     down: list[tuple[str, float, float]] = field(default_factory=list)
     """Parts that were not there, from and to."""
-    said: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
     failed: str = ""
     """What did not happen in time; empty: all did."""
 

@@ -140,7 +140,7 @@ async def triton_stopped(site: Site) -> None:
     await _start_triton(site)
 
 
-async def worker_told_to_drain(site: Site) -> None:
+async def worker_drained(site: Site) -> None:
     """`balancer agent drain`, then SIGTERM to its Triton, as a pre-stop hook does; and a new one."""
     deployment = site.deployment
     command = Child(
@@ -172,7 +172,7 @@ async def triton_hung(site: Site) -> None:
             hung.result()
             return
         site.event.killed.append((site.name, time.time()))
-        site.event.said["crashed"] = triton.process.returncode
+        site.event.details["crashed"] = triton.process.returncode
     finally:
         for task in (crashed, hung):
             task.cancel()
@@ -218,7 +218,7 @@ def _options(policy: str, folder: Path) -> dict[str, Any]:
 async def policy_swapped(site: Site) -> None:
     """Another policy in the config, and the first one again."""
     other = site.rng.choice(_OTHER_POLICIES)
-    site.event.said["policy"] = other
+    site.event.details["policy"] = other
     try:
         await site.deployment.swap(other, **_options(other, site.deployment.directory))
         site.event.noticed()
@@ -241,16 +241,16 @@ async def list_broken(site: Site) -> None:
 
 
 async def _break(site: Site, path: Path, text: str) -> None:
-    site.event.said["text"] = text[:60]
+    site.event.details["text"] = text[:60]
     deployment, good = site.deployment, path.read_text()
-    log, logged = deployment.log_path, deployment.log_path.stat().st_size
+    log, before = deployment.log_path, deployment.log_path.stat().st_size
 
-    async def said() -> bool:
-        return log.stat().st_size > logged
+    async def logged() -> bool:
+        return log.stat().st_size > before
 
     replace_text(path, text)
     try:
-        await until(said, f"the log tells of the bad {path.name}", 5.0)
+        await until(logged, f"the log names the bad {path.name}", 5.0)
         site.event.noticed()
         await site.pause(0.2, 2.0)
     finally:
@@ -283,7 +283,7 @@ async def certificates_rotated(site: Site) -> None:
 async def strangers(site: Site) -> None:
     """Hostile clients for some seconds."""
     answers = await annoy(site.deployment.url, site.rng, site.rng.uniform(2.0, 5.0))
-    site.event.said["answers"] = dict(answers.most_common(8))
+    site.event.details["answers"] = dict(answers.most_common(8))
     await site.picks()
 
 
@@ -318,7 +318,7 @@ FAULTS = (
     ),
     Fault("Triton killed", triton_killed, "worker", "", "the next report", "restart it under its name"),
     Fault("Triton stops by itself (SIGTERM)", triton_stopped, "worker", "", "report", "restart it under its name"),
-    Fault("`balancer agent drain`, then SIGTERM", worker_told_to_drain, "worker", "", "the command", "restart it"),
+    Fault("`balancer agent drain`, then SIGTERM", worker_drained, "worker", "", "the command", "restart it"),
     Fault("Triton hangs", triton_hung, "worker", "", "report", "by itself, or restart it"),
     Fault("worker drained, removed, listed again", worker_removed, "worker", "", "discovery"),
     Fault("policy swapped", policy_swapped, "config", "", "`serve`"),

@@ -77,9 +77,9 @@ def growth(samples: Mapping[str, Sequence[Sample]]) -> dict[str, dict[str, float
                 "resident_mb_per_million": _slope([(each.requests, each.resident_mb) for each in last]),
                 "descriptors_more": float(np.median(descriptors[-tenth:]) - np.median(descriptors[:tenth])),
             }
-            told = [(each.requests, each.allocated_mb) for each in last if each.allocated_mb is not None]
-            if len(told) >= _LEAST_SAMPLES:
-                found[part]["allocated_mb_per_million"] = _slope(told)
+            known = [(each.requests, each.allocated_mb) for each in last if each.allocated_mb is not None]
+            if len(known) >= _LEAST_SAMPLES:
+                found[part]["allocated_mb_per_million"] = _slope(known)
     return found
 
 

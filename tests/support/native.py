@@ -138,8 +138,3 @@ class NativeRig(Rig):
         """All outcomes so far."""
         self.outcomes += [batch.copy() for batch in self.router.state.outcomes()]
         return np.concatenate(self.outcomes) if self.outcomes else np.zeros(0, OUTCOME)
-
-    def name_of(self, endpoint: bytes) -> str:
-        """The worker there."""
-        names = {worker.grpc_endpoint: worker.name for worker in self.workers}
-        return names.get(endpoint.decode(), "")

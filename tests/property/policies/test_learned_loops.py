@@ -107,21 +107,21 @@ def test_it_writes_to_no_more_scratch_than_it_says(fill: Fill, most: int) -> Non
         assert scratch[-6] != 7.0
 
 
-SAID = {
+MEANS = {
     **{"cost": "cost_s", "best": "best_s", "completion_s": "completion_s"},
     **{"saved": "saved_s"},
     **{"eligible workers": "workers", "least service_s": "least_service_s", "mean pending": "mean_pending"},
     **{name: name for name in FeatureInputs._fields},
 }
 """What a description calls the numbers that a ratio is made of."""
-WORDS = re.compile("|".join(rf"\b{said}\b" for said in sorted(SAID, key=len, reverse=True)))
+WORDS = re.compile("|".join(rf"\b{word}\b" for word in sorted(MEANS, key=len, reverse=True)))
 
 
 @pytest.mark.parametrize("one", [*FEATURES, *TERMS], ids=lambda one: one.name)
 def test_a_ratio_is_what_is_said_of_it(one: Feature) -> None:
     seen = FeatureInputs(*map(np.array, np.sqrt(np.arange(2.0, len(FeatureInputs._fields)))))
     numbers = {**seen._asdict(), "completion_s": seen.marginal_s + seen.backlog_s}
-    formula = WORDS.sub(lambda found: SAID[found.group()], one.ratio.described())
+    formula = WORDS.sub(lambda found: MEANS[found.group()], one.ratio.described())
     assert ratio_of(seen, one.ratio) == pytest.approx(eval(formula, numbers), rel=1e-12)
 
 

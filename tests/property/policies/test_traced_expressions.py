@@ -67,9 +67,9 @@ def evaluate(tree, request: Request, fleet: FleetView):  # type: ignore[no-untyp
 @given(tree=TREES, seed=st.integers(0, 2**32 - 1))
 def test_an_expression_is_the_same_in_a_program(tree, seed: int) -> None:  # type: ignore[no-untyped-def]  # see TREES
     def policy(request: Request, fleet: FleetView) -> FloatArray:
-        said = evaluate(tree, request, fleet) + 0.0 * fleet.weight
+        value = evaluate(tree, request, fleet) + 0.0 * fleet.weight
         # A number that differs in its last bits only does so here as well.
-        score = np.exp(-np.minimum(np.where(np.isnan(said), 5.0, np.absolute(said)), 8.0)) * fleet.eligible
+        score = np.exp(-np.minimum(np.where(np.isnan(value), 5.0, np.absolute(value)), 8.0)) * fleet.eligible
         total = score.sum(axis=-1, keepdims=True)
         return np.where(total > 0.0, score / np.where(total > 0.0, total, 1.0), uniform_over(fleet.eligible))
 

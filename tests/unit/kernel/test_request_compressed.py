@@ -110,14 +110,6 @@ def test_what_zlib_makes_something_else_of_is_never_understood(
         assert isinstance(read, Refused)
 
 
-@given(data=st.binary(max_size=300), start=st.sampled_from([b"", b"\x1f\x8b\x08\0\0\0\0\0\0\0", b"\x78\x9c"]))
-@fixtures
-def test_bytes_that_mean_nothing(reader: Reader, data: bytes, start: bytes) -> None:
-    body = frame(start + data)
-    whole = reader.ask(GRPC, [body])
-    assert whole == reader.ask(GRPC, chunks_of(body, 1))
-
-
 def test_the_head_of_gzip_may_have_all_that_it_can(reader: Reader) -> None:
     plain = packed(inference())
     head = b"\x1f\x8b\x08\x1f" + plain[4:10] + struct.pack("<H", 5) + b"extra" + b"name\0" + b"comment\0" + b"\0\0"
