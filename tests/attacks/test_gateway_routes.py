@@ -19,7 +19,7 @@ from support.envoy_fakes import Rig, go_on
 from support.raw_http2 import Upload
 from support.real_triton import running
 from support.waiting import eventually
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2
 
 from balancer.extproc import picker
 from balancer.extproc.endpoints import Endpoint
@@ -209,12 +209,6 @@ async def test_a_stranger_cannot_change_a_server_over_grpc(rig: Rig, triton: Tri
     assert await state(triton) == before
 
 
-async def test_the_refusal_is_the_same_whoever_gives_it(rig: Rig) -> None:
-    status, body = await raw(rig, "POST /v2/logging HTTP/1.1", body=LOGGING)
-    assert (status, json.loads(body)) == (501, {"error": TEXT})
-    assert rig.balancers[0].seen == []
-
-
 async def test_what_is_balanced_still_is(rig: Rig) -> None:
     """With a pick, and without one: the balancer's failure costs nothing that it would have allowed."""
     for path in (
@@ -237,20 +231,6 @@ async def test_what_is_balanced_still_is(rig: Rig) -> None:
     assert (await rig.stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=10)).models
     async with grpc.aio.insecure_channel(rig.envoy.endpoint) as channel:
         assert await channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=10) == b"\x08\x01"
-
-
-async def test_a_stranger_cannot_use_services_nobody_listed(rig: Rig) -> None:
-    async with grpc.aio.insecure_channel(rig.envoy.endpoint) as channel:
-        for method in (
-            "/inference.GRPCInferenceService/Anything",
-            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
-            "/v2/logging",
-        ):
-            with pytest.raises(grpc.aio.AioRpcError) as raised:
-                await channel.unary_unary(method)(b"", timeout=10)
-            assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED, method
-    assert await calls(rig) == 0
-    assert isinstance(rig.stub, service_pb2_grpc.GRPCInferenceServiceStub)
 
 
 LIMIT_BYTES = 5 * 1024

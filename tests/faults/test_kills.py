@@ -85,49 +85,6 @@ async def test_a_hung_balancer_costs_no_more_than_what_it_forwards(stack: Stack,
 
 
 @fronts.frontend("native", "pick", "proxy")
-async def test_a_killed_triton_costs_at_most_what_was_executing_there(stack: Stack) -> None:
-    victim = stack.tritons[0]
-    async with steady_load(stack.url, clients=CLIENTS) as load:
-        load.mark("dying")
-        await victim.kill()
-        load.mark("dead")
-        await eventually(
-            lambda: stack.get("/workers"),
-            "the balancer knows that the worker is gone",
-            until=lambda page: not next(w for w in page["workers"] if w["worker"] == victim.name)["ready"],
-        )
-        load.mark("detected")
-        await load.more(300, "requests served by the others")
-    failures = load.failures()
-    phases = load.phases()
-    # A client has one request in flight, so no more than that were executing there, and what it sent while the process
-    # was dying may have reached it too.
-    assert failures.total() <= CLIENTS + len(phases["dying"]), failures
-    assert phases["detected"].ok.all()
-    why = (await stack.get("/explain?model=emulated_tft"))["workers"]
-    assert next(w for w in why if w["worker"] == victim.name)["why_not"]
-
-
-@fronts.frontend("proxy", "pick", "native")
-async def test_a_triton_that_returns_is_used_again(stack: Stack) -> None:
-    victim = stack.tritons[1]
-    await victim.kill()
-    await eventually(
-        lambda: stack.get("/workers"),
-        "the worker is known to be gone",
-        until=lambda page: not next(w for w in page["workers"] if w["worker"] == victim.name)["ready"],
-    )
-    await stack.start_triton(1)
-    await stack.tritons[1].wait_ready()
-    await stack.all_ready()
-    async with steady_load(stack.url, clients=CLIENTS) as load:
-        await eventually(lambda: load.finished > 100, "requests served")
-    assert load.result is not None
-    assert not load.failures()
-    assert answered_by(load.result, victim.name) > 0
-
-
-@fronts.frontend("native", "pick", "proxy")
 async def test_a_draining_worker_gets_nothing_new_and_fails_nothing(stack: Stack) -> None:
     leaving = stack.specs[0]
     async with steady_load(stack.url, clients=CLIENTS) as load:
@@ -161,21 +118,37 @@ async def unconnected(stack: Stack, endpoint: str) -> bool:
     return f"triton_grpc::{endpoint}::cx_active::0" in await stack.clusters()
 
 
-@fronts.frontend("native", "pick")
-async def test_a_killed_triton_costs_no_more_than_what_was_there(stack: Stack) -> None:
-    """What executed there is gone, and what waited in its queue as well: Envoy does not send either a second time."""
+@fronts.frontend("native", "pick", "proxy")
+async def test_a_killed_triton_costs_no_more_than_what_was_there_and_is_used_again(stack: Stack, frontend: str) -> None:
+    """What executed there is gone, and what waited in its queue as well: neither is sent a second time."""
     victim, clients = stack.tritons[0], 48
+
+    async def why_not() -> str | None:
+        page = await stack.get("/explain?model=emulated_tft")
+        return next(worker["why_not"] for worker in page["workers"] if worker["worker"] == victim.name)
+
     async with steady_load(stack.url, clients=clients) as load:
-        await eventually(lambda: load.finished > 300, "requests served")
+        await load.more(300, "requests served")
         load.mark("dying")
         await victim.kill()
-        # What is sent on a connection whose end Envoy has not noticed yet may have been executed, for all it knows.
-        await eventually(lambda: unconnected(stack, victim.grpc_endpoint), "Envoy knows that its connections are gone")
+        if frontend != "proxy":
+            # What is sent on a connection whose end Envoy has not noticed yet may have been executed, for all it knows.
+            await eventually(lambda: unconnected(stack, victim.grpc_endpoint), "Envoy knows that the connections ended")
+            load.mark("dead")
+        await eventually(why_not, "the balancer knows that the worker is gone")
         load.mark("dead")
         await load.more(300, "requests served by the others")
+        await stack.start_triton(0)
+        await stack.tritons[0].wait_ready()
+        await stack.all_ready()
+        load.mark("back")
+        await load.more(300, "requests served by all")
+    phases = load.phases()
     # Nothing fails that was sent when it was dead already, nor what was at the other two.
-    assert load.phases()["dead"].ok.all()
-    assert load.failures().total() < clients / 2 + len(load.phases()["dying"])
+    assert phases["dead"].ok.all()
+    assert load.failures().total() < clients / 2 + len(phases["dying"])
+    assert phases["back"].ok.all()
+    assert answered_by(phases["back"], victim.name) > 0
 
 
 @pytest.mark.parametrize("frontend", ["native"])

@@ -121,11 +121,6 @@ def spoiled(rng: Random, message: Any) -> bytes:
     return _sent(rng, message.SerializeToString())
 
 
-def spoiled_json(rng: Random, value: Any) -> Any:
-    """The same of what JSON says, before it is written."""
-    return _spoiled_value(rng, value, rng.choice(_SHARES))
-
-
 def garbled(rng: Random, original: bytes) -> bytes:
     """A message with some of its bytes changed, cut off or doubled; or bytes that never were one."""
     if rng.random() < 0.2:
@@ -213,25 +208,3 @@ def _nested(depth: int) -> struct_pb2.Value:
     for _ in range(depth):
         result = struct_pb2.Value(list_value=struct_pb2.ListValue(values=[result]))
     return result
-
-
-def _spoiled_value(rng: Random, value: Any, share: float) -> Any:
-    if rng.random() < share / 2:
-        return _any_value(rng)
-    if isinstance(value, dict):
-        kept = {key: _spoiled_value(rng, each, share) for key, each in value.items() if rng.random() > share / 4}
-        added = {text(rng)[:99]: _any_value(rng) for _ in range(rng.randrange(3) if rng.random() < share else 0)}
-        return kept | added
-    if isinstance(value, list):
-        made = [_spoiled_value(rng, each, share) for each in value]
-        return made * rng.choice((0, 2, 40)) if rng.random() < share / 2 else made
-    return value
-
-
-def _any_value(rng: Random, depth: int = 0) -> Any:
-    kind = rng.randrange(9 if depth < 4 else 6)
-    if kind < 6:
-        kinds = (None, rng.random() < 0.5, integer(rng, 64), -integer(rng, 70), real(rng), text(rng)[:2000])
-        return kinds[kind]
-    inner = [_any_value(rng, depth + 1) for _ in range(rng.randrange(4))]
-    return {f"k{place}": each for place, each in enumerate(inner)} if kind == 6 else inner

@@ -9,13 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.views import make_view
 
 from policies import choices, facts
-from policies.base import Request
 from policies.choices import Choice
 from policies.facts import Fact
-from policies.round_robin import RoundRobin, fill_turn
 from policies.rows import IN_PYTHON
 from simulator.engine.rows import COMPILED
 
@@ -75,13 +72,6 @@ def test_quantiles(workers: list[float], share: float) -> None:
     assert found.item() == sorted(workers)[int(share * (len(workers) - 1))]
 
 
-@given(cost=st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, 7.0, -np.inf, np.inf, np.nan]), max_size=40))
-def test_sorting(cost: list[float]) -> None:
-    order: list[float] = list(range(len(cost)))
-    choices.sort_by(cost, order, [0.0] * len(cost), len(cost))  # type: ignore[arg-type]  # as Python runs it
-    assert order == np.argsort(cost, kind="stable").tolist()
-
-
 @pytest.mark.parametrize("heap", [0.0, 1e-9, 1e15])
 @given(workers=st.lists(st.tuples(st.floats(-5.0, 100.0) | st.just(-np.inf), st.booleans()), min_size=3, max_size=60))
 def test_the_best_of_two_is_the_better_of_each_pair(heap: float, workers: list[tuple[float, bool]]) -> None:
@@ -123,12 +113,3 @@ def test_many_are_sampled_by_their_ranks(
     expected = np.take(survival, less) - np.take(survival, upto)
     np.testing.assert_allclose(shares[eligible], expected / (upto - less), atol=1e-13)
     assert not shares[~eligible].any()
-
-
-@given(eligible=st.lists(st.booleans(), max_size=9), number=st.integers(0, 2**53))
-def test_turns(eligible: list[bool], number: int) -> None:
-    view = make_view(len(eligible), eligible=np.array(eligible, bool))
-    filled = np.full(len(eligible), 7.0)
-    who = fill_turn(number, view.eligible, filled)
-    np.testing.assert_array_equal(filled, RoundRobin().probabilities(Request("m", number=number), view))
-    assert (who == -1) == (not any(eligible))
