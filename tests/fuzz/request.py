@@ -14,30 +14,20 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from support.c_programs import SANITIZED, compiled
 from tritonclient.grpc import service_pb2
 
 from balancer.native import header
 
-STRICT = ["-std=c11", "-Wall", "-Wextra", "-Werror"]
-SANITIZED = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-OPTIMISED = ["-O2"]
 _READER = ("text.c", "hash.c", "inflate.c", "protobuf.c", "json.c", "headers.c", "request.c")
+READER = tuple(header.SOURCES / name for name in _READER)
+"""Sources of the module's reader."""
 _FOLDER = Path(__file__).parent
-_MODULE = header.SOURCES
 # As entry.c has them: places of paths and headers in its tables, and what the second byte says of the body.
 _INFER, _READY, _REST, _PATH_OF_HEADER = 0, 2, 4, 7
 _SEQUENCE, _DEADLINE, _TIMEOUT, _JSON_BYTES, _ENCODING, _PATH = 2, 5, 6, 9, 10, 11
 _FRAMED = 1
 _CHUNK = 16 << 2
-
-
-def compiled(target: Path, sources: Sequence[Path], options: Sequence[str]) -> Path:
-    """Compile sources with the module's reader; no warning is borne."""
-    header.write()
-    ours = [_MODULE / name for name in _READER]
-    command: list[str | Path] = ["cc", *STRICT, *options, f"-I{_MODULE}", "-o", target, *sources, *ours, "-lm"]
-    subprocess.run(command, check=True)
-    return target
 
 
 def fuzzed(folder: Path, inputs: int, seed: int, options: Sequence[str] = SANITIZED) -> str:
@@ -49,7 +39,7 @@ def fuzzed(folder: Path, inputs: int, seed: int, options: Sequence[str] = SANITI
         seed: Equal seeds try equal inputs.
         options: Of the compiler.
     """
-    driver = compiled(folder / "driver", [_FOLDER / "entry.c", _FOLDER / "driver.c"], options)
+    driver = compiled(folder / "driver", *options, _FOLDER / "entry.c", _FOLDER / "driver.c", *READER)
     files = []
     for number, data in enumerate(corpus()):
         files.append(folder / f"seed-{number}")

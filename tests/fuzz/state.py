@@ -11,29 +11,20 @@ import tempfile
 import time
 from pathlib import Path
 
+from support.c_programs import SANITIZED, compiled
 from support.settling import MODELS, a_shared, begin
 
 from balancer.kernel.compiled.library import PATH
 from balancer.kernel.settings import GuardSettings, Limits, RolloutSettings, Settings, SplitSettings
 from balancer.native.build import WITHOUT_HOOKS
-from balancer.native.header import SOURCES
 from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
 from balancer.scheduler.canary.split import Splits
-from fuzz.request import SANITIZED, STRICT
 from policies import BUILTIN
 
 SETTINGS = Settings(limits=Limits(max_pending_per_worker=6, sheddable_priority=2), stale_after_s=1e6, sticky_keys=True)
 POLICIES = ("wlpr", "prequal", "learned", "power_of_two", "round_robin")
 """That differ in what they read of their options and the fleet's state."""
 _GUARDED = ("-Wl,--wrap=mmap", "-Wl,--wrap=munmap", "-Wl,--wrap=malloc", "-Wl,--wrap=free")
-
-
-def compiled(target: Path) -> Path:
-    sources = [Path(__file__).with_name("spoil.c"), *WITHOUT_HOOKS]
-    flags = [*STRICT, *SANITIZED, *_GUARDED, f"-I{SOURCES}", f"-I{PATH.parent}"]
-    command: list[str | Path] = ["cc", *flags, "-o", target, *sources, "-pthread", "-lm", "-ldl"]
-    subprocess.run(command, check=True)
-    return target
 
 
 def left_behind(path: Path, policy: str) -> Path:
@@ -62,7 +53,7 @@ def fuzzed(folder: Path, inputs: int, seed: int) -> list[str]:
     Raises:
         CalledProcessError: One ended the program.
     """
-    program = compiled(folder / "spoil")
+    program = compiled(folder / "spoil", *SANITIZED, *_GUARDED, Path(__file__).with_name("spoil.c"), *WITHOUT_HOOKS)
     return [_over(program, policy, inputs // len(POLICIES), seed) for policy in POLICIES]
 
 

@@ -14,7 +14,7 @@ import grpc
 import pytest
 from support import fronts
 from support.both_fronts import BothFronts
-from support.envoy_fakes import FakeWorker, a_request
+from support.envoy_fakes import FakeWorker, Infer, a_request
 from support.raw_http2 import Upload
 from support.waiting import PATIENCE_S, eventually
 from tritonclient.grpc import service_pb2
@@ -27,7 +27,6 @@ from policies.hashing import key_of
 pytestmark = pytest.mark.integration
 SPLIT = SplitSettings(old="1", new="2", share=0.2)
 MODEL = "m"
-SLOW_S = 0.03
 
 
 @pytest.fixture(params=fronts.one_of("native", "pick", "reported"))
@@ -165,45 +164,32 @@ async def test_a_path_of_rest_names_the_version(rig: BothFronts) -> None:
     await eventually(lambda: rig.samples("balancer_split_requests_total") == {(MODEL, "2"): 4})
 
 
-async def until_returned(rig: BothFronts) -> int:
-    """Send until all goes to the old version; returns how many failed."""
+def without_version_2(worker: FakeWorker) -> Infer:
+    """The worker fails at it."""
+
+    async def infer(request: service_pb2.ModelInferRequest, context: Any) -> service_pb2.ModelInferResponse:
+        if request.model_version == "2":
+            await context.abort(grpc.StatusCode.INTERNAL, "not yet")
+        return worker.answer(request)
+
+    return infer
+
+
+async def test_a_new_version_that_does_worse_gets_no_more(rig: BothFronts) -> None:
+    for worker in rig.workers:
+        worker.infer = without_version_2(worker)
     split = rig.recorder.splits.of[MODEL]
     for evidence in split.comparison.evidence.values():
         evidence.limit = 50  # fewer seconds than an operator would wait for
-    failed = 0
-    for _ in range(1500):
-        failed += 10 - sum(await asyncio.gather(*(one(rig) for _ in range(10))))
+
+    async def returned() -> str:
+        await asyncio.gather(*(one(rig) for _ in range(10)))
         rig.front.catch_up()
         # Each round is an observation of its own.
         split.comparison.block_s = -1.0
-        if split.returned:
-            break
-    return failed
+        return split.returned
 
-
-def make(worker: FakeWorker, how: str) -> None:
-    """Have version 2 fail there, be slow, or not be there."""
-
-    async def infer(request: service_pb2.ModelInferRequest, context: Any) -> service_pb2.ModelInferResponse:
-        if request.model_version == "2" and how == "failing":
-            await context.abort(grpc.StatusCode.INTERNAL, "not yet")
-        if request.model_version == "2" and how == "missing":
-            await context.abort(grpc.StatusCode.NOT_FOUND, "unknown model: version 2 is not found")
-        if request.model_version == "2" and how == "slow":
-            await asyncio.sleep(SLOW_S)
-        return worker.answer(request)
-
-    worker.infer = infer
-
-
-@pytest.mark.parametrize("how", ["failing", "missing", pytest.param("slow", marks=pytest.mark.long)])
-async def test_a_new_version_that_does_worse_gets_no_more(rig: BothFronts, how: str) -> None:
-    for worker in rig.workers:
-        make(worker, how)
-    failed = await until_returned(rig)
-    split = rig.recorder.splits.of[MODEL]
-    assert split.returned
-    assert bool(failed) is (how != "slow")
+    await eventually(returned, "all goes to the old version")
     assert rig.samples("balancer_split_returned") == {(MODEL,): 1}
 
     # As the balancer does all the time.

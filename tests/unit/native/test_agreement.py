@@ -6,12 +6,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.c_programs import compiled
 
 from balancer.extproc.responses import CODES
 from balancer.extproc.verdict import verdict
 from balancer.kernel.compiled.library import Library
 from balancer.native import envoy_module as module
-from balancer.native import header
 from balancer.native.build import SOURCES
 from balancer.native.envoy_module import Module, ModuleError
 from balancer.native.layouts import VOIDS
@@ -23,11 +23,8 @@ from balancer.server.logs import DecisionLines
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     """By C."""
-    made = tmp_path_factory.mktemp("c") / "agree"
-    header.write()
-    command = ["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-I", SOURCES, "-o", made]
     hashes = (SOURCES / f"{name}.c" for name in ("hash", "text"))
-    subprocess.run([*command, Path(__file__).with_name("agree.c"), *hashes], check=True)
+    made = compiled(tmp_path_factory.mktemp("c") / "agree", Path(__file__).with_name("agree.c"), *hashes)
     done = subprocess.run([made], capture_output=True, text=True, check=True)
     return [line.split(" ", 3) for line in done.stdout.splitlines()]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from unit.native.conftest import SANITIZERS
+from support.c_programs import SANITIZED, compiled
 
 from balancer.bootstrap.native import list_of
 from balancer.extproc.names import MOST_FORWARDED
@@ -20,9 +20,8 @@ Ask = Callable[..., str]
 @pytest.fixture(scope="module")
 def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
     """Reads a list and says which of the models are in it."""
-    made = tmp_path_factory.mktemp("c") / "forwarded"
-    files = ["-I", SOURCES, "-o", made, Path(__file__).with_name("forwarded.c"), SOURCES / "forwarded.c"]
-    subprocess.run(["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", *SANITIZERS, *files], check=True)
+    sources = Path(__file__).with_name("forwarded.c"), SOURCES / "forwarded.c"
+    made = compiled(tmp_path_factory.mktemp("c") / "forwarded", *SANITIZED, *sources)
 
     def ask_program(of: str, *models: str) -> str:
         run = subprocess.run([made, of, *models], capture_output=True, check=True)

@@ -9,20 +9,24 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.c_programs import compiled
 from support.settling import SETTINGS, leave
-from unit.native.conftest import compiled
 
 from balancer.kernel.compiled.library import PATH
 from balancer.kernel.settings import RolloutSettings
+from balancer.native.build import WITHOUT_HOOKS
 
 THREADS, ROUNDS = 4, 200
+_THREADS_CHECKED = ("-O1", "-g", "-fsanitize=thread")
 SERIAL_AT = 40
 """Of `struct directory_head`, bytes."""
 
 
 @pytest.fixture(scope="module")
 def race(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled(tmp_path_factory.mktemp("c") / "race", "race.c", "-O1", "-g", "-fsanitize=thread")
+    return compiled(
+        tmp_path_factory.mktemp("c") / "race", *_THREADS_CHECKED, Path(__file__).with_name("race.c"), *WITHOUT_HOOKS
+    )
 
 
 @pytest.fixture

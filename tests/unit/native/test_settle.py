@@ -74,7 +74,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(f"needs {TOOLS}")
     if not KERNEL.exists() or stamp().encode() not in KERNEL.read_bytes():
         pytest.skip("needs a kernel of these sources: make wheel ARCH=aarch64")
-    return compiled(tmp_path_factory.mktemp("c") / "settle", "settle.c", "-O2", compiler=COMPILER)
+    return compiled(tmp_path_factory.mktemp("c") / "settle", "-O2", compiler=COMPILER)
 
 
 @pytest.mark.parametrize("name", sorted(BUILTIN))
