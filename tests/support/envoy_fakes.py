@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import json
-import signal
 import ssl
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -151,47 +149,33 @@ class FakeBalancer:
 
 
 @dataclass
-class FakeBalancerProcess:
-    """A FakeBalancer in a process of its own, which can be stopped (SIGSTOP) and continued; it picks nobody."""
+class StoppableBalancer(FakeBalancer):
+    """Behind a relay that hands nothing on while `going` is not set: as a process that is stopped (SIGSTOP)."""
 
-    workers: list[FakeWorker]
-    port: int = 0
-    ads: Ads = field(default_factory=Ads)
-    """Nobody hears of it: the process tells of the workers as they are at its start."""
-    _process: asyncio.subprocess.Process | None = None
+    going: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def start(self) -> None:
-        workers = json.dumps([dataclasses.asdict(worker.as_endpoint()) for worker in self.workers])
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "support.envoy_fakes", workers),
-            cwd=Path(__file__).parents[1],
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        assert self._process.stdout is not None
-        self.port = int(await self._process.stdout.readline())
-
-    def send_signal(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
+        await super().start()
+        self.going.set()
+        behind = self.port
+        self._relay = await asyncio.start_server(partial(self._connect, behind), "127.0.0.1", 0)
+        self.port = self._relay.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
+        self.going.set()
+        self._relay.close()
+        await super().stop()
 
-    @property
-    def endpoint(self) -> str:
-        return f"127.0.0.1:{self.port}"
+    async def _connect(self, behind: int, here: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        there, onward = await asyncio.open_connection("127.0.0.1", behind)
+        await asyncio.gather(self._copy(here, onward), self._copy(there, back))
 
-
-async def _serve_in_this_process(workers: str) -> None:
-    """Until standard input ends, so that no process outlives its test."""
-    balancer = FakeBalancer()
-    balancer.ads.update([Endpoint(**worker) for worker in json.loads(workers)])
-    async with running(balancer):
-        print(balancer.port, flush=True)
-        await asyncio.to_thread(sys.stdin.read)
+    async def _copy(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await source.read(65536):
+                await self.going.wait()
+                target.write(data)
+        target.close()
 
 
 Infer = Callable[[service_pb2.ModelInferRequest, Any], Awaitable[service_pb2.ModelInferResponse]]
@@ -380,7 +364,3 @@ def a_request(model: str = "m", payload_bytes: int = 16) -> service_pb2.ModelInf
     tensor.shape.append(payload_bytes)
     request.raw_input_contents.append(bytes(payload_bytes))
     return request
-
-
-if __name__ == "__main__":
-    asyncio.run(_serve_in_this_process(sys.argv[1]))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from pathlib import Path
 
 import grpc
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
-from support.envoy_fakes import FakeBalancer, FakeBalancerProcess, Rig, go_on
+from support.envoy_fakes import FakeBalancer, Rig, StoppableBalancer, go_on
 from support.running import running
 from support.waiting import PATIENCE_S, eventually
 
@@ -105,12 +104,12 @@ async def test_envoy_can_start_first(tmp_path: Path) -> None:
 async def test_a_stopped_process_does_not_keep_the_endpoints_to_itself(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.options = BootstrapOptions()
-    process, other = FakeBalancerProcess(rig.workers), FakeBalancer(port=free_ports(1)[0])
+    process, other = StoppableBalancer(), FakeBalancer(port=free_ports(1)[0])
     rig.balancers = [process, other]
     async with rig.running(other):
         assert {await rig.infer() for _ in range(30)} == {"w0", "w1", "w2"}
         async with running(other):
-            process.send_signal(signal.SIGSTOP)
+            process.going.clear()
             rig.announce(w1="draining", w2="draining")
             await until_served_by(rig, "w0")
             assert other.ads.connected == 1
