@@ -74,6 +74,7 @@ async def test_an_error_of_a_worker_is_the_clients_with_its_words() -> None:
         assert (error.code(), error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape")
         assert dict(error.trailing_metadata())["x-why"] == "rows"
         assert rig.in_flight == 0
+        assert rig.metric("balancer_errors_total") == rig.metric("balancer_request_duration_seconds_count") == 0
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ async def test_a_client_that_leaves_ends_the_workers_work_and_is_no_fault_of_its
         await eventually(lambda: rig.worker.cancelled)
         await eventually(lambda: rig.in_flight == 0)
         assert rig.metric("balancer_aborted_requests_total", by="client") == 1
-        assert rig.metric("balancer_errors_total") == 0
+        assert rig.metric("balancer_errors_total") == rig.metric("balancer_request_duration_seconds_count") == 0
         sent.cancel()
 
 
