@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from simulation.builders import arrivals_of, fleet_of, model_of
-from support.triton_file import load
+from support.by_path import load
 
 from policies.hashing import key_of
 from policies.round_robin import RoundRobin

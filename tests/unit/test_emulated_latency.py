@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.triton_file import load
+from support.by_path import load
 
 ROOT = Path(__file__).parents[2]
 GPUS = ("A100", "A30", "V100", "T4")

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.views import make_view
 
 from policies import choices, facts
+from policies.base import Request
 from policies.choices import Choice
 from policies.facts import Fact
+from policies.round_robin import RoundRobin, fill_turn
 from policies.rows import IN_PYTHON
 from simulator.engine.rows import COMPILED
 
@@ -113,3 +116,12 @@ def test_many_are_sampled_by_their_ranks(
     expected = np.take(survival, less) - np.take(survival, upto)
     np.testing.assert_allclose(shares[eligible], expected / (upto - less), atol=1e-13)
     assert not shares[~eligible].any()
+
+
+@given(eligible=st.lists(st.booleans(), max_size=9), number=st.integers(0, 2**53))
+def test_turns(eligible: list[bool], number: int) -> None:
+    view = make_view(len(eligible), eligible=np.array(eligible, bool))
+    filled = np.full(len(eligible), 7.0)
+    who = fill_turn(number, view.eligible, filled)
+    np.testing.assert_array_equal(filled, RoundRobin().probabilities(Request("m", number=number), view))
+    assert (who == -1) == (not any(eligible))
