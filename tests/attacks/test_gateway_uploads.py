@@ -132,7 +132,6 @@ async def test_a_stranger_cannot_make_envoy_run_out_of_memory(tmp_path: Path) ->
         assert rig.envoy.process.returncode is None
 
         await eventually(rig.try_infer, until=lambda end: end in WORKERS)
-        print(f"ended {ended} of {len(uploads)}, refused {refused}, most {most_bytes / MIB:.0f} MiB")
 
 
 async def test_envoy_sheds_before_it_is_full_and_serves_again(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc.aio as triton_grpc
 import tritonclient.http.aio as triton_http
+from support.inputs import input_of
 from support.running import running
 from support.stack import Stack
 from support.waiting import PATIENCE_S, eventually
@@ -52,12 +53,7 @@ def _inputs(of: Any, model: str) -> list[Any]:
         values = {"A": np.zeros((1, 4), np.int32), "B": np.zeros((1, 4), np.int32)}
     elif model == ON_NONE:
         values = {"COUNT": np.array([1], np.int32)}
-    types = {"f": "FP32", "i": "INT32", "O": "BYTES"}
-    tensors = []
-    for name, value in values.items():
-        tensors.append(of.InferInput(name, value.shape, types[value.dtype.kind]))
-        tensors[-1].set_data_from_numpy(value)
-    return tensors
+    return [input_of(of, name, value) for name, value in values.items()]
 
 
 async def ask(

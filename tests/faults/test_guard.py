@@ -17,11 +17,9 @@ from support.plugins import installed
 from support.running import running
 from support.stack import Stack, records
 from support.waiting import eventually
+from support.weights import write_weights
 
 from balancer.stack.stack import read_samples, sum_of
-from policies.learned.artifact import make_artifact, write_artifact
-from policies.learned.features import FEATURES
-from policies.learned.network import untrained
 
 pytestmark = pytest.mark.integration
 
@@ -137,9 +135,7 @@ NARROW = {name: np.log1p(4.0) for name in ("pending", "mean_pending", "reported_
 async def test_a_learned_policy_is_replaced_while_the_load_is_beyond_its_training(
     tmp_path: Path, envoy: dict[str, str]
 ) -> None:
-    highest = np.array([NARROW.get(feature.name, 20.0) for feature in FEATURES])
-    weights = write_artifact(make_artifact(untrained(), np.zeros(len(FEATURES)), highest, {}))
-    (tmp_path / "narrow.npz").write_bytes(weights)
+    write_weights(tmp_path / "narrow.npz", **NARROW)
     policy = {"name": "learned", "options": {"file": str(tmp_path / "narrow.npz")}}
     learned = Guarded(tmp_path / "stack", envoy, policy)
     async with running(learned.stack), steady_load(learned.stack.url, clients=4) as load:

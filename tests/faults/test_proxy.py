@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 import tritonclient.grpc.aio as triton_grpc
 import tritonclient.http.aio as triton_http
 from support.inputs import input_of
+from support.running import running
 from support.stack import Stack
 from support.waiting import eventually
 from tritonclient.utils import InferenceServerException
@@ -106,27 +106,25 @@ async def test_no_answer_reaches_another_client_while_workers_die_and_clients_le
         "listen": {"fleet": f"127.0.0.1:{free_port_range(2)}"},
     }
     stack = Stack(tmp_path, settings=settings)
-    stop = asyncio.Event()
-    tasks: list[asyncio.Task[None]] = []
-    try:
-        await stack.start()
-        clients = Clients(stack.url)
+    async with running(stack):
+        clients, stop = Clients(stack.url), asyncio.Event()
         await clients.learn()
-        tasks = [asyncio.create_task(clients.run(number, stop)) for number in range(CLIENTS)]
 
         async def more(answers: int, what: str) -> None:
             before = clients.answered
             await eventually(lambda: clients.answered > before + answers, what)
 
-        for victim in (0, 1):
-            await more(200, "answers with all workers")
-            await stack.tritons[victim].kill()
-            await more(200, "answers by those that are left")
-            await stack.start_triton(victim)
-            await stack.tritons[victim].wait_ready()
-        await more(200, "answers with all workers again")
-        stop.set()
-        await asyncio.gather(*tasks)
+        async with asyncio.TaskGroup() as group:
+            for number in range(CLIENTS):
+                group.create_task(clients.run(number, stop))
+            for victim in (0, 1):
+                await more(200, "answers with all workers")
+                await stack.tritons[victim].kill()
+                await more(200, "answers by those that are left")
+                await stack.start_triton(victim)
+                await stack.tritons[victim].wait_ready()
+            await more(200, "answers with all workers again")
+            stop.set()
         assert not clients.wrong
         assert clients.failed
         for result in ("new", "answered", "joined"):
@@ -138,10 +136,3 @@ async def test_no_answer_reaches_another_client_while_workers_die_and_clients_le
 
         await eventually(idle, "nothing is left in flight")
         assert await stack.metric("balancer_handler_errors_total") == 0
-    finally:
-        stop.set()
-        for task in tasks:
-            task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*tasks, return_exceptions=True)
-        await stack.stop()

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 import os
 import signal
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 from support.certificates import Authority
+from support.waiting import eventually
 
 from balancer.files.schema import split_address
 from balancer.stack.process import Child, LocalProcess
@@ -24,9 +25,10 @@ from soak.load import ID_HEADER
 
 _SERVER_NAME = "balancer.test"
 _ANSWERS = "http.inference.ext_proc.stream_msgs_received"
-_POLL_S = 0.02
 _PAGE_S = 1.0
 _OUTCOME_TIMEOUT_S = 20.0
+until = partial(eventually, patience_s=30.0)
+"""AssertionError where that does not come: the event has failed."""
 _NOT_WELL: tuple[dict[str, Any], ...] = (
     {"response_flag_filter": {}},
     {"status_code_filter": {"comparison": {"op": "GE", "value": {"default_value": 400, "runtime_key": "soak.status"}}}},
@@ -51,10 +53,6 @@ _LOGGED = {
     "status": "%RESPONSE_CODE%",
     "grpc": "%GRPC_STATUS%",
 }
-
-
-class NotSoError(Exception):
-    """Something that was waited for did not happen in time."""
 
 
 class Deployment(OwnStack):
@@ -182,13 +180,3 @@ def _failure_logger(path: Path) -> dict[str, Any]:
 def hang(part: LocalProcess, stopped: bool = True) -> None:
     """Stop a process and its children, or let them go on."""
     os.killpg(part.process.pid, signal.SIGSTOP if stopped else signal.SIGCONT)
-
-
-async def until(condition: Callable[[], Awaitable[Any]], what: str, patience_s: float = 30.0) -> None:
-    """Return once the condition holds; NotSoError naming `what` if it does not."""
-    try:
-        async with asyncio.timeout(patience_s):
-            while not await condition():
-                await asyncio.sleep(_POLL_S)
-    except TimeoutError:
-        raise NotSoError(f"not so after {patience_s:g} s: {what}") from None

@@ -82,7 +82,7 @@ class Site:
         async def serves() -> bool:
             return self.load.by_worker[self.name] > served
 
-        await until(serves, f"{self.name} answers", _TRIED_AGAIN_S)
+        await until(serves, f"{self.name} answers", patience_s=_TRIED_AGAIN_S)
 
     async def picks(self) -> None:
         """All is mended: wait until Envoy gets answers of the balancer."""
@@ -92,7 +92,7 @@ class Site:
         async def more() -> bool:
             return await self.deployment.answered() > before
 
-        await until(more, "Envoy gets answers of the balancer", _START_S)
+        await until(more, "Envoy gets answers of the balancer", patience_s=_START_S)
         self.event.recovered_s = time.time()
 
     async def reports(self, fresh: bool) -> None:

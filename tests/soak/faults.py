@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import grpc
+from fuzz import inputs, wire
 from support.weights import write_weights
 
 from balancer.errors import OperatorError
+from balancer.proxy.messages import INFER
 from balancer.stack.process import Child, LocalProcess
 from balancer.stack.stack import READY_S, replace_text
 from dev.stack import POLICY
-from soak.deployment import NotSoError, hang, until
+from soak.deployment import hang, until
 from soak.event import Site
-from soak.strangers import annoy
 
+_HOSTILE_CLIENTS = 4
+_HOSTILE_PAUSE_S = 0.02
+_GIVES_UP_S = 0.003
 _GARBAGE = (
     "policy: [",
     "policy: {name: no_such_policy}",
@@ -150,7 +158,7 @@ async def worker_drained(site: Site) -> None:
     await command.start()
     await site.left_out()
     if status := await command.wait():
-        raise NotSoError(f"balancer agent drain ended with status {status}; {command.log_tail()}")
+        raise AssertionError(f"balancer agent drain ended with status {status}; {command.log_tail()}")
     triton = deployment.tritons[site.number]
     triton.process.send_signal(signal.SIGTERM)
     await triton.wait()
@@ -225,7 +233,7 @@ async def policy_swapped(site: Site) -> None:
         await site.pause(0.5, 3.0)
         await site.deployment.swap(POLICY)
     except OperatorError as error:
-        raise NotSoError(str(error)) from error
+        raise AssertionError(str(error)) from error
     site.event.mended()
 
 
@@ -250,7 +258,7 @@ async def _break(site: Site, path: Path, text: str) -> None:
 
     replace_text(path, text)
     try:
-        await until(logged, f"the log names the bad {path.name}", 5.0)
+        await until(logged, f"the log names the bad {path.name}", patience_s=5.0)
         site.event.noticed()
         await site.pause(0.2, 2.0)
     finally:
@@ -281,10 +289,34 @@ async def certificates_rotated(site: Site) -> None:
 
 
 async def strangers(site: Site) -> None:
-    """Hostile clients for some seconds."""
-    answers = await annoy(site.deployment.url, site.rng, site.rng.uniform(2.0, 5.0))
+    """Hostile clients for some seconds: odd headers, uploads cut short, calls given up."""
+    answers: Counter[str] = Counter()
+    endpoint, rng = site.deployment.url, site.rng
+    async with grpc.aio.insecure_channel(endpoint) as channel:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(rng.uniform(2.0, 5.0)):
+                odd = (_odd(endpoint, rng, answers) for _ in range(_HOSTILE_CLIENTS))
+                await asyncio.gather(*odd, _fickle(channel, rng, answers))
     site.event.details["answers"] = dict(answers.most_common(8))
     await site.picks()
+
+
+async def _odd(endpoint: str, rng: Random, answers: Counter[str]) -> None:
+    while True:
+        request = rng.choice((wire.http1_request, wire.http2_call))(rng)
+        answers[await wire.exchange(endpoint, request)] += 1
+        await asyncio.sleep(_HOSTILE_PAUSE_S)
+
+
+async def _fickle(channel: grpc.aio.Channel, rng: Random, answers: Counter[str]) -> None:
+    """Calls whose client leaves at any moment."""
+    infer: Any = channel.unary_unary(INFER)
+    while True:
+        call = infer(inputs.inference(rng)[:3000])
+        await asyncio.sleep(rng.random() * _GIVES_UP_S)
+        call.cancel()
+        answers["given up"] += 1
+        await asyncio.sleep(_HOSTILE_PAUSE_S)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from balancer.stack.stack import READY_S
-from soak.deployment import Deployment, NotSoError
+from soak.deployment import Deployment
 from soak.event import Event, Site
 from soak.faults import Fault
 from soak.load import Load
@@ -96,7 +96,7 @@ class Schedule:
         self.events.append(event)
         try:
             await fault.happen(Site(self.deployment, self.load, rng, event, number))
-        except NotSoError as error:
+        except AssertionError as error:
             event.failed = str(error)
             self.say(f"  {fault.name} {target}: {error}")
         event.recovered_s = event.recovered_s or time.time()

@@ -91,8 +91,6 @@ class FakeBalancer:
     credentials: grpc.ServerCredentials | None = None
     socket: Path | None = None
     """Of the file system, to listen there in place of a port."""
-    hang: asyncio.Event | None = None
-    """While set to an event, neither ext_proc nor the health check answers before it."""
     picks: grpc.GenericRpcHandler | None = None
     """In place of `respond`."""
     listener: OutcomeListener | None = None
@@ -136,15 +134,11 @@ class FakeBalancer:
 
     async def _process(self, requests: AsyncIterator[ext_proc.ProcessingRequest], context: Any) -> None:
         async for request in requests:
-            if self.hang is not None:
-                await self.hang.wait()
             self.seen.append(request)
             await context.write(self.respond(request))
 
     async def _check(self, request: health_pb2.HealthCheckRequest, context: Any) -> health_pb2.HealthCheckResponse:
         assert request.service in (EXT_PROC, ADS)
-        if self.hang is not None:
-            await self.hang.wait()
         return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
 
 

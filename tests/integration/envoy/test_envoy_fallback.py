@@ -49,21 +49,20 @@ async def test_a_balancer_that_dies_costs_no_request_and_is_asked_again(rig: Rig
 
 
 async def test_a_hung_balancer_is_left_alone_until_it_answers(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
+    balancer = StoppableBalancer()
+    rig = Rig(tmp_path, balancers=[balancer])
     rig.options = BootstrapOptions()
     async with rig.running():
-        (balancer,) = rig.balancers
         always_first(rig)
         await until_served_by(rig, "w0")
-        balancer.hang = asyncio.Event()
+        balancer.going.clear()
         assert await rig.infer() in {"w0", "w1", "w2"}
         await eventually(lambda: rig.statistic(HEALTHY), until=lambda value: value == 0)
         waits = r"http\.inference\.ext_proc\.message_timeouts"
         before = await rig.statistic(waits)
         assert {await rig.infer() for _ in range(30)} == {"w0", "w1", "w2"}
         assert await rig.statistic(waits) == before
-        balancer.hang.set()
-        balancer.hang = None
+        balancer.going.set()
         await until_served_by(rig, "w0")
 
 

@@ -123,18 +123,6 @@ async def test_whatever_is_in_the_files_requests_are_served(mortal: NativeRig, s
         await eventually(mortal.picks, f"a new {name} is used")
 
 
-async def test_somebody_keeps_the_lock(rig: NativeRig) -> None:
-    await all_served(rig)
-    await rig.all_ended()
-    assert rig.router.state.lock()
-    await all_served(rig, 3)
-    assert rig.router.state.counts()["least_locked"] == 3
-    rig.router.observe(WorkerAdded("w0"), time.monotonic())
-    assert rig.router.replaced == 1
-    await eventually(rig.picks)
-    await rig.all_ended()
-
-
 async def served_by(rig: NativeRig, sequences: range) -> list[str]:
     """Who serves a request of each."""
     workers = []

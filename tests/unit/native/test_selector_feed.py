@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 from support.guarded import Moody, guarded
-from support.settling import SEED
 
-from balancer.kernel.compiled.library import Library
-from balancer.kernel.settings import GuardSettings, RolloutSettings, Settings
-from balancer.native.envoy_module import Module
-from balancer.native.folder import Folder
+from balancer.kernel.settings import GuardSettings, RolloutSettings
 from balancer.native.layouts import SELECTOR, TRIAL, Decider, GuardEvent
-from balancer.native.router import SharedRouter
 from balancer.native.selector_feed import SelectorFeed
 from balancer.native.state import SharedState
 from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
@@ -144,17 +138,6 @@ def test_without_guard_rollout_and_shadow_nothing_is_steered() -> None:
     assert state.written["on"] == 1
     trials.publish(None)
     assert state.written["on"] == 0
-
-
-def test_envoys_decide_where_any_policy_is_compiled_and_not_all_is_to_be_seen(tmp_path: Path) -> None:
-    library = Library()
-    router = SharedRouter(Moody(), Settings(), SEED, library, Module(library), Folder(tmp_path / "shared"))
-    guarded = PolicySelector(router.policy, CanaryPlan(guard=GUARD, baseline=LEAST))
-    router.configure(router.policy, router.settings, guarded)
-    assert router.not_deciding_because == ""
-    everything = CanaryPlan(shadow=LEAST, shadow_share=1.0)
-    router.configure(LEAST, router.settings, PolicySelector(LEAST, everything))
-    assert router.not_deciding_because == "the shadow is asked about each decision"
 
 
 def test_a_guard_looks_once_at_what_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
