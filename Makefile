@@ -52,7 +52,7 @@ bench: setup ## speed and memory; tables in out/bench
 	  { apt-get update -qq && apt-get install --yes -qq --no-install-recommends nghttp2-client >/dev/null; }
 	$(BIN)/python -m dev.bench
 
-fuzz: setup ## random hostile inputs: 10,000,000 for the module's reader, 100,000 states for it, 250,000 at every port, 30 minutes
+fuzz: setup ## random hostile inputs: 1,000,000 for the module's reader, 100,000 states for it, 250,000 at every port, 30 minutes
 	for part in request state pick native proxy; do PYTHONPATH=tests $(BIN)/python -m fuzz $$part; done
 
 wheel: setup ## a package with kernel and module in it, for machines without a compiler; in out/wheel. ARCH=aarch64: for those (extra balancer[cc])

@@ -1,58 +1,117 @@
-"""Random requests for the module's reader, by the million.
+"""Random requests for the module's reader, under sanitizers: mutations of honest ones.
 
-`entry.c` is an entry for any fuzzer. With libFuzzer: `clang -fsanitize=fuzzer,address,undefined entry.c` and the
-reader's sources. `driver.c` calls it with mutations of honest requests, where there is a C compiler only.
+Neither how a body is cut into chunks, nor what lay in memory before, may make a difference to what is read.
 """
 
 from __future__ import annotations
 
 import gzip
-import os
-import struct
-import subprocess
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from random import Random
 
-from support.c_programs import SANITIZED, compiled
+from support.c_programs import SANITIZED
+from support.understand import INFER, Reader, Refused, Understood, framed, reader_program
 from tritonclient.grpc import service_pb2
 
-from balancer.native import header
+from balancer import bounds
+from balancer.extproc.kserve import SERVICE
+from fuzz import hostile
 
-_READER = ("text.c", "hash.c", "inflate.c", "protobuf.c", "json.c", "headers.c", "request.c")
-READER = tuple(header.SOURCES / name for name in _READER)
-"""Sources of the module's reader."""
-_FOLDER = Path(__file__).parent
-# As entry.c has them: places of paths and headers in its tables, and what the second byte says of the body.
-_INFER, _READY, _REST, _PATH_OF_HEADER = 0, 2, 4, 7
-_SEQUENCE, _DEADLINE, _TIMEOUT, _JSON_BYTES, _ENCODING, _PATH = 2, 5, 6, 9, 10, 11
-_FRAMED = 1
-_CHUNK = 16 << 2
+_GRPC, _REST = {":path": INFER, "content-type": "application/grpc"}, {":path": "/v2/models/m/infer"}
+_LENGTH = "inference-header-content-length"
+_WORDS = (
+    *(bytes([each]) for each in b'\0\1\2\5\7\x08\n\x12\x1a"*2:\x7f\x80\xc3\xed\xf4\xff\\{}[],/%-09u'),
+    *(
+        b'"id":',
+        b'"parameters":{',
+        b'"inputs":[{"shape":[',
+        b"sequence_id",
+        b"priority",
+        b"timeout",
+        b"\\ud83d",
+        b"\\u0000",
+    ),
+    *(b"%2f", b"%c3%a9", b"9" * 20, b"\xff" * 9 + b"\1", b"\x80" * 4 + b"\1"),
+)
+"""That mean something in protobuf, JSON or a path."""
+_MOST_BYTES = 2**17
+
+Request = tuple[dict[str, str], bytes]
+"""Headers and body."""
 
 
-def fuzzed(folder: Path, inputs: int, seed: int, options: Sequence[str] = SANITIZED) -> str:
-    """Try so many inputs, and return what the driver says; CalledProcessError where one breaks the reader.
+def fuzzed(folder: Path, inputs: int, seed: int, options: Sequence[str] = SANITIZED) -> None:
+    """Try so many inputs; AssertionError naming the one that breaks the reader.
 
     Args:
-        folder: For the driver, its corpus, and the input that broke the reader.
+        folder: For the program.
         inputs: How many.
         seed: Equal seeds try equal inputs.
         options: Of the compiler.
     """
-    driver = compiled(folder / "driver", *options, _FOLDER / "entry.c", _FOLDER / "driver.c", *READER)
-    files = []
-    for number, data in enumerate(corpus()):
-        files.append(folder / f"seed-{number}")
-        files[-1].write_bytes(data)
-    # So that the driver keeps the input at hand.
-    environment = os.environ | {"ASAN_OPTIONS": "abort_on_error=1", "UBSAN_OPTIONS": "abort_on_error=1"}
-    command: list[str | Path] = [driver, str(inputs), str(seed), *files]
-    done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return done.stdout.strip()
+    program, honest = reader_program(folder / "understand", options), list(corpus())
+    with Reader(program, "00") as reader, Reader(program, "a5") as of_chunks:
+        for number in range(inputs):
+            rng = Random(f"{seed}/{number}")
+            headers, body = _mutated(rng, honest)
+            size = rng.randrange(1, 64)
+            chunks = [body[at : at + size] for at in range(0, len(body), size)]
+            try:
+                read = reader.ask(headers, [body])
+                assert read == of_chunks.ask(headers, chunks), f"in chunks of {size} it is another"
+                _check(read)
+            except AssertionError as error:
+                raise AssertionError(f"input {number} of seed {seed}, {headers}, {body!r}: {error}") from None
 
 
-def corpus() -> Iterator[bytes]:
-    """Honest requests, as entry.c takes them."""
+def _check(read: Understood | Refused) -> None:
+    if isinstance(read, Refused):
+        assert read.text, "a refusal has words"
+        assert read.text.isascii(), "a refusal can be read"
+        assert read.text.isprintable(), "a refusal can be read"
+        return
+    texts = (read.model, read.version, read.tenant, read.request_id, read.triton_id)
+    assert all(len(text) <= bounds.MAX_TEXT_BYTES for text in texts), "texts are within bounds"
+    assert 1 <= read.rows <= bounds.MAX_ROWS, "rows are within bounds"
+    assert 0 <= read.priority <= bounds.MAX_PRIORITY, "the priority is within bounds"
+    assert read.deadline_s >= 0, "the deadline is a time"
+    assert read.key is not None or not read.sequence, "a sequence has a key"
+    assert read.model or read.kind in {"server", "per_server"}, "a call about a model names one"
+
+
+def _mutated(rng: Random, honest: Sequence[Request]) -> Request:
+    headers, body = rng.choice(honest)
+    headers = headers | {
+        name: value.decode("latin-1") for name, value in map(hostile.header, [rng] * rng.choice((0, 0, 1, 4)))
+    }
+    if rng.random() < 0.05:
+        headers[":path"] = rng.choice(hostile.GRPC_PATHS + hostile.REST_PATHS)
+    for _ in range(rng.randrange(9)):
+        at, other = rng.randrange(len(body) + 1), rng.choice(honest)[1]
+        start = rng.randrange(len(other) + 1)
+        new = rng.choice(
+            (
+                rng.randbytes(1),
+                rng.choice(_WORDS),
+                rng.choice(_WORDS),
+                b"",
+                body[at - 64 : at],
+                other[start : start + 300],
+            )
+        )
+        # In place of as much, of nothing, or of a part that is lost.
+        body = (
+            body[:at]
+            + new
+            + body[at + rng.choice((len(new), len(new), 0, rng.randrange(8), rng.randrange(len(body) + 1))) :]
+        )
+    return headers, body[:_MOST_BYTES]
+
+
+def corpus() -> Iterator[Request]:
+    """Honest requests."""
     message = service_pb2.ModelInferRequest(model_name="model", model_version="1", id="é🙂")
     message.parameters["sequence_id"].int64_param = 42
     message.parameters["sequence_start"].bool_param = True
@@ -66,27 +125,21 @@ def corpus() -> Iterator[bytes]:
     message.outputs.add(name="OUTPUT")
     message.raw_input_contents.append(b"\x0a\x01x" * 32)
     for each in (message, typed, service_pb2.ModelInferRequest(model_name="m")):
-        data = each.SerializeToString()
-        yield _input(_INFER, _FRAMED, [], data)
-        yield _input(_INFER, 0, [(_TIMEOUT, b"5S"), (_SEQUENCE, b"s")], b"\0" + struct.pack(">I", len(data)) + data)
-    yield _input(_READY, _FRAMED, [], service_pb2.ModelReadyRequest(name="m", version="2").SerializeToString())
+        yield _GRPC | {"grpc-timeout": "5S", "x-sequence-id": "s"}, framed(each.SerializeToString())
+    ready = service_pb2.ModelReadyRequest(name="m", version="2").SerializeToString()
+    yield _GRPC | {":path": SERVICE + "ModelReady"}, framed(ready)
     for container in (16 + zlib.MAX_WBITS, zlib.MAX_WBITS):
         for strategy in (zlib.Z_DEFAULT_STRATEGY, zlib.Z_FIXED, zlib.Z_HUFFMAN_ONLY):
             packer = zlib.compressobj(9, zlib.DEFLATED, container, strategy=strategy)
             packed = packer.compress(message.SerializeToString()) + packer.flush()
-            yield _input(_INFER, 0, [], b"\1" + struct.pack(">I", len(packed)) + packed)
+            yield _GRPC, b"\1" + framed(packed)[1:]
     json = (
         b'{"id": "a\\u00e9\\ud83d\\ude42", "inputs": [{"name": "A", "shape": [8, 2], "datatype": "FP32", "data": '
         b'[[1.0, -2e3], ["a\\"]"]]}], "parameters": {"sequence_id": 42, "sequence_start": true, "priority": 3, '
         b'"timeout": 250000, "mine": {"x": [null]}}}'
     )
-    yield _input(_REST, 0, [], json)
-    yield _input(_REST, 0, [(_JSON_BYTES, b"%d" % len(json)), (_DEADLINE, b" 1.5 ")], json + b"\x00\xff" * 40)
-    yield _input(_REST, 0, [(_ENCODING, b"gzip")], gzip.compress(json))
-    yield _input(_REST, 0, [(_ENCODING, b"deflate")], zlib.compress(json, 0))
-    yield _input(_PATH_OF_HEADER, 0, [(_PATH, b"/v2/models/%c3%a9%20x/versions/2/infer?q=%2f")], json)
-
-
-def _input(path: int, how: int, headers: Sequence[tuple[int, bytes]], body: bytes) -> bytes:
-    start = bytes([path, how | _CHUNK, len(headers)])
-    return start + b"".join(bytes([which, len(value)]) + value for which, value in headers) + body
+    yield _REST, json
+    yield _REST | {_LENGTH: str(len(json)), "x-deadline-ms": " 1.5 "}, json + b"\x00\xff" * 40
+    yield _REST | {"content-encoding": "gzip"}, gzip.compress(json)
+    yield _REST | {"content-encoding": "deflate"}, zlib.compress(json, 0)
+    yield _REST | {":path": "/v2/models/%c3%a9%20x/versions/2/infer?q=%2f"}, json

@@ -5,7 +5,6 @@
    mapped lies memory that ends whoever touches it: no sanitizer sees into the kernel. Says how many inputs it tried, how
    many were taken for a state, and how many requests were decided by one. */
 #define _GNU_SOURCE
-#include "draw.h"
 #include "decide.h"
 
 #include <dirent.h>
@@ -18,6 +17,18 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+/* Numbers by chance, from a seed (splitmix64: Steele, Lea, Flood 2014, Fast splittable pseudorandom number generators). */
+static uint64_t state;
+
+static uint64_t draw(void) {
+  uint64_t value = state += UINT64_C(0x9E3779B97F4A7C15);
+  value = (value ^ value >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+  value = (value ^ value >> 27) * UINT64_C(0x94D049BB133111EB);
+  return value ^ value >> 31;
+}
+
+static size_t below(size_t most) { return most ? (size_t)(draw() % most) : 0; }
 
 #define GUARD ((size_t)64 << 20)
 enum { MOST_FILES = 16, MOST_NAME = 64, ASKS = 6, MOST_SECONDS = 10, MOST_KEPT = 32, USED = 128, VALUES = 32 };

@@ -13,10 +13,12 @@ from typing import Any, NamedTuple, Self
 
 from balancer.bounds import OutOfBoundsError
 from balancer.extproc.kserve import KIND_OF_PARAMETER, SERVICE, HeaderNames, read_call
-from balancer.native.header import KINDS_OF_PARAMETER
+from balancer.native.header import KINDS_OF_PARAMETER, SOURCES
+from support.c_programs import SANITIZED, compiled
 
 PROGRAM = Path(__file__).parents[1] / "unit" / "kernel" / "understand.c"
 INFER = SERVICE + "ModelInfer"
+_READER = ("text", "hash", "inflate", "protobuf", "json", "headers", "request")
 
 Headers = Mapping[str, str]
 
@@ -46,11 +48,17 @@ class Refused(NamedTuple):
     text: str
 
 
+def reader_program(made: Path, options: Sequence[str] = SANITIZED) -> Path:
+    """Compile the program for `Reader`."""
+    return compiled(made, *options, PROGRAM, *(SOURCES / f"{name}.c" for name in _READER))
+
+
 class Reader:
     """The program, kept running. `held_bytes` says how much of the last body was needed."""
 
-    def __init__(self, program: Path) -> None:
-        self._process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    def __init__(self, program: Path, memory: str = "aa") -> None:
+        """`memory`: the bytes that lie where a request is read to, as one in hexadecimal."""
+        self._process = subprocess.Popen([program, memory], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.held_bytes = 0
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-/* Reads requests as the module for Envoy does, and says what it understood.
+/* understand MEMORY: reads requests as the module for Envoy does, into memory full of that byte, and says what it understood.
 
    Of each request on standard input: how many headers, each name and value, whether there is a body, how many chunks it
    comes in, and each chunk; numbers are 32 bits of the machine's own order, and precede the bytes that they count. Writes a
@@ -64,14 +64,14 @@ static void answer(struct balancer_reader *reader, struct balancer_headers heade
   fflush(stdout);
 }
 
-static void one(struct given *given) {
+static void one(struct given *given, int memory) {
   struct balancer_headers headers = {get, given};
   uint32_t has_body, chunks;
   uint64_t held = 0;
   if (!read_number(&has_body) || !read_number(&chunks)) exit(2);
   struct balancer_reader *reader = malloc(sizeof *reader);
   if (!reader) exit(2);
-  memset(reader, 0xAA, sizeof *reader); /* nothing may be taken for granted */
+  memset(reader, memory, sizeof *reader); /* nothing may be taken for granted */
   enum balancer_progress progress = balancer_reader_start(reader, headers, has_body);
   for (uint32_t i = 0; i < chunks; i++) {
     struct bytes chunk = read_bytes();
@@ -85,8 +85,10 @@ static void one(struct given *given) {
   free(reader);
 }
 
-int main(void) {
+int main(int count, char **arguments) {
   struct given given;
+  if (count != 2) return 2;
+  int memory = (int)strtol(arguments[1], NULL, 16);
   while (read_number(&given.count)) {
     given.names = calloc(given.count + 1, sizeof *given.names);
     given.values = calloc(given.count + 1, sizeof *given.values);
@@ -95,7 +97,7 @@ int main(void) {
       given.names[i] = read_bytes();
       given.values[i] = read_bytes();
     }
-    one(&given);
+    one(&given, memory);
     for (uint32_t i = 0; i < given.count; i++) {
       free(given.names[i].at);
       free(given.values[i].at);
