@@ -50,15 +50,6 @@ class Balancer(BalancerAlone):
         lines = [f"GET {page} HTTP/1.1", "Host: x", "Connection: close", *headers]
         return await self.send("\r\n".join([*lines, "", ""]).encode())
 
-    async def sample(self, line: str) -> float:
-        """The value of a metric's line; 0 where there is none."""
-
-        async def found() -> str:
-            text = (await self.get("/metrics"))[1]
-            return next((each for each in text.splitlines() if each.startswith(f"{line} ")), f"{line} 0")
-
-        return float((await found()).rpartition(" ")[2])
-
 
 @pytest.fixture
 async def balancer(tmp_path: Path) -> AsyncIterator[Balancer]:
@@ -161,14 +152,10 @@ async def test_a_stranger_cannot_drain_with_what_is_no_question_of_this_machine(
         assert (status, "\x1b" in body) == (404, False)
     assert not await drained()
     assert balancer.log_path.stat().st_size < log + 2000
-    assert not await balancer.sample('balancer_handler_errors_total{handler="admin"}')
+    assert not await balancer.metric("balancer_handler_errors_total", handler="admin")
     # It is no mere refusal of everything.
     assert (await balancer.send(post(worker)))[0] == 200
     assert await drained()
-
-
-async def _is(balancer: Balancer, line: str, value: float) -> bool:
-    return await balancer.sample(line) == value
 
 
 async def test_whatever_a_stranger_accepts_is_answered_in_a_format_that_there_is(balancer: Balancer) -> None:
@@ -199,7 +186,9 @@ async def test_a_stranger_cannot_grow_the_metrics(balancer: Balancer) -> None:
         await balancer.get(f"/explain?model=m{number}&rows=0")
         await balancer.send(f"BREW{number} / HTTP/1.1\r\n\r\n".encode())
     await eventually(
-        lambda: _is(balancer, 'balancer_refused_inputs_total{message="explain",field="rows"}', 301), "all were counted"
+        lambda: balancer.metric("balancer_refused_inputs_total", message="explain", field="rows"),
+        "all were counted",
+        until=lambda found: found == 301,
     )
     new = names((await balancer.get("/metrics"))[1]) - before
     assert new == {'balancer_refused_inputs_total{message="explain",field="parameter"}'}

@@ -18,7 +18,6 @@ from support.bootstrap import changed
 from support.envoy_fakes import Rig, go_on
 from support.raw_http2 import Upload
 from support.real_triton import running
-from support.waiting import eventually
 from tritonclient.grpc import service_pb2
 
 from balancer.extproc import picker
@@ -29,7 +28,6 @@ from balancer.stack.tritonserver import TritonServer
 pytestmark = pytest.mark.integration
 MODEL = Path(__file__).parents[2] / "triton" / "feature_models" / "identity"
 TEXT = picker.PER_SERVER  # one text for all ways to be refused
-TRITON_CALLS = r"cluster\.triton_(grpc|http)\.upstream_rq_total"
 
 
 @dataclasses.dataclass
@@ -116,10 +114,7 @@ async def raw(rig: Rig, start: str, *headers: bytes, body: bytes = b"") -> tuple
 
 async def calls(rig: Rig) -> int:
     """How many requests Envoy has sent to workers."""
-    async with rig.http.get(f"{rig.envoy.admin_url}/stats", params={"filter": f"^{TRITON_CALLS}$"}) as response:
-        lines = (await response.text()).splitlines()
-    assert len(lines) == 2
-    return sum(int(line.rpartition(":")[2]) for line in lines)
+    return sum([await rig.statistic(rf"cluster\.triton_{name}\.upstream_rq_total") for name in ("grpc", "http")])
 
 
 LOGGING = json.dumps({"log_verbose_level": 1}).encode()
@@ -257,15 +252,7 @@ async def outcome_of_headers(rig: Rig, count: int, total_bytes: int) -> tuple[st
 
 async def access_log(rig: Rig, seen: int) -> list[dict[str, Any]]:
     """The entries after the first `seen`, once two more are there."""
-    path = Path(rig.options.envoy.access_log or "")
-
-    async def written() -> bool:
-        # Envoy flushes its files every 10 s, and when it is asked to.
-        async with rig.http.post(f"{rig.envoy.admin_url}/reopen_logs"):
-            return path.exists() and len(path.read_text().splitlines()) >= seen + 2
-
-    await eventually(written)
-    return [json.loads(line) for line in path.read_text().splitlines()[seen:]]
+    return (await rig.logged(Path(rig.options.envoy.access_log or ""), seen + 2))[seen:]
 
 
 async def test_a_stranger_cannot_make_a_worker_look_guilty_with_headers(rig: Rig) -> None:

@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-import aiohttp
 import grpc
 import pytest
 import pytest_asyncio
@@ -19,6 +18,7 @@ from support.waiting import eventually
 from balancer.reports import report_pb2
 from balancer.reports.codec import ReportEncoder
 from balancer.reports.sending import METHOD
+from balancer.stack.stack import read_samples
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -121,13 +121,8 @@ async def test_a_stranger_cannot_bloat_the_balancer(balancer: Balancer, bloated:
 
 
 async def test_a_stranger_cannot_fill_logs_and_metrics_with_made_up_names(balancer: Balancer) -> None:
-    series, logged = len(await _series(balancer)), balancer.log_path.stat().st_size
+    series, logged = len(await read_samples(balancer.url)), balancer.log_path.stat().st_size
     for i in range(300):
         await balancer.refuses(message(worker=f"other{i}", models=[model(model=f"m{i}", pending=-1)]))
-    assert len(await _series(balancer)) <= series + 2
+    assert len(await read_samples(balancer.url)) <= series + 2
     assert balancer.log_path.stat().st_size < logged + 50_000
-
-
-async def _series(balancer: Balancer) -> set[str]:
-    async with aiohttp.ClientSession() as session, session.get(f"{balancer.url}/metrics") as response:
-        return {line.rpartition(" ")[0] for line in (await response.text()).splitlines() if not line.startswith("#")}

@@ -19,7 +19,7 @@ from support.stack import Stack, records
 from support.waiting import eventually
 from support.weights import write_weights
 
-from balancer.stack.stack import read_samples, sum_of
+from balancer.stack.stack import read_samples, replace_text, sum_of
 
 pytestmark = pytest.mark.integration
 
@@ -75,10 +75,8 @@ class Moody(Guarded):
         super().__init__(directory / "stack", envoy, policy, patient=False)
 
     def be(self, mood: str) -> None:
-        """From the next decision on; whole, by renaming."""
-        draft = self._file.with_suffix(".new")
-        draft.write_text(mood)
-        draft.rename(self._file)
+        """From the next decision on."""
+        replace_text(self._file, mood)
 
 
 @pytest.fixture

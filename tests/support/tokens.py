@@ -12,6 +12,8 @@ from typing import Any
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, utils
 
+from balancer.stack.stack import replace_text
+
 ISSUER, AUDIENCE = "https://issuer.example", "inference"
 
 
@@ -35,9 +37,8 @@ class Issuer:
 
     def write(self, path: Path) -> Path:
         """The public key, moved to `path` as whoever renews a file does."""
-        new = path.with_suffix(".new")
-        new.write_text(self.jwks())
-        return new.rename(path)
+        replace_text(path, self.jwks())
+        return path
 
     def token(self, subject: str | None = "alice", **claims: Any) -> str:
         """Good for an hour, unless the claims say otherwise; None as value leaves a claim out."""
