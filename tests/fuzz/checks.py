@@ -169,17 +169,9 @@ class Log:
             log.seek(self._read_bytes)
             new = log.read()
         self._read_bytes += len(new)
-        found: set[str] = set()
-        in_traceback = False
-        for line in new.decode(errors="replace").splitlines():
-            found.update(map(_shape, _IN_JSON.findall(line)))
-            if line.startswith("Traceback (most recent call last)"):
-                in_traceback = True
-            elif in_traceback and line and not line.startswith((" ", "\t")):
-                if _EXCEPTION.match(line):
-                    found.add(_shape(line))
-                in_traceback = False
-        return found
+        lines = new.decode(errors="replace").splitlines()
+        found = {found for line in lines for found in _IN_JSON.findall(line)} | set(filter(_EXCEPTION.match, lines))
+        return set(map(_shape, found))
 
 
 def _shape(line: str) -> str:

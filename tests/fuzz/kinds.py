@@ -21,67 +21,52 @@ _CALL_S = 5.0
 
 
 class Attacker:
-    """Clients of every port, none of which is honest; each call says how it was answered."""
+    """Clients of every port, none of which is honest."""
 
     def __init__(self, target: Target) -> None:
-        self._target = target
         config = target.config
-        self._envoy = grpc.aio.insecure_channel(config.listen.envoy_addresses(0)[-1])
-        self._agents = grpc.aio.insecure_channel(config.listen.reports_address(0))
-        self._fleet = grpc.aio.insecure_channel(f"127.0.0.1:{target.fleet_port}")
-        self._fleet_http = f"127.0.0.1:{target.fleet_port + 1}"
-        self._admin = config.listen.admin_address(0)
+        self.workers, self.listener = target.workers, target.url
+        self.envoy = grpc.aio.insecure_channel(config.listen.envoy_addresses(0)[-1])
+        self.agents = grpc.aio.insecure_channel(config.listen.reports_address(0))
+        self.fleet = grpc.aio.insecure_channel(f"127.0.0.1:{target.fleet_port}")
+        self.fleet_http = f"127.0.0.1:{target.fleet_port + 1}"
+        self.admin = config.listen.admin_address(0)
 
     async def close(self) -> None:
-        for channel in (self._envoy, self._agents, self._fleet):
+        for channel in (self.envoy, self.agents, self.fleet):
             await channel.close()
 
-    async def process(self, rng: Random) -> str:
-        metadata = (("x-ext-proc-headers-only", "true"),) if rng.random() < 0.7 else ()
-        return await _stream(self._envoy, _PROCESS, inputs.processing(rng), metadata)
 
-    async def report(self, rng: Random) -> str:
-        sent = inputs.reports(rng, [worker.name for worker in self._target.workers])
-        return await _stream(self._agents, REPORTS, sent)
+async def _process(by: Attacker, rng: Random) -> str:
+    metadata = (("x-ext-proc-headers-only", "true"),) if rng.random() < 0.7 else ()
+    return await _stream(by.envoy, _PROCESS, inputs.processing(rng), metadata)
 
-    async def outcomes(self, rng: Random) -> str:
-        upstreams = [worker.spec.grpc_endpoint for worker in self._target.workers]
-        return await _stream(self._envoy, _OUTCOMES, inputs.access_log(rng, upstreams))
 
-    async def discovery(self, rng: Random) -> str:
-        return await _stream(self._envoy, _DISCOVERY, inputs.discovery(rng))
+async def _report(by: Attacker, rng: Random) -> str:
+    return await _stream(by.agents, REPORTS, inputs.reports(rng, [worker.name for worker in by.workers]))
 
-    async def fleet(self, rng: Random) -> str:
-        """A call about the fleet, as Envoy hands it over."""
-        method, sent = inputs.fleet_call(rng)
-        metadata = (("x-gateway-principal", "-"),) if rng.random() < 0.5 else ()
-        return await _stream(self._fleet, method, [sent], metadata)
 
-    async def fleet_rest(self, rng: Random) -> str:
-        return await wire.exchange(self._fleet_http, wire.http1_request(rng))
+async def _outcomes(by: Attacker, rng: Random) -> str:
+    sent = inputs.access_log(rng, [worker.spec.grpc_endpoint for worker in by.workers])
+    return await _stream(by.envoy, _OUTCOMES, sent)
 
-    async def forwarded(self, rng: Random) -> str:
-        """An inference, or a stream of them, that the balancer is to forward; ids and bodies collide on purpose."""
-        sent = [inputs.inference(rng) for _ in range(rng.choice((1, 1, 1, 2, 3)))]
-        method = STREAM if len(sent) > 1 or rng.random() < 0.2 else INFER
-        return await _stream(self._envoy, method, sent)
 
-    async def forwarded_rest(self, rng: Random) -> str:
-        """An inference of REST that the balancer is to forward, past Envoy or through it."""
-        request = inputs.rest_inference(rng)
-        return await wire.exchange(self._target.url if rng.random() < 0.5 else self._fleet_http, request)
+async def _fleet(by: Attacker, rng: Random) -> str:
+    """A call about the fleet, as Envoy hands it over."""
+    method, sent = inputs.fleet_call(rng)
+    return await _stream(by.fleet, method, [sent], (("x-gateway-principal", "-"),) if rng.random() < 0.5 else ())
 
-    async def admin(self, rng: Random) -> str:
-        return await wire.exchange(self._admin, wire.admin_request(rng))
 
-    async def http1(self, rng: Random) -> str:
-        return await wire.exchange(self._target.url, wire.http1_request(rng))
+async def _forwarded(by: Attacker, rng: Random) -> str:
+    """An inference, or a stream of them, that the balancer is to forward; ids and bodies collide on purpose."""
+    sent = [inputs.inference(rng) for _ in range(rng.choice((1, 1, 1, 2, 3)))]
+    return await _stream(by.envoy, STREAM if len(sent) > 1 or rng.random() < 0.2 else INFER, sent)
 
-    async def http2(self, rng: Random) -> str:
-        return await wire.exchange(self._target.url, wire.http2_call(rng))
 
-    async def frames(self, rng: Random) -> str:
-        return await wire.exchange(self._target.url, wire.http2_frames(rng))
+async def _forwarded_rest(by: Attacker, rng: Random) -> str:
+    """An inference of REST that the balancer is to forward, past Envoy or through it."""
+    request = inputs.rest_inference(rng)
+    return await wire.exchange(by.listener if rng.random() < 0.5 else by.fleet_http, request)
 
 
 @dataclass(frozen=True)
@@ -90,28 +75,26 @@ class Kind:
     share: float
     """Of all inputs."""
     send: Callable[[Attacker, Random], Awaitable[str]]
+    """Says how it was answered."""
 
 
 KINDS = (
-    Kind("ext_proc", 0.20, Attacker.process),
-    Kind("reports", 0.15, Attacker.report),
-    Kind("access log", 0.15, Attacker.outcomes),
-    Kind("fleet gRPC", 0.05, Attacker.fleet),
-    Kind("fleet HTTP", 0.05, Attacker.fleet_rest),
-    Kind("ADS", 0.05, Attacker.discovery),
-    Kind("admin", 0.10, Attacker.admin),
-    Kind("HTTP/1", 0.10, Attacker.http1),
-    Kind("gRPC", 0.10, Attacker.http2),
-    Kind("HTTP/2", 0.05, Attacker.frames),
+    Kind("ext_proc", 0.20, _process),
+    Kind("reports", 0.15, _report),
+    Kind("access log", 0.15, _outcomes),
+    Kind("fleet gRPC", 0.05, _fleet),
+    Kind("fleet HTTP", 0.05, lambda by, rng: wire.exchange(by.fleet_http, wire.http1_request(rng))),
+    Kind("ADS", 0.05, lambda by, rng: _stream(by.envoy, _DISCOVERY, inputs.discovery(rng))),
+    Kind("admin", 0.10, lambda by, rng: wire.exchange(by.admin, wire.admin_request(rng))),
+    Kind("HTTP/1", 0.10, lambda by, rng: wire.exchange(by.listener, wire.http1_request(rng))),
+    Kind("gRPC", 0.10, lambda by, rng: wire.exchange(by.listener, wire.http2_call(rng))),
+    Kind("HTTP/2", 0.05, lambda by, rng: wire.exchange(by.listener, wire.http2_frames(rng))),
 )
 """Ports of the balancer first, then Envoy's listener."""
 KINDS_OF = {
     "pick": KINDS,
     "native": KINDS[-3:],
-    "proxy": (
-        Kind("forwarded gRPC", 0.5, Attacker.forwarded),
-        Kind("forwarded REST", 0.5, Attacker.forwarded_rest),
-    ),
+    "proxy": (Kind("forwarded gRPC", 0.5, _forwarded), Kind("forwarded REST", 0.5, _forwarded_rest)),
 }
 """By front end: Envoy's listener where it decides itself, and what only `proxy` forwards."""
 
