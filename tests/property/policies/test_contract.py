@@ -151,12 +151,6 @@ def test_a_single_eligible_worker_gets_everything(policy: Policy) -> None:
 
 
 @every_policy
-def test_an_empty_fleet_gets_an_empty_answer(policy: Policy) -> None:
-    assert policy.probabilities(Request("m", key=1), make_view(0)).shape == (0,)
-    assert policy.probabilities(Request("m", key=1), make_view(0, leading=(5,))).shape == (5, 0)
-
-
-@every_policy
 def test_a_policy_is_a_value(policy: Policy) -> None:
     assert policy == dataclasses.replace(policy)
     assert hash(policy) == hash(dataclasses.replace(policy))
