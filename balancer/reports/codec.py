@@ -44,9 +44,9 @@ class ReportEncoder:
             memory_used_bytes=report.memory_used_bytes,
             utilisation=None if math.isnan(report.utilisation) else report.utilisation,
             draining=report.draining,
-            others=None
+            peers=None
             if report.peers_in_flight is None
-            else report_pb2.Others(in_flight=in_flight_of(report.peers_in_flight)),
+            else report_pb2.PeersInFlight(in_flight=in_flight_of(report.peers_in_flight)),
         )
         for key, model in models.items():
             before = self._carried.get(key)
@@ -159,9 +159,9 @@ class ReportDecoder:
 
 
 def _decode_peers(message: report_pb2.WorkerReport) -> tuple[tuple[str, int], ...] | None:
-    if not message.HasField("others"):
+    if not message.HasField("peers"):
         return None
-    return tuple(decode_in_flight("others.in_flight", message.others.in_flight, bounds.MAX_PENDING).items())
+    return tuple(decode_in_flight("peers.in_flight", message.peers.in_flight, bounds.MAX_PENDING).items())
 
 
 def _decode_models(message: report_pb2.WorkerReport, carried: dict[_Key, ModelReport]) -> dict[_Key, ModelReport]:

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerReport(_message.Message):
-    __slots__ = ("worker", "incarnation", "number", "ready", "all_models", "models", "balancers", "device", "memory_bytes", "memory_used_bytes", "utilisation", "draining", "others", "asks")
+    __slots__ = ("worker", "incarnation", "number", "ready", "all_models", "models", "balancers", "device", "memory_bytes", "memory_used_bytes", "utilisation", "draining", "peers", "asks")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -20,7 +20,7 @@ class WorkerReport(_message.Message):
     MEMORY_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     UTILISATION_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
-    OTHERS_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
     ASKS_FIELD_NUMBER: _ClassVar[int]
     worker: str
     incarnation: int
@@ -34,11 +34,11 @@ class WorkerReport(_message.Message):
     memory_used_bytes: int
     utilisation: float
     draining: bool
-    others: Others
+    peers: PeersInFlight
     asks: bool
-    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ..., ready: _Optional[bool] = ..., all_models: _Optional[bool] = ..., models: _Optional[_Iterable[_Union[ModelReport, _Mapping]]] = ..., balancers: _Optional[int] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., utilisation: _Optional[float] = ..., draining: _Optional[bool] = ..., others: _Optional[_Union[Others, _Mapping]] = ..., asks: _Optional[bool] = ...) -> None: ...
+    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ..., ready: _Optional[bool] = ..., all_models: _Optional[bool] = ..., models: _Optional[_Iterable[_Union[ModelReport, _Mapping]]] = ..., balancers: _Optional[int] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., utilisation: _Optional[float] = ..., draining: _Optional[bool] = ..., peers: _Optional[_Union[PeersInFlight, _Mapping]] = ..., asks: _Optional[bool] = ...) -> None: ...
 
-class Others(_message.Message):
+class PeersInFlight(_message.Message):
     __slots__ = ("in_flight",)
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     in_flight: _containers.RepeatedCompositeFieldContainer[InFlight]

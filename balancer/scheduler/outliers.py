@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 _ENOUGH = 5
 """Errors in a row, and answers of others meanwhile."""
-_OTHERS_FAIL = 0.2
+_PEERS_FAIL = 0.2
 """Share of errors at others up to which it is not the requests' doing."""
 _FIRST_S, _MOST_S = 5.0, 60.0
 """For how long a worker is left out: the first time, doubled each time that it then fails again, and at most."""
@@ -95,4 +95,4 @@ def _is_its_own(there: _Model, row: _Row) -> bool:
     # Others that answer nothing either say nothing of the requests.
     fail_too = sum(other.errors for other in there.rows.values() if other.errors >= _ENOUGH)
     errors = there.errors - row.errors_before - fail_too
-    return row.errors >= _ENOUGH and good >= _ENOUGH and errors <= _OTHERS_FAIL * (good + errors)
+    return row.errors >= _ENOUGH and good >= _ENOUGH and errors <= _PEERS_FAIL * (good + errors)

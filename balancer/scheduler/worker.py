@@ -57,8 +57,8 @@ def tier_of(zone: str, zones: ZoneSettings) -> int:
     """
     if not zone or not zones.own or zone == zones.own:
         return 0
-    others = [other for other in zones.order if other != zones.own]
-    return 1 + (others.index(zone) if zone in others else len(others))
+    farther = [each for each in zones.order if each != zones.own]
+    return 1 + (farther.index(zone) if zone in farther else len(farther))
 
 
 def kinds_of(devices: Iterable[str]) -> list[int]:

@@ -33,7 +33,7 @@ from policies.hashing import mix, unit
 State = Literal["running", "watched", "finished", "returned"]
 _HOLDS = 10.0
 """Evidence from which on no step is taken, and nothing is proven: equal policies seldom have so much."""
-_OVERDUE_S = 10.0
+_UNENDED_S = 10.0
 """A request without outcome for so long counts as slow, and as late where it had a deadline."""
 _KEPT = 2000
 
@@ -241,7 +241,7 @@ class Rollout:
         if not self.comparison.begins_block(now_s):
             return
         for ticket in list(self._open.values()):
-            if now_s - ticket.at_s < _OVERDUE_S:
+            if now_s - ticket.at_s < _UNENDED_S:
                 break
             del self._open[id(ticket)]
             self._bet(ticket, "tail", 1.0)

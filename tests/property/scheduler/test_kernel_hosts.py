@@ -279,10 +279,10 @@ class _Silent:
     """An observer that tells nobody. It is shown each decision before the pick is counted in."""
 
     def decided(self, answered: Answered, decision: Decision | None) -> None:
-        """See `Witness`."""
+        """See `DecisionObserver`."""
 
     def refused(self, request: Request, error: RoutingError, at_s: float) -> None:
-        """See `Witness`."""
+        """See `DecisionObserver`."""
 
 
 @pytest.mark.parametrize(("name", "options"), _CASES)

@@ -109,8 +109,8 @@ def message(**fields: Any) -> report_pb2.WorkerReport:
     return report_pb2.WorkerReport(**(defaults | fields))
 
 
-def in_flight(*models: str, requests: int = 1) -> report_pb2.Others:
-    return report_pb2.Others(in_flight=[report_pb2.InFlight(model=model, requests=requests) for model in models])
+def in_flight(*models: str, requests: int = 1) -> report_pb2.PeersInFlight:
+    return report_pb2.PeersInFlight(in_flight=[report_pb2.InFlight(model=model, requests=requests) for model in models])
 
 
 def model(**fields: Any) -> report_pb2.ModelReport:
@@ -137,9 +137,9 @@ BATCH = report_pb2.BatchStatistics
         ("memory_used_bytes", message(memory_used_bytes=2**64 - 1)),
         ("utilisation", message(utilisation=1.5)),
         ("utilisation", message(utilisation=math.nan)),
-        ("others.in_flight", message(others=in_flight(*(str(i) for i in range(bounds.MAX_MODELS_IN_FLIGHT + 1))))),
-        ("others.in_flight.model", message(others=in_flight(LONG))),
-        ("others.in_flight.requests", message(others=in_flight("a", requests=2**32 - 1))),
+        ("peers.in_flight", message(peers=in_flight(*(str(i) for i in range(bounds.MAX_MODELS_IN_FLIGHT + 1))))),
+        ("peers.in_flight.model", message(peers=in_flight(LONG))),
+        ("peers.in_flight.requests", message(peers=in_flight("a", requests=2**32 - 1))),
         ("models", message(models=[model(model=str(i)) for i in range(bounds.MAX_MODELS + 1)])),
         ("models", message(models=[model() for _ in range(bounds.MAX_MODELS + 1)])),
         ("models.version", message(models=[model(version=str(i)) for i in range(bounds.MAX_VERSIONS + 1)])),
