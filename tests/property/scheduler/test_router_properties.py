@@ -70,10 +70,15 @@ def work_s(router: Router) -> tuple[np.ndarray, np.ndarray]:
     return executing_s, (full * s.fixed_s + q.waiting_rows * s.per_row_s) / s.parallel
 
 
-def assert_books_balance(router: Router, open_at: Mapping[int, str]) -> None:
+def assert_counts_balance(router: Router, in_flight: Mapping[int, tuple[str, Request]]) -> None:
+    """`in_flight`: the worker of each request without an outcome, by its number."""
     q = router.fleet.queue
-    counts = [sum(worker == name for worker in open_at.values()) for name in router.fleet.names]
+    counts, rows = np.zeros_like(q.in_flight), np.zeros_like(q.own_rows)
+    for worker, request in in_flight.values():
+        counts[router.fleet.index[worker]] += 1
+        rows[router.fleet.index[worker], router.fleet.models[request.model]] += request.rows
     np.testing.assert_array_equal(q.in_flight, counts)
+    np.testing.assert_array_equal(q.own_rows, rows)
     executing_s, waiting_s = work_s(router)
     np.testing.assert_allclose(q.executing_s, executing_s.sum(axis=1), atol=1e-6)
     np.testing.assert_allclose(q.own_work_s, (executing_s + waiting_s).sum(axis=1), atol=1e-6)
@@ -90,10 +95,10 @@ def decided(router: Router, request: Request, now_s: float) -> Decision | str:
 
 @settings(max_examples=150, deadline=None)
 @given(steps=steps, policy=st.sampled_from(sorted(BUILTIN)), gaps=st.lists(st.floats(0, 0.3), min_size=60, max_size=60))
-def test_books_balance_and_decisions_are_legal(steps: list[Event | Request], policy: str, gaps: list[float]) -> None:
+def test_counts_balance_and_decisions_are_legal(steps: list[Event | Request], policy: str, gaps: list[float]) -> None:
     router = Router(BUILTIN[policy](), Settings())
     twin = Router(BUILTIN[policy](), Settings())
-    open_at: dict[int, str] = {}
+    in_flight: dict[int, tuple[str, Request]] = {}
     now_s = 0.0
     for name in NAMES:
         for each in (router, twin):
@@ -109,7 +114,7 @@ def test_books_balance_and_decisions_are_legal(steps: list[Event | Request], pol
             assert outcomes[0] == outcomes[1]
             if not isinstance(outcomes[0], str):
                 decision = outcomes[0]
-                open_at[decision.number] = decision.worker
+                in_flight[decision.number] = decision.worker, step
                 assert 0 < decision.propensity <= 1 + 1e-9
                 if not step.sequence:
                     assert {decision.worker, *decision.fallbacks} <= legal
@@ -117,7 +122,7 @@ def test_books_balance_and_decisions_are_legal(steps: list[Event | Request], pol
             for each in (router, twin):
                 each.observe(step, now_s)
             if isinstance(step, WorkerRemoved):
-                open_at = {number: worker for number, worker in open_at.items() if worker != step.worker}
+                in_flight = {number: each for number, each in in_flight.items() if each[0] != step.worker}
             if isinstance(step, Finished):
-                open_at.pop(step.number, None)
-        assert_books_balance(router, open_at)
+                in_flight.pop(step.number, None)
+        assert_counts_balance(router, in_flight)

@@ -70,11 +70,6 @@ class TestService:
             fade(s, 0, len(s.weight), 0.0, default_s=1.0)
         assert s.fixed_s[2, 0] == pytest.approx(s.fixed_s[1, 0], rel=0.1)
 
-    def test_unknown_everywhere_means_the_default(self) -> None:
-        s = allocate(Service, 2, 1)
-        fade(s, 0, len(s.weight), 0.0, default_s=0.5)
-        np.testing.assert_allclose(s.fixed_s + s.per_row_s, 0.5)
-
     def test_what_may_have_waited_longer_than_expected_has_a_quarter_of_the_weight(self) -> None:
         for time_s, waited, weight in ((0.005, True, 1), (0.010, True, 1), (0.011, True, 0.25), (0.011, False, 1)):
             s = allocate(Service, 1, 1)
@@ -120,18 +115,6 @@ class TestService:
         times_s = [float(service.alone_s(s, (0, 0), float(rows))) for rows in (1, 4, 5, 8, 9)]
         assert times_s == pytest.approx([0.09, 0.12, 0.21, 0.24, 0.33])
 
-    def test_one_slow_execution_is_forgiven_with_time(self) -> None:
-        s = allocate(Service, 2, 1)
-        service.observe(s, 0, 0, 1, 100, 0.5, memory=100, waited=True)
-        service.observe(s, 1, 0, 1, 10, 1.0, memory=100, waited=True)
-        fade(s, 0, len(s.weight), 0.0, default_s=1.0)
-        slow_s = s.fixed_s[1, 0] + s.per_row_s[1, 0]
-        for _ in range(6):
-            service.observe(s, 0, 0, 1, 100, 0.5, memory=100, waited=True)
-            fade(s, 0, len(s.weight), 0.6, default_s=1.0)
-        assert slow_s > 0.05
-        assert s.fixed_s[1, 0] + s.per_row_s[1, 0] < 0.006
-
 
 class TestQueue:
     def test_the_first_executes_alone_and_those_that_wait_share_the_fixed_time_of_a_batch(self) -> None:
@@ -169,15 +152,6 @@ class TestQueue:
         assert q.own_work_s[0] == pytest.approx(0.08 + 2 * 0.01)
         queue.ended(q, s, 0, 0, 1, now_s=1.0)
         assert q.waiting_rows[0, 0] == 1
-
-    def test_what_is_sent_and_ended_leaves_nothing_behind(self) -> None:
-        q, s = allocate(Queue, 1, 2), allocate(Service, 1, 2)
-        s.fixed_s[:], s.per_row_s[:], s.max_batch_rows[:] = 0.1, 0.03, 3
-        for m, rows in ((0, 1), (1, 7), (0, 2)):
-            queue.sent(q, s, 0, m, rows, 0.0)
-        for m, rows in ((1, 7), (0, 2), (0, 1)):
-            queue.ended(q, s, 0, m, rows, 1.0)
-        assert q.in_flight[0] == q.own_work_s[0] == q.executing_s[0] == 0
 
     def test_others_are_what_the_report_has_beyond_ours_and_drain_with_age(self) -> None:
         q = allocate(Queue, 1, 1)
@@ -245,13 +219,6 @@ class TestQueue:
         assert q.progress_s[0] == 1.0
         queue.sent(q, s, 0, 0, 1, now_s=1.0)
         assert backlog_now_s(q, 1.0)[0] == pytest.approx(2 * 0.09)
-
-    def test_the_rows_of_a_request_that_ended_go_and_those_of_others_stay(self) -> None:
-        q, s = allocate(Queue, 1, 1), make_service()
-        for rows in (3, 2, 4):
-            queue.sent(q, s, 0, 0, rows, now_s=0.0)
-        queue.ended(q, s, 0, 0, 3, now_s=0.1)
-        assert (q.own_rows[0, 0], q.waiting_rows[0, 0]) == (6, 2)
 
     def test_a_request_that_joins_a_batch_that_waits_adds_its_rows_alone(self) -> None:
         q, s = allocate(Queue, 1, 1), make_service(max_batch=4)

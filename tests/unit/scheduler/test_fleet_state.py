@@ -20,11 +20,7 @@ from balancer.kernel.block import (
 )
 from balancer.kernel.fleet_state import FIELDS, FleetBlock, arrays_of, options_block
 from balancer.kernel.policy_answers import Compiler, answering, options_of
-from balancer.kernel.settings import Settings
-from balancer.scheduler.events import WorkerAdded, WorkerRemoved
-from balancer.scheduler.router import Router
 from policies.learned import Learned
-from policies.round_robin import RoundRobin
 
 
 def addresses(fleet: FleetBlock) -> dict[str, int]:
@@ -142,19 +138,6 @@ def test_new_rows_begin_at_their_start_values_where_others_were() -> None:
         for name, array in vars(getattr(fleet, record)).items():
             np.testing.assert_array_equal(array[3:], getattr(getattr(fresh, record), name)[3:], err_msg=name)
     np.testing.assert_array_equal(fleet.decision.reported_s[3:], -np.inf)
-
-
-def test_a_fleet_says_its_arrays_anew_and_keeps_its_numbers() -> None:
-    router = Router(RoundRobin(), Settings(reports_required=False))
-    fleet = router.fleet
-    for number in range(20):
-        router.observe(WorkerAdded(f"w{number}", weight=float(number)), 0.0)
-        assert fleet.weight.base is not None
-        assert len(fleet.weight) == len(fleet.queue.in_flight) == fleet.decision.mask.shape[1] == number + 1
-    router.observe(WorkerRemoved("w3"), 0.0)
-    assert fleet.weight.tolist() == [float(number) for number in range(20) if number != 3]
-    assert fleet.block.header["workers"] == 19
-    assert np.shares_memory(fleet.weight, np.frombuffer(fleet.block.buffer, np.uint8))
 
 
 def test_another_process_finds_the_same_numbers_at_another_address() -> None:

@@ -223,12 +223,3 @@ def test_a_new_config_keeps_the_guards_state_where_policy_and_guard_are_the_same
     assert same.choose(0, 1.0).role == "baseline"
     other = PolicySelector(g.policy, dataclasses.replace(old.plan, guard=GuardSettings()), before=old)
     assert other.choose(0, 1.0).role == "in_force"
-
-
-def test_a_guard_alone_gives_the_policy_the_arm_until_a_breach() -> None:
-    guard = Guard(NO_WINDOWS)
-    assert guard.arm(0.0) is Arm.POLICY
-    for i in range(11):
-        guard.looked(STRANGE, i * 0.02)
-    assert guard.arm(1.0) is Arm.BASELINE
-    assert guard.state(1.0)["reason"] == "range"

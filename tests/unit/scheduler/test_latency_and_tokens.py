@@ -67,29 +67,6 @@ class TestLatency:
 class TestTokens:
     settings = TokenSettings(capacity=10, refill_per_s=100, target_pending=4)
 
-    def test_starts_full_and_a_pick_takes_one(self) -> None:
-        t = allocate(Tokens, 1, 0)
-        tokens.advance(t, 0, 0, self.settings, 0.0)
-        tokens.take(t, 0)
-        assert tokens.level_now(t, ..., self.settings, 0.0)[0] == 9
-
-    @pytest.mark.parametrize(("pending", "refilled"), [(0, 5.0), (2, 2.5), (4, 0.0), (9, 0.0)])
-    def test_the_refill_follows_the_queue(self, pending: float, refilled: float) -> None:
-        t = allocate(Tokens, 1, 0)
-        t.level[0] = 0
-        tokens.advance(t, 0, pending, self.settings, 0.0)
-        assert tokens.level_now(t, ..., self.settings, 0.05)[0] == pytest.approx(refilled)
-
-    def test_what_was_refilled_stays_when_the_queue_grows(self) -> None:
-        t = allocate(Tokens, 1, 0)
-        t.level[0] = 0
-        tokens.advance(t, 0, 0, self.settings, 0.0)
-        tokens.advance(t, 0, 9, self.settings, 0.05)  # 100 a second till now, and nothing from here on
-        assert tokens.level_now(t, ..., self.settings, 0.05)[0] == pytest.approx(5)
-        assert tokens.level_now(t, ..., self.settings, 1.0)[0] == pytest.approx(5)
-        tokens.advance(t, 0, 2, self.settings, 1.0)
-        assert tokens.level_now(t, ..., self.settings, 1.01)[0] == pytest.approx(5.5)
-
     def test_never_above_capacity_nor_below_zero(self) -> None:
         t = allocate(Tokens, 1, 0)
         tokens.advance(t, 0, 0, self.settings, 0.0)

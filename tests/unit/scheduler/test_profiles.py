@@ -39,10 +39,6 @@ def test_the_first_request_is_predicted_by_the_profile_and_without_one_by_the_de
     assert completion_s(fleet()) == pytest.approx([0.004, 0.040, 0.7 * 0.010 + 4 * 0.3 * 0.010])
 
 
-def test_without_profiles_nothing_changes() -> None:
-    assert completion_s(fleet(Settings())) == pytest.approx([0.7 * 0.010 + 4 * 0.3 * 0.010] * 3)
-
-
 def test_a_device_that_only_the_agent_knows_has_its_profile_from_its_first_report() -> None:
     router = Router(ExpectedLatency(), PROFILED)
     router.observe(WorkerAdded("w0"), 0.0)

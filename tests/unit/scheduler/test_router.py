@@ -21,17 +21,19 @@ from policies.round_robin import RoundRobin
 M = Request("m")
 
 
-def test_a_pick_counts_in_flight_until_its_outcome() -> None:
-    router = make_router()
-    decision = router.route(M, 0.1)
-    row = router.fleet.index[decision.worker]
-    assert router.fleet.queue.in_flight[row] == 1
-    router.observe(Finished(decision.number, decision.worker, 0.01, True), 0.2)
-    assert not router.fleet.queue.in_flight.any()
-
-
 def test_propensity_is_the_probability_that_the_policy_gave() -> None:
     assert make_router(4, RandomChoice()).route(M, 0.1).propensity == 0.25
+
+
+def test_fallbacks_are_the_other_eligible_workers_the_least_pending_first() -> None:
+    router = make_router(5, LeastRequests())
+    for worker, requests in (("w0", 3), ("w1", 2), ("w3", 1)):
+        for _ in range(requests):
+            router.route(M, 0.1, {worker})
+    router.observe(report("w4", 2, ready=False), 0.1)
+    assert router.route(M, 0.1)[1:3] == ("w2", ("w3", "w1"))
+    router.configure(LeastRequests(), Settings(max_fallbacks=1))
+    assert router.route(M, 0.1, {"w0", "w1", "w3"})[1:3] == ("w3", ("w1",))
 
 
 def test_equal_seeds_and_events_give_equal_decisions_and_other_seeds_others() -> None:
@@ -191,16 +193,6 @@ def test_outcomes_that_never_come_stop_counting() -> None:
     assert router.outcomes["expired"] == 1
 
 
-def test_a_removed_worker_takes_its_requests_along_and_outcomes_of_them_are_harmless() -> None:
-    router = make_router(2)
-    decisions = [router.route(M, 0.1) for _ in range(4)]
-    router.observe(WorkerRemoved("w0"), 0.2)
-    for decision in decisions:
-        router.observe(Finished(decision.number, decision.worker, 0.01, True), 0.3)
-    assert router.fleet.names == ["w1"]
-    assert not router.fleet.queue.in_flight.any()
-
-
 def test_a_worker_that_returns_under_its_name_has_nothing_of_what_it_had_before() -> None:
     router = make_router(1)
     old = router.route(M, 0.1)
@@ -213,13 +205,6 @@ def test_a_worker_that_returns_under_its_name_has_nothing_of_what_it_had_before(
     assert router.fleet.queue.in_flight.tolist() == [1]
     router.tick(1000.0)
     assert router.outcomes == {"unmatched": 1, "expired": 1}
-
-
-def test_a_request_counts_with_all_its_rows_under_its_own_model() -> None:
-    router = make_router(1, models=[model("m"), model("n")])
-    router.route(Request("n", rows=5), 0.1)
-    rows = router.fleet.queue.own_rows[0]
-    assert rows[router.fleet.models["n"]] == rows.sum() == 5
 
 
 def test_a_withdrawn_request_no_longer_counts_and_speaks_against_nobody() -> None:
@@ -250,11 +235,6 @@ def _placed(router: Router, key: int) -> str:
         return router.fleet.names[int(router.answer_now(in_sequence(key), 0.1).probabilities.argmax())]
     except Shed:
         return ""
-
-
-def test_limits_of_a_sequence_do_not_change_who_its_members_are() -> None:
-    router = make_router(3, settings=Settings(limits=Limits(max_pending_per_worker=2)))
-    assert router.view(in_sequence(7), 0.1).eligible.all()
 
 
 def test_a_sequence_that_would_be_late_is_shed_like_any_other() -> None:

@@ -45,39 +45,10 @@ def load(router: Router, *workers: str, requests: int = 1) -> None:
             router.observe(Sent(10_000 + router.in_flight_by_worker().total(), worker, "m"), 0.1)
 
 
-def test_it_spills_over_once_a_far_worker_is_done_sooner_by_more_than_the_bound() -> None:
-    router = placed("a")
-    load(router, "w0", "w1", requests=2)
-    assert picked(router) == {"w0", "w1"}
-    load(router, "w0", "w1")
-    assert picked(router) == set(ZONES)
-    # One near worker that is free again suffices.
-    router.observe(Withdrawn(10_000), 0.1)
-    assert picked(router) == {"w0", "w1"}
-
-
 def test_it_goes_far_where_all_near_workers_are_full() -> None:
     router = placed("a", bound_s=3600.0, limits=Limits(max_pending_per_worker=2))
     load(router, "w0", "w1", requests=2)
     assert picked(router) == {"w2", "w3"}
-
-
-def tiered(own: str) -> Router:
-    """w0 and w1 in zone a, w2 in b, w3 in c; b is nearer to a than c is."""
-    router = make_router(4, RoundRobin(), Settings(zones=ZoneSettings(own, 2.5 * SERVICE_S, ("a", "b", "c"))))
-    router.observe(WorkersAdded(tuple(WorkerAdded(f"w{w}", zone=zone) for w, zone in enumerate("aabc"))), 0.0)
-    return router
-
-
-def test_it_spills_over_to_the_next_zone_in_order_and_from_there_to_the_one_after() -> None:
-    router = tiered("a")
-    assert picked(router) == {"w0", "w1"}
-    load(router, "w0", "w1", requests=3)
-    assert picked(router) == {"w0", "w1", "w2"}
-    load(router, "w2", requests=3)
-    assert picked(router) == set(ZONES)
-    router.observe(Withdrawn(10_006), 0.1)
-    assert picked(router) == {"w0", "w1", "w2"}
 
 
 def test_another_zone_is_taken_over_while_it_runs() -> None:
