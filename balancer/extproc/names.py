@@ -60,7 +60,7 @@ TRACED_LOG, ANSWERS_LOG = "traced", "answers"
 """The access log of traced requests that Envoy's module decided about."""
 
 # What a pick leaves in Envoy for its audit log and traces.
-LOG_NAMESPACE = "balancer.told"
+LOG_NAMESPACE = "balancer.logged"
 """The balancer's; the module uses the decision's."""
 POLICY_KEY = "policy"
 MODEL_KEY = "model"

@@ -50,8 +50,8 @@ def test_a_busy_worker_hands_its_key_to_the_next_one() -> None:
     policy, request = ConsistentHash(floor=0.0), Request("m", key=key_of("user-1"))
     idle = np.array(probabilities(policy, fleet(4), request))
     home = int(idle.argmax())
-    others = [place != home for place in range(4)]
-    following = int(np.argmax(probabilities(policy, fleet(4, eligible=others), request)))
+    foreign = [place != home for place in range(4)]
+    following = int(np.argmax(probabilities(policy, fleet(4, eligible=foreign), request)))
     # Mean 4: the bound is ceil(1.25 * 17 / 4) = 6, this request included.
     for held, expected in ((5, home), (6, following)):
         load = np.full(4, (16 - held) / 3)

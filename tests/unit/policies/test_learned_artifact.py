@@ -81,7 +81,7 @@ def test_equal_content_gives_equal_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "reason"),
     [
         (b"", "is not a policy that `balancer train` wrote"),
         (b"guard: {}\n", "is not a policy that `balancer train` wrote"),
@@ -109,8 +109,8 @@ def test_equal_content_gives_equal_bytes() -> None:
         (of_weights(lambda w: w.update(beta=np.array(-1.0))), "has beta -1.0, must be above 0"),
     ],
 )
-def test_anything_else_is_refused_and_says_why_and_what_to_do(content: bytes, told: str) -> None:
-    with pytest.raises(ValueError, match=f"^folder/mine.npz .*{told}"):
+def test_anything_else_is_refused_and_says_why_and_what_to_do(content: bytes, reason: str) -> None:
+    with pytest.raises(ValueError, match=f"^folder/mine.npz .*{reason}"):
         read_artifact(content, "folder/mine.npz")
 
 
