@@ -264,16 +264,12 @@ def _refusals() -> list[Node]:
     mappers: list[Node] = []
     for which, words in ((limited, too_often), (away, no_service), (unreadable, no_name)):
         body = {"body": {"inline_string": words}}
-        mappers.append({"filter": _both(which, rest), **body, "body_format_override": json})
+        mappers.append({"filter": nodes.all_of(which, rest), **body, "body_format_override": json})
         mappers.append({"filter": which, **body})
-    return [*mappers, {"filter": _both(unknown, rest), "body_format_override": json}]
+    return [*mappers, {"filter": nodes.all_of(unknown, rest), "body_format_override": json}]
 
 
 _GRPC: Node = {"name": "content-type", "string_match": {"prefix": "application/grpc"}}
-
-
-def _both(one: Node, other: Node) -> Node:
-    return {"and_filter": {"filters": [one, other]}}
 
 
 def _status(status: int) -> Node:

@@ -55,7 +55,11 @@ def ask_the_balancer(bootstrap: Node, fleet: FleetOptions, tls: BalancerTls | No
     _insert(routes, _REFUSED, [_to_grpc(path, undecided) for path in (*_READ, *(_CHANGED if fleet.changes else ()))])
     rest = (_READ_REST, *((_CHANGED_REST,) if fleet.changes else ()))
     _insert(routes, _REFUSED_REST, [_to_rest(pattern, undecided) for pattern in rest])
-    manager["access_log"] = [_by_worker(log) for log in manager["access_log"]]
+    # No worker serves these calls, so none has an outcome.
+    manager["access_log"] = [
+        nodes.only(log, nodes.without_header(names.FLEET_HEADER)) if log["name"] == names.OUTCOMES_LOG else log
+        for log in manager["access_log"]
+    ]
     clusters = resources["clusters"]
     like = nodes.named(clusters, names.BALANCER_CLUSTER)
     ours = [_grpc_cluster(like, fleet.grpc), _rest_cluster(like, fleet.rest)]
@@ -115,17 +119,6 @@ def _to_rest(pattern: str, undecided: Node) -> Node:
 def _insert(routes: list[Node], before: str, new: list[Node]) -> None:
     at = routes.index(nodes.named(routes, before))
     routes[at:at] = new
-
-
-def _by_worker(log: Node) -> Node:
-    """The log of outcomes, without calls of which no worker served one."""
-    if log["name"] != names.OUTCOMES_LOG:
-        return log
-    by_worker = {"header_filter": {"header": {"name": names.FLEET_HEADER, "present_match": True, "invert_match": True}}}
-    return {
-        **log,
-        "filter": {"and_filter": {"filters": [by_worker, log["filter"]]}} if "filter" in log else by_worker,
-    }
 
 
 def _grpc_cluster(like: Node, addresses: tuple[str, ...]) -> Node:

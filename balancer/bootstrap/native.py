@@ -172,12 +172,7 @@ def _of_what_was_settled(log: Node) -> Node:
 
 def _only_settled(log: Node, *headers: str) -> Node:
     """Of requests that the module did not leave to the internal listener, and that have none of the other headers."""
-    conditions = [
-        {"header_filter": {"header": {"name": name, "present_match": True, "invert_match": True}}}
-        for name in (names.ASKING_HEADER, *headers)
-    ]
-    conditions += [log["filter"]] if "filter" in log else []
-    return {**log, "filter": {"and_filter": {"filters": conditions}} if len(conditions) > 1 else conditions[0]}
+    return nodes.only(log, *(nodes.without_header(name) for name in (names.ASKING_HEADER, *headers)))
 
 
 def _module_choice(native: NativeOptions) -> Node:

@@ -57,6 +57,22 @@ def cel_filter(expression: str) -> Node:
     return {"extension_filter": {"name": names.CEL_FILTER, "typed_config": typed}}
 
 
+def all_of(*filters: Node) -> Node:
+    """Of a log: where each of these is true."""
+    return filters[0] if len(filters) == 1 else {"and_filter": {"filters": list(filters)}}
+
+
+def without_header(name: str) -> Node:
+    """Of a log: where a request does not have it."""
+    return {"header_filter": {"header": {"name": name, "present_match": True, "invert_match": True}}}
+
+
+def only(log: Node, *filters: Node) -> Node:
+    """The same log, of those requests alone of which these are true as well."""
+    before = [log["filter"]] if "filter" in log else []
+    return {**log, "filter": all_of(*filters, *before)}
+
+
 def check_balancers(balancers: tuple[str, ...]) -> None:
     """Whether Envoy can reach these addresses.
 

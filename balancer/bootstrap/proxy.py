@@ -71,11 +71,12 @@ def forward_by_balancer(bootstrap: Node, models: tuple[str, ...] | None) -> None
     del ours["outlier_detection"]
     for route in mine:
         _to_proxy(route, names.PROXY_CLUSTER, manager, ours, found_late=models is not None)
-    for log in manager["access_log"]:
-        if log["name"] == names.OUTCOMES_LOG:
-            log["filter"] = {"and_filter": {"filters": [log["filter"], nodes.cel_filter(_LOGGED_BY_ENVOY)]}}
-    for log in manager["http_filters"][-1]["typed_config"]["upstream_log"]:
-        log["filter"] = {"and_filter": {"filters": [nodes.cel_filter(_PICKED_FOR), log["filter"]]}}
+    manager["access_log"] = [
+        nodes.only(log, nodes.cel_filter(_LOGGED_BY_ENVOY)) if log["name"] == names.OUTCOMES_LOG else log
+        for log in manager["access_log"]
+    ]
+    router = manager["http_filters"][-1]["typed_config"]
+    router["upstream_log"] = [nodes.only(log, nodes.cel_filter(_PICKED_FOR)) for log in router["upstream_log"]]
     clusters += [ours, nodes.either(names.PROXY_CLUSTER, names.PROXY_GRPC_CLUSTER, names.AROUND)]
 
 

@@ -29,9 +29,8 @@ from balancer.proxy.messages import (
     refusal,
 )
 from balancer.proxy.rules.breakers import Breakers
-from balancer.proxy.rules.budget import Share, wait_s
 from balancer.proxy.rules.latencies import AttemptLatencies
-from balancer.proxy.settings import ProxySettings
+from balancer.proxy.settings import ProxyConstants, ProxySettings
 from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed
@@ -66,6 +65,24 @@ class Clocks:
     now: Callable[[], float]
     """The router's."""
     stopwatch: Callable[[], float]
+
+
+class Share:
+    """So many extra attempts for each request, saved up to a burst."""
+
+    def __init__(self, share: float, burst: float) -> None:
+        self.share, self.burst = share, burst
+        self.tokens = burst
+
+    def earn(self) -> None:
+        self.tokens = min(self.burst, self.tokens + self.share)
+
+    def take(self) -> bool:
+        """Whether there is one for an extra attempt, which is then taken."""
+        if self.tokens < 1:
+            return False
+        self.tokens -= 1
+        return True
 
 
 class Attempts:
@@ -342,6 +359,13 @@ def failed(error: grpc.aio.AioRpcError, worker: str) -> ProxyAnswer:
     unexecuted = any(text in details for text in NOT_EXECUTED_TEXTS)
     initial, trailing = passed_on(error.initial_metadata() or ()), passed_on(error.trailing_metadata() or ())
     return ProxyAnswer(code, details, b"", worker, initial, trailing, unexecuted)
+
+
+def wait_s(constants: ProxyConstants, attempt: int, chance: float) -> float:
+    """Before attempt number `attempt` (from 1 for the second); `chance`, from 0 to 1, spreads those that failed
+    together."""
+    most = min(constants.retry_max_s, constants.retry_base_s * 2.0 ** min(attempt, 30))
+    return most * chance
 
 
 def _again(arrived: Arrived, answer: ProxyAnswer) -> bool:

@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from balancer.bounds import MAX_ROWS, OutOfBoundsError, RefusedInputError, shown
 from balancer.extproc.inference_bytes import read
 from balancer.extproc.kserve import Call, guessed_rows
 from balancer.extproc.pick_service import TurnedAway
-from balancer.proxy.rules.budget import Tenants
 from balancer.proxy.settings import ProxySettings, TenantLimitsSection
 
 _LOOK_S = 1.0
 """After which limits are looked at again, as they may change."""
+_MOST_TENANTS = 10_000
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """What a tenant has left."""
+
+    requests: float
+    rows: float
+    at_s: float
 
 
 class TenantLimits:
-    """Counts the requests that are forwarded, and those that go to a worker by Envoy because they cannot be."""
+    """Counts the requests that are forwarded, and those that go to a worker by Envoy because they cannot be. Tenants
+    seen longest ago are forgotten, and so have a full bucket."""
 
     def __init__(self, now: Callable[[], float], over_limit: Callable[[], None]) -> None:
         """`over_limit` is called for each request that is turned away."""
         self._now, self._over_limit = now, over_limit
-        self._tenants = Tenants()
+        self._buckets: dict[str, _Bucket] = {}
         self.configure(ProxySettings())
 
     def configure(self, settings: ProxySettings) -> None:
@@ -64,4 +75,30 @@ class TenantLimits:
         return self._named.get(tenant, self._limits)
 
     def _wait_s(self, tenant: str, rows: float) -> float:
-        return self._tenants.refused_for_s(tenant, rows, self._of(tenant), self._now())
+        """0, and the request is counted; else the time until there is enough again for one like it.
+
+        A request of more rows than a burst goes when the bucket is full, and is paid for afterwards.
+        """
+        limits, now_s = self._of(tenant), self._now()
+        if not limits.is_limited:
+            return 0.0
+        most_requests = max(1.0, limits.requests_per_s * limits.burst_s)
+        most_rows = max(1.0, limits.rows_per_s * limits.burst_s)
+        bucket = self._buckets.pop(tenant, None) or _Bucket(most_requests, most_rows, now_s)
+        self._buckets[tenant] = bucket
+        if len(self._buckets) > _MOST_TENANTS:
+            del self._buckets[next(iter(self._buckets))]
+        elapsed_s = max(0.0, now_s - bucket.at_s)
+        bucket.at_s = now_s
+        bucket.requests = min(most_requests, bucket.requests + elapsed_s * limits.requests_per_s)
+        bucket.rows = min(most_rows, bucket.rows + elapsed_s * limits.rows_per_s)
+        lacking_s = 0.0
+        if limits.requests_per_s:
+            lacking_s = max(lacking_s, (1 - bucket.requests) / limits.requests_per_s)
+        if limits.rows_per_s:
+            lacking_s = max(lacking_s, (min(rows, most_rows) - bucket.rows) / limits.rows_per_s)
+        if lacking_s > 0:
+            return lacking_s
+        bucket.requests -= 1
+        bucket.rows -= rows
+        return 0.0

@@ -5,10 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from balancer.proxy.attempts import wait_s
 from balancer.proxy.rules.breakers import Breakers
-from balancer.proxy.rules.budget import Tenants, wait_s
 from balancer.proxy.rules.latencies import AttemptLatencies
-from balancer.proxy.settings import ProxyConstants, TenantLimitsSection
+from balancer.proxy.settings import ProxyConstants, ProxySection, ProxySettings, TenantsSection
+from balancer.proxy.tenants import TenantLimits
 
 
 @given(st.integers(1, 100), st.floats(0, 1))
@@ -21,10 +22,12 @@ def test_waits_double_within_their_bound(attempt: int, chance: float) -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 2), st.integers(1, 50)), max_size=60))
 def test_no_tenant_gets_more_rows_than_its_rate_and_one_burst(events: list[tuple[float, int]]) -> None:
-    tenants, limits, now_s, rows = Tenants(), TenantLimitsSection(rows_per_s=20, burst_s=1), 0.0, 0
+    now_s, rows = 0.0, 0
+    tenants = TenantLimits(lambda: now_s, lambda: None)
+    tenants.configure(ProxySettings(ProxySection(tenants=TenantsSection(rows_per_s=20, burst_s=1))))
     for pause_s, each in events:
         now_s += pause_s
-        if not tenants.refused_for_s("a", each, limits, now_s):
+        if not tenants._wait_s("a", each):
             rows += each
     # One request may be larger than what was left: it is paid for afterwards.
     assert rows <= 20 + 20 * now_s + 50
