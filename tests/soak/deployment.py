@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import signal
-import socket
 import ssl
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from support.certificates import Authority
+from support.certificates import Authority, shown_serial
 from support.waiting import eventually
 
-from balancer.files.schema import split_address
 from balancer.stack.process import Child, LocalProcess
 from balancer.stack.stack import OwnStack, get_json
 from balancer.stack.tritonserver import TritonServer
@@ -94,16 +93,9 @@ class Deployment(OwnStack):
         """Whether the balancer shows its certificate as the file has it now."""
         context = ssl.create_default_context(cafile=str(self._authority.file))
         context.load_cert_chain(self._envoy.cert, self._envoy.key)
-        in_file = ssl.PEM_cert_to_DER_cert(self._balancer.cert.read_text())
-        address = split_address(self.addresses["listen"]["envoy"])
-        try:
-            with (
-                socket.create_connection(address, timeout=2.0) as plain,
-                context.wrap_socket(plain, server_hostname=_SERVER_NAME) as connection,
-            ):
-                return connection.getpeercert(binary_form=True) == in_file
-        except OSError:
-            return False
+        with contextlib.suppress(OSError):
+            return shown_serial(self.addresses["listen"]["envoy"], context, _SERVER_NAME) == self._balancer.serial
+        return False
 
     def new_agent(self, triton: TritonServer, further: Sequence[str] = (), control: Path | None = None) -> Child:
         """As of `OwnStack`, with a certificate and a control socket."""

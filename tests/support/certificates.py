@@ -26,6 +26,11 @@ class Identity:
     cert: Path
     key: Path
 
+    @property
+    def serial(self) -> int:
+        """The certificate's number."""
+        return x509.load_pem_x509_certificate(self.cert.read_bytes()).serial_number
+
     def credentials(self, authority: Authority) -> grpc.ChannelCredentials:
         """For a client that shows this certificate, and trusts what `authority` signed."""
         return grpc.ssl_channel_credentials(authority.pem, self.key.read_bytes(), self.cert.read_bytes())

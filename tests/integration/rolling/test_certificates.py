@@ -12,7 +12,6 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc.aio as grpc_aio
-from cryptography import x509
 from support import fronts
 from support.certificates import Authority, Identity, shown_serial
 from support.inputs import input_of
@@ -66,7 +65,7 @@ async def clients(stack: TlsStack, authority: Authority) -> AsyncIterator[Served
 def renew(authority: Authority, part: str, identity: Identity) -> int:
     """Put a new certificate in the place of one, by renaming; its serial number."""
     new = authority.issue(f"new-{part}", **ROLES[part])
-    serial = x509.load_pem_x509_certificate(new.cert.read_bytes()).serial_number
+    serial = new.serial
     new.key.rename(identity.key)
     new.cert.rename(identity.cert)
     return serial
