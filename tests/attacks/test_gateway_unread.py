@@ -1,18 +1,21 @@
-"""An upload that stops keeps no place in a real Envoy, and counts again once it goes on."""
+"""Clients that keep the fleet waiting at a real Envoy: they take no large answer, or stop amid a request."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.both_fronts import BothFronts
 from support.envoy_fakes import FakeWorker, Rig, a_request
 from support.native import NativeRig
 from support.raw_http2 import Unread, grpc_head
 from support.waiting import eventually
 
 from balancer.kernel.settings import Limits, Settings
+from policies.least_requests import LeastRequests
 
 pytestmark = pytest.mark.integration
 SETTINGS = Settings(reports_required=False, limits=Limits(max_pending_per_worker=20.0))
@@ -55,6 +58,31 @@ def watch(rig: NativeRig, worker: FakeWorker, counted: list[int]) -> Any:
 
 async def all_served(rig: Rig) -> bool:
     return {await rig.infer() for _ in range(12)} <= {"w0", "w1", "w2"}
+
+
+@pytest.mark.parametrize("decides", ["Envoy", "the balancer"])
+async def test_who_takes_no_large_answer_keeps_no_place(tmp_path: Path, decides: str) -> None:
+    rig = BothFronts(tmp_path, policy=LeastRequests(), settings=SETTINGS, native=decides == "Envoy")
+    if not rig.native:
+        rig.options = dataclasses.replace(rig.options, native=None)
+
+    async def much(request: Any, context: Any) -> Any:
+        """More than Envoy reads before somebody takes it."""
+        return rig.workers[0].answer(a_request(payload_bytes=3 * 2**20))
+
+    async with rig.running():
+        for worker in rig.workers:
+            worker.infer = much
+        stranger = Unread(rig.envoy.endpoint)
+        await stranger.start()
+        await stranger.ask(framed(), 40)
+        await eventually(lambda: sum(len(worker.requests) for worker in rig.workers) == 40)
+        await eventually(lambda: in_flight(rig) == 0)
+        for worker in rig.workers:
+            worker.infer = None
+        assert await all_served(rig)
+        await stranger.stop()
+        await eventually(lambda: rig.samples("balancer_outcomes_total") == {("matched",): 52})
 
 
 @pytest.mark.parametrize("path", [INFER, STREAM, REST])
