@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -13,19 +12,17 @@ from support.envoy_fakes import a_request, go_on
 from support.native import NativeRig
 from support.waiting import PATIENCE_S, eventually
 
-from balancer.native.state import STALE_AFTER_S
 from balancer.scheduler.events import ModelReport, Report
 
 pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-async def orphan(tmp_path: Path) -> AsyncIterator[NativeRig]:
+async def orphan(mortal: NativeRig) -> NativeRig:
     """Whose balancer is dead."""
-    async with NativeRig(tmp_path, stale_after_s=STALE_AFTER_S).running() as rig:
-        rig.die()
-        await eventually(rig.does_without)
-        yield rig
+    mortal.die()
+    await eventually(mortal.does_without)
+    return mortal
 
 
 def serve(rig: NativeRig, models: Mapping[str, tuple[str, ...]]) -> None:
@@ -94,11 +91,6 @@ async def test_who_drains_or_is_unwell_is_spared(orphan: NativeRig) -> None:
     orphan.announce(w0="draining", w1="draining", w2="unhealthy")
 
     await eventually(orphan.try_infer, until=lambda end: end == "UNAVAILABLE")
-
-
-async def test_another_worker_is_tried_where_one_cannot_be_reached(orphan: NativeRig) -> None:
-    await orphan.workers[1].stop()
-    assert {await orphan.infer() for _ in range(30)} == {"w0", "w2"}
 
 
 async def test_what_the_balancer_decided_is_shown_at_once(rig: NativeRig) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,10 @@ from balancer.bootstrap.native import NativeOptions
 from balancer.kernel.compiled.library import PATH
 from balancer.native import envoy_module as module
 from balancer.native.layouts import Source
-from balancer.native.state import HUNG_AFTER_S, STALE_AFTER_S
 from balancer.scheduler.events import WorkerAdded, WorkerRemoved
 
 pytestmark = pytest.mark.integration
 SEQUENCES = range(1, 13)
-
-
-@pytest.fixture
-async def mortal(tmp_path: Path) -> AsyncIterator[NativeRig]:
-    """Whose balancer is soon taken for dead: also where this process is kept from its signs of life."""
-    async with NativeRig(tmp_path, stale_after_s=STALE_AFTER_S, hung_after_s=HUNG_AFTER_S).running() as rig:
-        yield rig
 
 
 async def all_served(rig: NativeRig, count: int = 12) -> None:

@@ -97,14 +97,6 @@ def test_without_room_for_a_directory_envoys_ask_until_there_is(
     assert (tmp_path / "shared" / f"directory-{serial + 1}").exists()
 
 
-def test_decisions_of_both_sides_share_one_count(tmp_path: Path) -> None:
-    router = a_router(Folder(tmp_path / "shared"))
-    router.observe(WorkerAdded("w0"), time.monotonic())
-    router.state.next = 41
-    assert router.route(Request("m"), time.monotonic()).number == 41
-    assert router.state.next == router.next_number == 42
-
-
 def test_envoys_decide_by_policies_that_are_compiled(tmp_path: Path) -> None:
     class Own(RoundRobin):
         """A third party's."""
