@@ -219,13 +219,13 @@ def _for_process(first: Node, process: int) -> Node:
 def _fill_clusters(clusters: list[Node], options: BootstrapOptions, secrets: Secrets) -> None:
     ours = [cluster for cluster in clusters if cluster["name"] in (names.BALANCER_CLUSTER, names.ENDPOINTS_CLUSTER)]
     for cluster in ours:
-        _set_endpoints(cluster, cluster["name"], options.balancers)
+        nodes.lead_to(cluster, cluster["name"], options.balancers)
         cluster["health_checks"][0]["timeout"] = _seconds(options.health_timeout_s)
     one = nodes.named(clusters, names.process_cluster(0))
     clusters.remove(one)
     for process, balancer in enumerate(options.balancers):
         cluster = copy.deepcopy(one)
-        _set_endpoints(cluster, names.process_cluster(process), (balancer,))
+        nodes.lead_to(cluster, names.process_cluster(process), (balancer,))
         clusters.append(cluster)
         ours.append(cluster)
     if (trust := _balancer_trust(options.envoy)) is not None:
@@ -236,10 +236,3 @@ def _fill_clusters(clusters: list[Node], options: BootstrapOptions, secrets: Sec
         for cluster in clusters:
             if cluster["name"] in sockets:
                 cluster["transport_socket"] = sockets[cluster["name"]]
-
-
-def _set_endpoints(cluster: Node, name: str, balancers: tuple[str, ...]) -> None:
-    cluster["name"] = name
-    cluster["type"] = nodes.discovery_type(balancers)
-    endpoints = [{"endpoint": {"address": nodes.address_of(balancer)}} for balancer in balancers]
-    cluster["load_assignment"] = {"cluster_name": name, "endpoints": [{"lb_endpoints": endpoints}]}

@@ -148,7 +148,5 @@ def _cluster(like: Node, name: str, addresses: tuple[str, ...]) -> Node:
     cluster.pop("transport_socket", None)
     # Errors here are answers: Triton's, or to callers who may not.
     del cluster["outlier_detection"]
-    endpoints = [{"endpoint": {"address": nodes.address_of(address)}} for address in addresses]
-    cluster["name"], cluster["type"] = name, nodes.discovery_type(addresses)
-    cluster["load_assignment"] = {"cluster_name": name, "endpoints": [{"lb_endpoints": endpoints}]}
+    nodes.lead_to(cluster, name, addresses)
     return cluster

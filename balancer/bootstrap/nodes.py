@@ -79,12 +79,17 @@ def check_balancers(balancers: tuple[str, ...]) -> None:
     Raises:
         ValueError: it cannot; the message names the address and the remedy.
     """
-    for balancer in balancers:
-        address_of(balancer)
-    discovery_type(balancers)
+    lead_to({}, "", balancers)
 
 
-def address_of(balancer: str) -> Node:
+def lead_to(cluster: Node, name: str, addresses: tuple[str, ...]) -> None:
+    """Give a cluster its name, and these addresses as its servers; ValueError as `check_balancers`."""
+    endpoints = [{"endpoint": {"address": _address_of(address)}} for address in addresses]
+    cluster["name"], cluster["type"] = name, _discovery_type(addresses)
+    cluster["load_assignment"] = {"cluster_name": name, "endpoints": [{"lb_endpoints": endpoints}]}
+
+
+def _address_of(balancer: str) -> Node:
     if balancer.startswith(UNIX):
         path = balancer.removeprefix(UNIX)
         if not path.startswith("/"):
@@ -99,7 +104,7 @@ def address_of(balancer: str) -> Node:
     return {"socket_address": {"address": host, "port_value": port}}
 
 
-def discovery_type(balancers: tuple[str, ...]) -> str:
+def _discovery_type(balancers: tuple[str, ...]) -> str:
     """How Envoy finds these: it resolves names, or takes Unix sockets, but not both in one cluster."""
     if not any(balancer.startswith(UNIX) for balancer in balancers):
         return "STRICT_DNS"
@@ -120,7 +125,7 @@ def _is_ip(host: str) -> bool:
 def cluster_of(name: str, server: str) -> Node:
     """A cluster of one server beside workers and balancers; OperatorError where Envoy cannot reach such an address."""
     try:
-        address = address_of(server)
+        address = _address_of(server)
     except ValueError as error:
         raise OperatorError(f"{name}: {error}") from error
     endpoints = [{"lb_endpoints": [{"endpoint": {"address": address}}]}]

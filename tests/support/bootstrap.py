@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+from pathlib import Path
 from typing import Any
 
 from balancer.bootstrap.bootstrap import BootstrapOptions
+from balancer.stack.envoyproxy import find_envoy
 
 _OWN = {field.name for field in dataclasses.fields(BootstrapOptions)}
 
@@ -20,3 +23,11 @@ def changed(options: BootstrapOptions, **fields: Any) -> BootstrapOptions:
 def options_of(**fields: Any) -> BootstrapOptions:
     """As `changed`, of the defaults."""
     return changed(BootstrapOptions(), **fields)
+
+
+def check_accepted(bootstrap: Path) -> None:
+    """Fail unless Envoy accepts the file, and all of it is of its current API."""
+    command = [find_envoy(), "--mode", "validate", "--config-path", str(bootstrap)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "deprecated" not in result.stderr
