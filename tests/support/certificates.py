@@ -6,6 +6,7 @@ import datetime
 import ipaddress
 import socket
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -76,7 +77,7 @@ class Authority:
         file_stem: str,
         *,
         uri: str | None = None,
-        dns: str | None = None,
+        dns: str | Sequence[str] = (),
         ip: str | None = None,
         since: datetime.timedelta = -_HOUR,
         until: datetime.timedelta = _HOUR,
@@ -87,7 +88,8 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         uris = [] if uri is None else [x509.UniformResourceIdentifier(uri)]
         addresses = [] if ip is None else [x509.IPAddress(ipaddress.ip_address(ip))]
-        names = [*uris, *([] if dns is None else [x509.DNSName(dns)]), *addresses]
+        hosts = [x509.DNSName(each) for each in ([dns] if isinstance(dns, str) else dns)]
+        names = [*uris, *hosts, *addresses]
         builder = self._builder(file_stem, key.public_key(), since, until)
         certificate = builder.add_extension(x509.SubjectAlternativeName(names), critical=False).sign(
             self._key, hashes.SHA256()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-import trustme
+from support.certificates import Authority
 from support.reports import ReceivedEvents, agent
 from support.waiting import eventually
 
@@ -18,25 +18,6 @@ from balancer.reports.stream_failures import StreamFailure, StreamStatus
 from balancer.stack.ports import free_ports
 
 NAME = "balancer.test"
-
-
-class Authority:
-    """Signs certificates and writes them to files."""
-
-    def __init__(self, directory: Path) -> None:
-        self.ca = trustme.CA()
-        self.directory = directory
-        self.file = directory / "ca.pem"
-        directory.mkdir(exist_ok=True)
-        self.ca.cert_pem.write_to_path(self.file)
-
-    def issue(self, file: str, name: str) -> tuple[Path, Path]:
-        """Certificate and key."""
-        issued = self.ca.issue_cert(name)
-        chain, key = self.directory / f"{file}.pem", self.directory / f"{file}.key"
-        issued.cert_chain_pems[0].write_to_path(chain)
-        issued.private_key_pem.write_to_path(key)
-        return chain, key
 
 
 @contextlib.asynccontextmanager
@@ -53,10 +34,9 @@ async def balancer(received: ReceivedEvents, tls: grpc.ServerCredentials | None,
 
 
 def credentials(authority: Authority, *, clients: Authority | None = None, name: str = NAME) -> grpc.ServerCredentials:
-    chain, key = authority.issue("server", name)
-    client_ca = clients.file.read_bytes() if clients else None
-    pair = (key.read_bytes(), chain.read_bytes())
-    return grpc.ssl_server_credentials([pair], client_ca, require_client_auth=clients is not None)
+    own = authority.issue("server", dns=name)
+    pair = (own.key.read_bytes(), own.cert.read_bytes())
+    return grpc.ssl_server_credentials([pair], clients.pem if clients else None, clients is not None)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +58,8 @@ def credentials(authority: Authority, *, clients: Authority | None = None, name:
 async def test_an_agent_logs_once_why_it_cannot_reach_a_balancer_and_what_to_do(
     case: str, expected: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ours, foreign = Authority(tmp_path / "ours"), Authority(tmp_path / "foreign")
+    ours, foreign = Authority(tmp_path / "ours"), Authority(tmp_path / "foreign", "foreign")
+    stranger = foreign.issue("client", dns="agent")
     junk = tmp_path / "junk.pem"
     junk.write_text("no certificate")
     server = {
@@ -95,7 +76,7 @@ async def test_an_agent_logs_once_why_it_cannot_reach_a_balancer_and_what_to_do(
         "wrong authority": BalancerTls(foreign.file, NAME),
         "wrong name": BalancerTls(ours.file, NAME),
         "no certificate": BalancerTls(ours.file, NAME),
-        "foreign certificate": BalancerTls(ours.file, NAME, *foreign.issue("client", "agent")),
+        "foreign certificate": BalancerTls(ours.file, NAME, stranger.cert, stranger.key),
         "not PEM": BalancerTls(junk, NAME),
         "no file": BalancerTls(tmp_path / "missing.pem", NAME),
     }.get(case)
@@ -136,15 +117,15 @@ def test_a_failure_is_logged_again_each_minute_and_at_once_where_its_cause_chang
 async def test_renewed_certificates_are_used_by_the_next_connection(tmp_path: Path) -> None:
     """The authority itself is replaced, so that nothing of the old files will do."""
     authority = Authority(tmp_path / "tls")
-    chain, key = authority.issue("client", "agent")
-    tls = BalancerTls(authority.file, NAME, chain, key)
+    own = authority.issue("client", dns="agent")
+    tls = BalancerTls(authority.file, NAME, own.cert, own.key)
     first, second = ReceivedEvents(), ReceivedEvents()
     async with contextlib.AsyncExitStack() as stack:
         async with balancer(first, credentials(authority, clients=authority)) as address:
             await stack.enter_async_context(agent(address, tls))
             await first.report(lambda report: True)
             renewed = Authority(tmp_path / "tls")
-            renewed.issue("client", "agent")
+            renewed.issue("client", dns="agent")
         async with balancer(second, credentials(renewed, clients=renewed), int(address.rpartition(":")[2])):
             await second.report(lambda report: True)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-import trustme
+from support.certificates import Authority
 from support.fleets import make_router
 from support.waiting import eventually
 
@@ -194,19 +194,17 @@ def test_a_file_without_a_token_is_refused_with_the_remedy_and_not_logged(
     assert not caplog.records
 
 
-async def test_a_certificate_without_the_name_is_refused(served: Served) -> None:
-    authority = trustme.CA()
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert("localhost").configure_cert(context)
-    authority.configure_trust(context)
+async def test_a_certificate_without_the_name_is_refused(served: Served, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    _, context = authority.issue("server", dns="localhost").server(authority)
     context.verify_mode = ssl.CERT_OPTIONAL
     await served.start(context, client_san="prometheus")
 
     async def status(*names: str) -> int:
-        client = ssl.create_default_context()
-        authority.configure_trust(client)
+        client = ssl.create_default_context(cafile=str(authority.file))
         if names:
-            authority.issue_cert(*names).configure_cert(client)
+            shown = authority.issue("client", dns=names)
+            client.load_cert_chain(shown.cert, shown.key)
         return (await served.ask("/live", tls=client))[0]
 
     assert await status() == 403
