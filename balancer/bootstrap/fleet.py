@@ -13,25 +13,16 @@ from balancer.bootstrap import nodes
 from balancer.bootstrap.nodes import Node
 from balancer.bootstrap.tls import Secrets, balancer_socket
 from balancer.extproc import names
+from balancer.extproc.kserve import CHANGES, MEMORY_STATUS, METHODS, SERVICE, SETTINGS, Kind
 
-_SERVICE = "/inference.GRPCInferenceService/"
 _QUESTIONS = {
-    *(f"{_SERVICE}{each}" for each in ("ServerLive", "ServerReady", "ServerMetadata", "RepositoryIndex")),
-    *(f"{_SERVICE}{each}" for each in ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics")),
+    *(f"{SERVICE}{method}" for method, kind in METHODS.items() if kind in (Kind.SERVER, Kind.MODEL)),
     *("/grpc.health.v1.Health/Check", "/v2", "/v2/health/live", "/v2/health/ready", "/v2/repository/index"),
     r"/v2/models/[^/]+(/versions/[^/]+)?(/(ready|config|stats))?",
 }
 """Routes of the template that a worker answers where the balancer does not."""
 # What the template has Envoy refuse, by how Envoy matches it. Reading settings and changing them is one path.
-_READ = (
-    *(f"{_SERVICE}{each}" for each in ("TraceSetting", "LogSettings")),
-    *(f"{_SERVICE}{each}SharedMemoryStatus" for each in ("System", "Cuda")),
-)
 _READ_REST = r"/v2((/models/[^/]+)?/trace/setting|/logging|/(system|cuda)sharedmemory(/region/[^/]+)?/status)"
-_CHANGED = (
-    *(f"{_SERVICE}RepositoryModel{each}" for each in ("Load", "Unload")),
-    *(f"{_SERVICE}{kind}SharedMemory{each}" for kind in ("System", "Cuda") for each in ("Register", "Unregister")),
-)
 _CHANGED_REST = r"/v2/(repository/models/[^/]+/(load|unload)|(system|cuda)sharedmemory(/region/[^/]+)?/(un)?register)"
 _REFUSED, _REFUSED_REST = "grpc_per_server", "rest_per_server"
 
@@ -52,7 +43,8 @@ def ask_the_balancer(bootstrap: Node, fleet: FleetOptions, tls: BalancerTls | No
     routes = nodes.routes_of(manager)
     undecided = _deciders_off(manager)
     routes[:] = [_answered(route, undecided) if _path(route) in _QUESTIONS else route for route in routes]
-    _insert(routes, _REFUSED, [_to_grpc(path, undecided) for path in (*_READ, *(_CHANGED if fleet.changes else ()))])
+    methods = (*SETTINGS, *MEMORY_STATUS, *(CHANGES if fleet.changes else ()))
+    _insert(routes, _REFUSED, [_to_grpc(f"{SERVICE}{method}", undecided) for method in methods])
     rest = (_READ_REST, *((_CHANGED_REST,) if fleet.changes else ()))
     _insert(routes, _REFUSED_REST, [_to_rest(pattern, undecided) for pattern in rest])
     # No worker serves these calls, so none has an outcome.

@@ -73,6 +73,15 @@ METHODS = {
     **dict.fromkeys(("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"), Kind.MODEL),
     **dict.fromkeys(("ServerLive", "ServerReady", "ServerMetadata", "RepositoryIndex"), Kind.SERVER),
 }
+# Methods of `Kind.PER_SERVER` that a balancer answers where it speaks for the fleet.
+SETTINGS = ("TraceSetting", "LogSettings")
+"""Read, or changed by a message that has some."""
+MEMORY_STATUS = ("SystemSharedMemoryStatus", "CudaSharedMemoryStatus")
+CHANGES = (
+    *("RepositoryModelLoad", "RepositoryModelUnload"),
+    *("SystemSharedMemoryRegister", "SystemSharedMemoryUnregister"),
+    *("CudaSharedMemoryRegister", "CudaSharedMemoryUnregister"),
+)
 REST_VERBS = {
     "infer": Kind.INFERENCE,
     "generate": Kind.INFERENCE,

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2
 from balancer.bounds import OutOfBoundsError
 from balancer.channels import restricted
 from balancer.channels.channels import Channels
-from balancer.extproc.kserve import HEALTH, SERVICE
+from balancer.extproc.kserve import CHANGES, HEALTH, MEMORY_STATUS, METHODS, SERVICE, SETTINGS, Kind
 from balancer.extproc.names import FLEET_SERVICE, MISSING_HEADER, PRINCIPAL_HEADER
 from balancer.fleet_api import ports
 from balancer.fleet_api.control import Control
@@ -21,16 +21,6 @@ from balancer.fleet_api.fan_out import FailedError
 from balancer.fleet_api.ports import REQUESTS, RESPONSES, message, plain
 from balancer.fleet_api.questions import Question, Questions
 
-_QUESTIONS = (
-    *("ServerReady", "ServerMetadata", "ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"),
-    *("RepositoryIndex", "SystemSharedMemoryStatus", "CudaSharedMemoryStatus"),
-)
-_SETTINGS = ("TraceSetting", "LogSettings")
-_CHANGES = (
-    *("RepositoryModelLoad", "RepositoryModelUnload"),
-    *("SystemSharedMemoryRegister", "SystemSharedMemoryUnregister"),
-    *("CudaSharedMemoryRegister", "CudaSharedMemoryUnregister"),
-)
 Context = grpc.aio.ServicerContext[Any, Any]
 Method = Callable[[str, Any, Context], Awaitable[Message]]
 
@@ -52,10 +42,11 @@ class GrpcCalls:
         self._known = known
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        methods: dict[str, Method] = {"ServerLive": self._live}
-        methods |= dict.fromkeys(_QUESTIONS, self._question)
-        methods |= dict.fromkeys(_SETTINGS, self._settings)
-        methods |= dict.fromkeys(_CHANGES, self._change)
+        questions = [method for method, kind in METHODS.items() if kind in (Kind.SERVER, Kind.MODEL)]
+        methods: dict[str, Method] = dict.fromkeys((*questions, *MEMORY_STATUS), self._question)
+        methods |= {"ServerLive": self._live}
+        methods |= dict.fromkeys(SETTINGS, self._settings)
+        methods |= dict.fromkeys(CHANGES, self._change)
         handlers = {name: self._handler(name, method) for name, method in methods.items()}
         check = grpc.unary_unary_rpc_method_handler(
             self._check,

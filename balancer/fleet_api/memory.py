@@ -14,6 +14,7 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 
 from balancer.channels.restricted import Headers
+from balancer.extproc.kserve import SETTINGS
 from balancer.files.regular import UnreadableError, read_regular, replace_file
 from balancer.fleet_api.ports import REQUESTS
 
@@ -25,7 +26,6 @@ _FILE_BYTES = 2 * MOST_BYTES
 """Of the file, in which bytes are written as text."""
 _LOAD, _UNLOAD = "RepositoryModelLoad", "RepositoryModelUnload"
 _REGISTER, _UNREGISTER = "SharedMemoryRegister", "SharedMemoryUnregister"
-_SETTINGS = ("TraceSetting", "LogSettings")
 
 
 class TooMuchError(Exception):
@@ -52,7 +52,7 @@ class MemoryChange:
         """What it changes: of two changes about the same, the later one counts."""
         if self.method in (_LOAD, _UNLOAD):
             return f"model {self.model}"
-        if self.method in _SETTINGS:
+        if self.method in SETTINGS:
             return f"{self.method} {getattr(self.request, 'model_name', '')}"
         return f"{self.method.partition('SharedMemory')[0]} region {self.request.name}"
 
@@ -85,7 +85,7 @@ class Memory:
         before = self._changes.pop(change.about, None)
         if change.method.endswith(_UNREGISTER):
             self._forget_regions(change)
-        elif change.method in _SETTINGS:
+        elif change.method in SETTINGS:
             self._changes[change.about] = _over(before, change)
         else:
             self._changes[change.about] = change

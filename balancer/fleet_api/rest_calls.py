@@ -16,6 +16,7 @@ from balancer.bounds import OutOfBoundsError
 from balancer.channels import restricted
 from balancer.channels.channels import UnknownWorkerError
 from balancer.channels.rest import RestPorts
+from balancer.extproc.kserve import CHANGES, SETTINGS
 from balancer.extproc.names import FLEET_HEALTH_PATH, MISSING_HEADER, PRINCIPAL_HEADER
 from balancer.fleet_api import ports
 from balancer.fleet_api.changes import answer_of, read_object, request_of, written
@@ -45,8 +46,6 @@ _CALLS = {
     rf"{_MEMORY}/unregister": ("POST", "SharedMemoryUnregister"),
 }
 _PATTERNS = tuple((re.compile(pattern), *call) for pattern, call in _CALLS.items())
-_CHANGES = ("Load", "Unload", "Register", "Unregister")
-_SETTINGS = ("TraceSetting", "LogSettings")
 
 
 class PathCall(NamedTuple):
@@ -125,7 +124,7 @@ class RestCalls:
         body = await request.read()
         if request.headers.get("content-encoding", "identity").lower() != "identity":
             return _error(415, "a body of a call about the fleet may not be compressed")
-        changes = call.method.endswith(_CHANGES) or (call.method in _SETTINGS and request.method == "POST")
+        changes = call.method in CHANGES or (call.method in SETTINGS and request.method == "POST")
         headers = restricted.of_http(request.headers.items())
         if changes:
             principal = request.headers.get(PRINCIPAL_HEADER, "")
