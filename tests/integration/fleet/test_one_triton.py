@@ -212,7 +212,7 @@ async def on_all(stack: Stack, holds: Callable[[Any], bool]) -> bool:
 
 async def test_models_are_loaded_and_unloaded_everywhere_by_tritons_own_clients(stack: Stack) -> None:
     """gRPC and HTTP, with a configuration over that of the repository."""
-    config = json.dumps({"backend": "python", "max_batch_size": 0, "parameters": {"told": {"string_value": "so"}}})
+    config = json.dumps({"backend": "python", "max_batch_size": 0, "parameters": {"own": {"string_value": "so"}}})
     async with triton_grpc.InferenceServerClient(stack.url) as client:
         await client.load_model("string_upper")
         assert await on_all(stack, lambda index: index["string_upper"] == "READY")
@@ -228,7 +228,7 @@ async def test_models_are_loaded_and_unloaded_everywhere_by_tritons_own_clients(
         await rest.load_model(MODEL, config=json.dumps(whole))
         for spec in stack.specs:
             _, loaded = await by_rest(f"127.0.0.1:{spec.http_port}", "GET", f"/v2/models/{MODEL}/config", "")
-            assert loaded["parameters"]["told"] == {"string_value": "so"}
+            assert loaded["parameters"]["own"] == {"string_value": "so"}
         await rest.load_model(MODEL)
 
 

@@ -211,7 +211,7 @@ async def test_an_objective_of_the_pool_is_the_priority_of_who_names_it(
             gateway = Gateway(channel)
             # Limits hold from the first pending request on; this one's end is never told.
             assert await gateway.ask("") == 200
-            names = ("batch", "chat", "far", "without_outcome-of", "")
+            names = ("batch", "chat", "far", "unknown", "")
             assert {name: await gateway.ask(name) for name in names} == dict.fromkeys(names, 200) | {"batch": 429}
             await patch(namespace, objective("batch", 3))
             await eventually(

@@ -282,7 +282,7 @@ async def test_headers_of_the_extension_are_read() -> None:
     }
     async with gateway(objectives={"batch": 200}) as g:
         await g.exchange(headers(path, content_type="application/grpc", **extension))
-        await g.exchange(headers(x_tenant="own", **extension | {"x_gateway_inference_objective": "without_outcome-of"}))
+        await g.exchange(headers(x_tenant="own", **extension | {"x_gateway_inference_objective": "unknown"}))
         first, second = [call.request for call in g.listening.calls]
     assert (first.model, first.priority, first.tenant) == ("m", 200, "somebody")
     assert (second.model, second.priority, second.tenant) == ("m", 0, "own")
@@ -290,7 +290,7 @@ async def test_headers_of_the_extension_are_read() -> None:
 
 async def test_who_names_no_objective_that_is_known_has_the_place_of_those_without() -> None:
     async with gateway(objectives={"chat": 1, NO_OBJECTIVE: 2, "batch": 100}) as g:
-        for name in ("chat", "batch", "without_outcome-of", ""):
+        for name in ("chat", "batch", "unknown", ""):
             await g.exchange(headers(x_gateway_inference_objective=name))
         await g.exchange(headers())
         # What a client says of itself can make it less important alone.
