@@ -97,27 +97,25 @@ async def test_an_outcome_of_rest(rig: Rig) -> None:
     assert verdict_of(outcome) == FAULT
 
 
-@pytest.mark.parametrize(
-    ("code", "void"),
-    [
+async def test_errors_and_whose_they_are(rig: Rig) -> None:
+    for code, void in (
         (grpc.StatusCode.INTERNAL, "request"),
         (grpc.StatusCode.UNAVAILABLE, ""),
         (grpc.StatusCode.CANCELLED, ""),
         (grpc.StatusCode.INVALID_ARGUMENT, "client"),
         (grpc.StatusCode.NOT_FOUND, "client"),
-    ],
-)
-async def test_errors_and_whose_they_are(rig: Rig, code: grpc.StatusCode, void: str) -> None:
-    async def fail(request: Any, context: Any) -> Any:
-        await context.abort(code, "as told")
+    ):
 
-    for worker in rig.workers:
-        worker.infer = fail
-    with pytest.raises(grpc.aio.AioRpcError):
-        await rig.infer()
-    outcome = await next_outcome(rig.balancers[0])
-    assert (outcome.grpc_status, outcome.by) == (code.value[0], "")
-    assert verdict_of(outcome) == (False, void)
+        async def fail(request: Any, context: Any, code: grpc.StatusCode = code) -> Any:
+            await context.abort(code, "on purpose")
+
+        for worker in rig.workers:
+            worker.infer = fail
+        with pytest.raises(grpc.aio.AioRpcError):
+            await rig.infer()
+        outcome = await next_outcome(rig.balancers[0])
+        assert (outcome.grpc_status, outcome.by) == (code.value[0], "")
+        assert verdict_of(outcome) == (False, void)
 
 
 async def test_a_client_that_leaves_is_no_fault(rig: Rig) -> None:
@@ -160,23 +158,24 @@ async def test_a_worker_that_dies_is_at_fault(rig: Rig) -> None:
     assert verdict_of(outcome) == FAULT
 
 
-@pytest.mark.parametrize(("http_status", "grpc_status"), [(503, 14), (429, 8), (404, 5)])
-async def test_the_balancer_can_answer_itself(rig: Rig, http_status: int, grpc_status: int) -> None:
-    response = ext_proc.ProcessingResponse()
-    immediate = response.immediate_response
-    immediate.status.code = http_status
-    immediate.grpc_status.status = grpc_status
-    immediate.body = b"why: 100% of it"
-    response.dynamic_metadata.update({"balancer": {"process": "0", "number": "0.5"}})
-    rig.balancers[0].respond = lambda _: response
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await rig.infer()
-    assert (raised.value.code().value[0], raised.value.details()) == (grpc_status, "why: 100% of it")
-    outcome = await next_outcome(rig.balancers[0])
-    assert (outcome.number, outcome.upstream, outcome.attempts, outcome.grpc_status) == (5, "", 0, grpc_status)
-    assert verdict_of(outcome) != FAULT
-    async with rig.http.get(f"http://{rig.envoy.endpoint}/v2/models/m/ready") as reply:
-        assert (reply.status, await reply.text()) == (http_status, "why: 100% of it")
+async def test_the_balancer_can_answer_itself(rig: Rig) -> None:
+    for http_status, grpc_status in ((503, 14), (429, 8), (404, 5)):
+        response = ext_proc.ProcessingResponse()
+        immediate = response.immediate_response
+        immediate.status.code = http_status
+        immediate.grpc_status.status = grpc_status
+        immediate.body = b"why: 100% of it"
+        response.dynamic_metadata.update({"balancer": {"process": "0", "number": "0.5"}})
+        rig.balancers[0].respond = lambda _, response=response: response
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await rig.infer()
+        assert (raised.value.code().value[0], raised.value.details()) == (grpc_status, "why: 100% of it")
+        outcome = await next_outcome(rig.balancers[0])
+        assert (outcome.number, outcome.upstream, outcome.attempts, outcome.grpc_status) == (5, "", 0, grpc_status)
+        assert verdict_of(outcome) != FAULT
+        async with rig.http.get(f"http://{rig.envoy.endpoint}/v2/models/m/ready") as reply:
+            assert (reply.status, await reply.text()) == (http_status, "why: 100% of it")
+        await next_outcome(rig.balancers[0])  # of the question by REST
 
 
 async def test_envoys_own_log_shares_the_request_id(tmp_path: Path) -> None:
