@@ -8,11 +8,11 @@ behind it stays in force.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 
 from balancer.bounds import OutOfBoundsError
 from balancer.extproc import wire
 from balancer.scheduler.fleet import Fleet
+from balancer.scheduler.worker import latest
 
 MAX_VERSION_DIGITS = 19
 """Triton's versions are signed integers of 64 bits."""
@@ -95,10 +95,6 @@ def pinned_version(fleet: Fleet, model: str) -> str:
     if len(row.versions) == 1:
         found = row.versions[0] if permitted or not loaded else ""
     else:
-        beyond = any(_latest(versions) not in permitted and not permitted.isdisjoint(versions) for versions in loaded)
-        found = _latest(permitted) if beyond else ""
+        beyond = any(latest(versions) not in permitted and not permitted.isdisjoint(versions) for versions in loaded)
+        found = latest(permitted) if beyond else ""
     return found if found.isascii() and found.isdigit() and len(found) <= MAX_VERSION_DIGITS else ""
-
-
-def _latest(versions: Collection[str]) -> str:
-    return max(versions, key=lambda version: (len(version), version), default="")

@@ -17,7 +17,7 @@ from balancer.kernel.python_kernel import Kernel, Lines
 from balancer.kernel.settings import Settings
 from balancer.kernel.state import settings_row
 from balancer.scheduler.events import Finished, Report, WorkerAdded
-from balancer.scheduler.peers_in_flight import in_flight_by_model, peers_by_model
+from balancer.scheduler.peers_in_flight import peers_by_model
 from balancer.scheduler.worker import Worker, kinds_of, objections, tier_of
 from policies.base import BoolArray, FloatArray, UintArray
 from policies.hashing import key_of
@@ -292,8 +292,11 @@ class Fleet:
 
     def in_flight_at(self, worker: str) -> dict[str, int]:
         """Own requests there by model, without those that have none."""
-        row = self.index.get(worker)
-        return {} if row is None else in_flight_by_model(self.queue.own_requests[row], self.models)
+        if worker not in self.index:
+            return {}
+        requests = self.queue.own_requests[self.index[worker]]
+        columns = requests.nonzero()[0].tolist()
+        return {model: int(requests[column]) for model, column in self.models.items() if column in columns}
 
     def sent(self, worker: str, column: int, rows: float, now_s: float) -> None:
         """Count a pick of ours in and take its token."""

@@ -4,26 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from balancer.scheduler.events import Report
-from policies.base import FloatArray
 
 ANSWER_WITHIN_S = 0.005
 """What a report waits for balancers' answers, at most."""
-
-
-def in_flight_by_model(requests: FloatArray, models: Mapping[str, int]) -> dict[str, int]:
-    """Own requests at a worker by model, without the models that have none.
-
-    Args:
-        requests: By column, `(m,)`.
-        models: The column of each.
-    """
-    columns = requests.nonzero()[0].tolist()
-    if not columns:
-        return {}
-    return {model: int(requests[column]) for model, column in models.items() if column in columns}
 
 
 def peers_by_model(report: Report) -> Iterator[float]:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
 from balancer.scheduler.fleet import Fleet
+from balancer.scheduler.worker import latest
 from policies.base import Policy, Request
 
 
@@ -52,21 +53,11 @@ def nobody(fleet: Fleet, request: Request) -> RoutingError:
     if request.version and loaded and not any(request.version in versions for versions in loaded):
         return unknown(request)
     row = fleet.settings.models.get(request.model)
-    if row is not None and row.versions and loaded and not request.version:
-        latest = {max(versions, key=lambda version: (len(version), version), default="") for versions in loaded}
-        if latest.isdisjoint(row.versions) and not all(versions.isdisjoint(row.versions) for versions in loaded):
-            return NOT_LATEST.of(model=request.model)
+    permitted = () if row is None or request.version else row.versions
+    some_have_one = any(not versions.isdisjoint(permitted) for versions in loaded)
+    if some_have_one and {latest(versions) for versions in loaded}.isdisjoint(permitted):
+        return NOT_LATEST.of(model=request.model)
     return NOBODY.of(model=request.model)
-
-
-def full(request: Request, limit: float) -> RoutingError:
-    """All workers have as many pending as `limit`."""
-    return FULL.of(model=request.model, limit=limit)
-
-
-def late(request: Request, best_s: float) -> RoutingError:
-    """No worker would be in time."""
-    return LATE.of(model=request.model, best_ms=best_s * 1000, deadline_ms=float(request.deadline_s) * 1000)
 
 
 def shed(request: Request, policy: Policy) -> RoutingError:

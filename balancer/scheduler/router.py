@@ -304,8 +304,11 @@ class Router:
         if why == NOBODY:
             known = not request.model or self.fleet.knows(request.model)
             return refusals.nobody(self.fleet, request) if known else refusals.unknown(request)
-        refused = refusals.full if why == FULL else refusals.late
-        return refused(request, self.fleet.kernel.refused_at)
+        refused_at = self.fleet.kernel.refused_at
+        if why == FULL:
+            return refusals.FULL.of(model=request.model, limit=refused_at)
+        deadline_ms = float(request.deadline_s) * 1000
+        return refusals.LATE.of(model=request.model, best_ms=refused_at * 1000, deadline_ms=deadline_ms)
 
     def _expire(self, number: int, now_s: float) -> None:
         _drop(self._end(number, now_s))

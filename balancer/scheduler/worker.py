@@ -67,6 +67,11 @@ def kinds_of(devices: Iterable[str]) -> list[int]:
     return [min(numbers.setdefault(device, len(numbers)), MAX_DEVICE_KINDS - 1) for device in devices]
 
 
+def latest(versions: Collection[str]) -> str:
+    """That Triton serves where a request names none; empty: there is none."""
+    return max(versions, key=lambda version: (len(version), version), default="")
+
+
 def objections(
     worker: Worker, settings: Settings, model: str, version: str, *, drain: bool = False, failing: bool = False
 ) -> Iterator[str]:
@@ -103,8 +108,7 @@ def table_objections(
     """What the model table holds against a worker."""
     if row is None:
         return
-    # A request that names no version is served the latest by Triton, so that is the one to be permitted.
-    served = version or max(loaded, key=lambda v: (len(v), v), default="")
+    served = version or latest(loaded)
     if row.versions and served and served not in row.versions:
         yield f"version {served} of {model} is not permitted (pinned to {', '.join(row.versions)})"
     if row.devices and worker.device and worker.device not in row.devices:

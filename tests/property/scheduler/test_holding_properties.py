@@ -213,11 +213,11 @@ def test_the_shortest_goes_first() -> None:
     for request in (large, small, large, small):
         assert front.ask(request) is None
     assert served(front, 0) == []
-    line = [front.held[place] for place in front.waiting.places()]
-    assert line == [small, small, large, large]
+    queue = [front.held[place] for place in front.waiting.places()]
+    assert queue == [small, small, large, large]
 
 
-def test_a_line_that_is_full_turns_away_who_stands_last() -> None:
+def test_a_queue_that_is_full_turns_away_who_stands_last() -> None:
     front = one_worker("fair", max_requests=10)
     many, few = Request("m", tenant="many"), Request("m", tenant="few")
     gone = []

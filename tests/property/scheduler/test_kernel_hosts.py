@@ -115,9 +115,9 @@ def library() -> Library:
 class Host:
     """One router, told of everything in the same words."""
 
-    def __init__(self, policy: Policy, settings: Settings, kernel: Kernel | None, steered: bool) -> None:
+    def __init__(self, policy: Policy, settings: Settings, kernel: Kernel | None, canary: bool) -> None:
         self.router = Router(policy, settings, seed=7, kernel=kernel)
-        if steered:
+        if canary:
             plan = CanaryPlan(
                 guard=GuardSettings(window_every_s=0.5),
                 baseline=BUILTIN["least_requests"](),
@@ -252,26 +252,26 @@ def assert_equal_all_along(one: Host, other: Host, steps: list[tuple[str, int, i
 
 @pytest.mark.parametrize("policy", TRACED, ids=lambda policy: policy.name)
 @settings(deadline=None, max_examples=15)
-@given(steps=STEPS, settings_=SETTINGS, steered=st.booleans())
+@given(steps=STEPS, settings_=SETTINGS, canary=st.booleans())
 def test_a_program_decides_alike_everywhere(
-    library: Library, policy: Policy, steps: list[Any], settings_: Settings, steered: bool
+    library: Library, policy: Policy, steps: list[Any], settings_: Settings, canary: bool
 ) -> None:
     assert traced(policy).program is not None
     for kernel in (FromSource(), Compiled(library)):
-        assert_equal_all_along(Host(policy, settings_, None, steered), Host(policy, settings_, kernel, steered), steps)
+        assert_equal_all_along(Host(policy, settings_, None, canary), Host(policy, settings_, kernel, canary), steps)
 
 
-@pytest.mark.parametrize("steered", [False, True])
+@pytest.mark.parametrize("canary", [False, True])
 @pytest.mark.parametrize(("name", "options"), _CASES)
 @settings(deadline=None, max_examples=15)
 @given(steps=STEPS, settings_=SETTINGS)
 def test_the_library_decides_as_python_does(
-    library: Library, name: str, options: dict[str, Any], steered: bool, steps: list[Any], settings_: Settings
+    library: Library, name: str, options: dict[str, Any], canary: bool, steps: list[Any], settings_: Settings
 ) -> None:
     policy = BUILTIN[name](**options)
     # `learned` adds up in another order in NumPy.
     kernels = FromSource() if name == "learned" else None, Compiled(library)
-    plain, compiled = (Host(policy, settings_, kernel, steered) for kernel in kernels)
+    plain, compiled = (Host(policy, settings_, kernel, canary) for kernel in kernels)
     assert_equal_all_along(plain, compiled, steps)
 
 
@@ -287,12 +287,12 @@ class _Silent:
 
 @pytest.mark.parametrize(("name", "options"), _CASES)
 @settings(deadline=None, max_examples=10)
-@given(steps=STEPS, settings_=SETTINGS, steered=st.booleans())
+@given(steps=STEPS, settings_=SETTINGS, canary=st.booleans())
 def test_the_library_decides_the_same_whether_or_not_somebody_watches(
-    library: Library, name: str, options: dict[str, Any], steps: list[Any], settings_: Settings, steered: bool
+    library: Library, name: str, options: dict[str, Any], steps: list[Any], settings_: Settings, canary: bool
 ) -> None:
     policy = BUILTIN[name](**options)
-    at_once, seen = (Host(policy, settings_, Compiled(library), steered) for _ in range(2))
+    at_once, seen = (Host(policy, settings_, Compiled(library), canary) for _ in range(2))
     seen.router.observer = _Silent()
     assert_equal_all_along(at_once, seen, steps)
 
@@ -319,7 +319,7 @@ def test_decisions_are_what_they_have_been(library: Library, host: str) -> None:
     for place, (name, options) in enumerate(_CASES):
         kernel = Compiled(library) if host == "library" else FromSource()
         plain = host == "python" and name != "learned"
-        one = Host(BUILTIN[name](**options), _FROZEN[place % 4], None if plain else kernel, steered=place % 2 == 0)
+        one = Host(BUILTIN[name](**options), _FROZEN[place % 4], None if plain else kernel, canary=place % 2 == 0)
         now_s = 0.0
         steps = [(step, worker) for worker in range(WORKERS - 1) for step in ("add", "report")]
         steps += [(random.choice(_KINDS), random.randrange(WORKERS)) for _ in range(400)]
