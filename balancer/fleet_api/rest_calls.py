@@ -116,7 +116,7 @@ class RestCalls:
             raise
         except Exception as error:
             self._failed(error)
-            response, result = _error(500, "the balancer failed at this call; its log says how"), "mistake"
+            response, result = _error(500, "the balancer failed at this call; its log says how"), "internal_error"
         self._counts.calls.labels(call.method, result).inc()
         return response
 

@@ -31,17 +31,12 @@ class Gate:
     """A worker's model: each request waits to be let through."""
 
     coming: asyncio.Queue[asyncio.Event] = field(default_factory=asyncio.Queue)
-    executing: int = 0
-    most: int = 0
 
     def of(self, worker: FakeWorker) -> Any:
         async def infer(request: Any, context: Any) -> Any:
             through = asyncio.Event()
-            self.executing += 1
-            self.most = max(self.most, self.executing)
             self.coming.put_nowait(through)
             await through.wait()
-            self.executing -= 1
             return worker.answer(request)
 
         return infer

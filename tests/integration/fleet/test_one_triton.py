@@ -250,7 +250,7 @@ async def test_settings_go_to_all(stack: Stack) -> None:
 
 
 async def test_no_call_about_the_fleet_counts_as_a_request_to_a_worker(stack: Stack) -> None:
-    """Neither as one without a pick, nor as a mistake."""
+    """Neither as one without a pick, nor as an internal error."""
     assert await stack.metric("balancer_handler_errors_total") == 0
     before = await stack.metric("balancer_fallbacks_total")
     calls = await stack.metric("balancer_fleet_calls_total", call="ModelConfig", result="answered")

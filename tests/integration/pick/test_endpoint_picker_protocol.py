@@ -179,12 +179,12 @@ async def test_an_internal_error_is_an_error_and_not_a_request_without_a_pick() 
     class Broken(RoundRobin):
         @property
         def needs_key(self) -> bool:  # type: ignore[override]  # asked for each request, outside of what is caught
-            raise RuntimeError("a mistake")
+            raise RuntimeError("on purpose")
 
     async with gateway() as g:
         g.router.policy = Broken()
         [response] = await g.exchange(headers(x_routing_key="k"))
-    assert [str(error) for error in g.listening.internal_errors] == ["a mistake"]
+    assert [str(error) for error in g.listening.internal_errors] == ["on purpose"]
     assert refused(response) == (500, grpc.StatusCode.INTERNAL)
     assert dict(response.dynamic_metadata["balancer"]) == {"process": "7", "number": ""}
 

@@ -41,7 +41,7 @@ class Unsure(FakeWorker):
         if message.model_name in self.hanging:
             await asyncio.Event().wait()
         if (code := self.failing.get(message.model_name)) is not None:
-            await context.abort(code, "as told")
+            await context.abort(code, "on purpose")
         answer = service_pb2.ModelInferResponse(model_name=message.model_name, id=message.id)
         wanted = {each.name for each in message.outputs}
         if not wanted or "P" in wanted:

@@ -21,18 +21,12 @@ class Gate:
 
     def __init__(self) -> None:
         self.coming: asyncio.Queue[tuple[str, asyncio.Event]] = asyncio.Queue()
-        self.executing = self.most = 0
 
     async def infer(self, data: bytes, context: Any) -> bytes:
         through = asyncio.Event()
-        self.executing += 1
-        self.most = max(self.most, self.executing)
         tenant = dict(context.invocation_metadata()).get("x-tenant", "")
         self.coming.put_nowait((tenant, through))
-        try:
-            await through.wait()
-        finally:
-            self.executing -= 1
+        await through.wait()
         return echoed(data)
 
     async def served(self, count: int) -> list[str]:
