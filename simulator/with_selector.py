@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from balancer.scheduler.canary.guard import PolicyChange
 from balancer.scheduler.canary.rollout import RolloutChange
-from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector, Role, Ticket
+from balancer.scheduler.canary.selector import CanaryListener, CanaryPlan, PolicySelector, Role, Ticket
 from balancer.scheduler.checked_answer import answer
 from balancer.scheduler.keys import OF_SEQUENCES, placing
 from policies.base import FleetView, FloatArray, Policy, Request, least
@@ -109,7 +109,7 @@ def run_with_selector(
     )
 
 
-class _Environment:
+class _Environment(CanaryListener):
     """One environment: a selector for each balancer, what changed, and the tickets of requests in flight."""
 
     def __init__(self, batch: Batch, e: int, policy: Policy, plan: CanaryPlan, seed: int) -> None:

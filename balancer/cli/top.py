@@ -90,7 +90,7 @@ def drawn(shown: PageDocument, lines: int) -> RenderableType:
 
 def _head(shown: PageDocument) -> RenderableType:
     process, recent = shown.process, shown.recent
-    decides = "Envoy" if process.frontend == "native" and not process.asked_because else "the balancer"
+    decides = "Envoy" if process.frontend == "native" and not process.not_deciding_because else "the balancer"
     states = ", ".join(f"{count} {state}" for state, count in shown.states.items()) or "none"
     several = f"   process {process.number} of {process.processes}" if process.processes > 1 else ""
     traffic = (

@@ -35,7 +35,7 @@ from balancer.extproc.verdict import OF_ABORTED, By, Verdict, code, verdict
 
 NOT_PICKED = -1
 REFUSED = -2
-ANOTHERS = -3
+OF_ANOTHER_RUN = -3
 
 _ABORTED: tuple[tuple[By, frozenset[str]], ...] = (
     (
@@ -75,8 +75,8 @@ class Outcome(NamedTuple):
     """How a request ended, as Envoy saw it. After a retry, what concerns the worker is of the last attempt."""
 
     number: int
-    """Of the decision; `NOT_PICKED` where no balancer decided, `REFUSED` where it decided to refuse, `ANOTHERS` where a
-    process that is gone decided."""
+    """Of the decision; `NOT_PICKED` where no balancer decided, `REFUSED` where it decided to refuse,
+    `OF_ANOTHER_RUN` where a process that is gone decided."""
     upstream: str
     """`ip:port` of the worker that was last tried; empty: none was."""
     latency_s: float
@@ -309,7 +309,7 @@ def _number(balancer: struct_pb2.Struct, run: str) -> int:
     match = _NUMBER.fullmatch(balancer.fields[NUMBER_KEY].string_value) if NUMBER_KEY in balancer.fields else None
     if match is None:
         return REFUSED
-    return int(match["number"]) if match["run"] == run else ANOTHERS
+    return int(match["number"]) if match["run"] == run else OF_ANOTHER_RUN
 
 
 def _extracted_model(extracted: struct_pb2.Struct) -> str:

@@ -102,8 +102,3 @@ def agree(answers: Sequence[Plain], but: frozenset[str] = frozenset()) -> bool:
         )
 
     return all(compared(answer) == compared(answers[0]) for answer in answers[1:])
-
-
-def regions(answers: Iterable[Mapping[str, Plain]]) -> dict[str, Plain]:
-    """Regions of shared memory that any worker knows, by name."""
-    return {name: region for answer in answers for name, region in answer.items()}

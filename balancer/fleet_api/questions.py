@@ -108,7 +108,7 @@ class Questions:
             case "ModelMetadata":
                 one = combine.metadata(self._agreed(question, answers, frozenset({"versions"})))
             case "SystemSharedMemoryStatus" | "CudaSharedMemoryStatus":
-                one = combine.regions(answers.any())
+                one = {name: region for answer in answers.any() for name, region in answer.items()}
             case "ServerMetadata":
                 one = {**self._agreed(question, answers, frozenset({"name"}))[0], "name": SERVER_NAME}
             case _:

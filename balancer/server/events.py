@@ -22,6 +22,7 @@ from balancer.log_throttle import LogThrottle
 from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.canary.guard import PolicyChange
 from balancer.scheduler.canary.rollout import RolloutChange
+from balancer.scheduler.canary.selector import CanaryListener
 from balancer.scheduler.snapshot import silent
 from balancer.server.metrics import Metrics
 
@@ -81,8 +82,8 @@ _POLICY_EVERY_S = 10.0
 """A policy may fail at every request."""
 
 
-class EventReporter:
-    """Listens to changes of the canary (`CanaryListener`), among others."""
+class EventReporter(CanaryListener):
+    """Says in log, metrics and event log what happens to canary, config and workers."""
 
     def __init__(self, router: AnyRouter, metrics: Metrics, events: EventLog, clock: Callable[[], float]) -> None:
         self._router, self._metrics, self._events = router, metrics, events

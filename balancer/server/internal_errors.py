@@ -30,6 +30,6 @@ class InternalErrors:
             "%s failed, which is a mistake of the balancer's: please report it",
             handler,
             exc_info=error,
-            extra={"not_told_since": self._not_logged},
+            extra={"not_logged_since": self._not_logged},
         )
         self._not_logged = 0

@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from balancer.kernel.settings import GuardSettings, RolloutSettings
 from balancer.scheduler.canary.guard import Guard, PolicyChange, look
@@ -53,22 +53,14 @@ class CanaryPlan:
         return self.guard is not None or self.shadow is not None or self.rollout is not None
 
 
-class CanaryListener(Protocol):
-    """Is called with what changes. Must not raise."""
+class CanaryListener:
+    """Is called with what changes, and does nothing with it. Whoever does something must not raise."""
 
     def guard_changed(self, policy: str, change: PolicyChange) -> None:
         """A guard replaced the policy, or put it back."""
 
     def rollout_changed(self, policy: str, change: RolloutChange) -> None:
         """The rollout of the policy took a step or holds one, began to watch, ended or returned."""
-
-
-class _Nobody(CanaryListener):
-    """Does nothing with it."""
-
-    def guard_changed(self, policy: str, change: PolicyChange) -> None: ...
-
-    def rollout_changed(self, policy: str, change: RolloutChange) -> None: ...
 
 
 class Selection(NamedTuple):
@@ -122,7 +114,7 @@ class PolicySelector:
         self.plan = plan
         self.stopwatch = stopwatch
         """Seconds since any moment."""
-        self._listener = listener or _Nobody()
+        self._listener = listener or CanaryListener()
         known = [] if before is None else before._parts(now_s)
         self.rollout = self._rollout(seed, before)
         self.guard = self._guard(policy, plan.guard, seed, known)

@@ -30,7 +30,7 @@ class Process:
     up_s: float
     frontend: str
     """`pick`, `native` or `proxy`."""
-    asked_because: str
+    not_deciding_because: str
     """With `native`: why Envoys ask and do not decide; empty: they decide."""
     not_ready: str
     """Why picks cannot be made; empty: they can."""

@@ -203,7 +203,7 @@ function notices(shown) {
     if (guard.fallen_back) tell(`The guard has taken ${policy} out of service ${ago(guard.for_s)}, a baseline decides: ${guard.why}`, "error");
   }
   if (shown.canary.rollout?.state === "returned") tell(`The rollout of ${shown.canary.rollout.to} has returned to ${shown.canary.rollout.from}: ${shown.canary.rollout.why}`, "error");
-  if (process.asked_because) tell(`Envoy asks the balancer for each request: ${process.asked_because}`);
+  if (process.not_deciding_because) tell(`Envoy asks the balancer for each request: ${process.not_deciding_because}`);
   const place = byId("notices"), words = found.map((each) => each.textContent).join();
   if (place.textContent !== words) place.replaceChildren(...found);
 }
@@ -348,7 +348,7 @@ function events(shown) {
 function show(shown) {
   const process = shown.process;
   const several = process.processes > 1 ? `, process ${process.number} of ${process.processes}: what this one sees` : "";
-  byId("who").textContent = `policy ${process.decides}; decided by ${process.frontend === "native" && !process.asked_because ? "Envoy (native)" : "the balancer"}${several}; version ${process.version}, up ${time(Math.round(process.up_s))}`;
+  byId("who").textContent = `policy ${process.decides}; decided by ${process.frontend === "native" && !process.not_deciding_because ? "Envoy (native)" : "the balancer"}${several}; version ${process.version}, up ${time(Math.round(process.up_s))}`;
   document.title = `${process.not_ready ? "✗ " : ""}balancer: ${shown.canary.decides}`;
   notices(shown);
   now(shown);

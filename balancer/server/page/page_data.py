@@ -156,7 +156,7 @@ class PageData:
             version=self._version,
             up_s=now_s - self._begun_s,
             frontend="native" if native else "proxy" if frontend == "proxy" else "pick",
-            asked_because=router.not_deciding_because if isinstance(router, SharedRouter) else "",
+            not_deciding_because=router.not_deciding_because if isinstance(router, SharedRouter) else "",
             not_ready=sources.readiness(),
             policy=router.policy.name,
             decides=who_decides(router, now_s),

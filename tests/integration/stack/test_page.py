@@ -46,7 +46,7 @@ async def test_traffic_is_shown_by_model_policy_and_worker(stack: Stack) -> None
     assert part["rate_per_s"] > 0
     assert part["p99_s"] >= part["p50_s"] > 0
     assert page["process"]["frontend"] == stack.config.envoy.frontend
-    assert page["process"]["asked_because"] == ""
+    assert page["process"]["not_deciding_because"] == ""
     assert page["reads"] == []
     assert sum(each["probability"] for each in page["why"]["workers"]) == pytest.approx(1.0)
     assert status == 0

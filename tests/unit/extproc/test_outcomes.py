@@ -10,7 +10,7 @@ from envoy.service.accesslog.v3 import als_pb2
 
 from balancer.extproc.outcomes import (
     _ABORTED,
-    ANOTHERS,
+    OF_ANOTHER_RUN,
     REFUSED,
     AccessLog,
     Outcome,
@@ -113,7 +113,7 @@ def test_a_decision_without_a_number_is_a_refusal(number: str) -> None:
 
 def test_a_number_belongs_to_the_run_that_gave_it() -> None:
     assert of_number("a1.7", "a1") == 7
-    assert of_number("b2.7", "a1") == ANOTHERS
+    assert of_number("b2.7", "a1") == OF_ANOTHER_RUN
 
 
 class Listening(Mock):

@@ -81,7 +81,3 @@ def test_workers_agree_but_for_what_differs_by_right() -> None:
     assert not combine.agree([one, other])
     assert combine.agree([one, other], frozenset({"name"}))
     assert combine.agree([one])
-
-
-def test_a_region_is_listed_where_any_worker_has_it() -> None:
-    assert combine.regions([{"r": {"key": "/r"}}, {}, {"s": {"key": "/s"}}]) == {"r": {"key": "/r"}, "s": {"key": "/s"}}

@@ -68,3 +68,9 @@ async def test_workers_that_disagree_are_counted_and_the_first_is_believed() -> 
     answers["w1"] = {"name": "w1", "version": "2.51"}
     await fleet.answer("ServerMetadata", answers)
     assert fleet.disagreements("ServerMetadata") == 1, "names differ by right"
+
+
+async def test_a_region_is_listed_where_any_worker_has_it() -> None:
+    answers = {"w0": {"r": {"key": "/r"}}, "w1": {}, "w2": {"s": {"key": "/s"}}}
+    found = await Fleet().answer("SystemSharedMemoryStatus", answers)
+    assert found.content == {"r": {"key": "/r"}, "s": {"key": "/s"}}
