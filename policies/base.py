@@ -152,7 +152,7 @@ class FleetView(Protocol):
         same mix as this one's."""
 
     @property
-    def behind_s(self) -> FloatArray:
+    def work_behind_s(self) -> FloatArray:
         """Those seconds of `completion_s` that are for waiting requests of other models, and that would go after this
         request if models took turns, a batch of each instance at a time."""
 

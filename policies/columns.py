@@ -41,7 +41,7 @@ class Columns:
     cached: FloatArray = column("share", of="request")
     saving_s: FloatArray = column("s", of="request")
     pending_other_models: FloatArray = column("requests", of="request")
-    behind_s: FloatArray = column("s", of="request")
+    work_behind_s: FloatArray = column("s", of="request")
 
 
 class Declared(NamedTuple):

@@ -20,12 +20,12 @@ def expected_s(
     backlog_s: Elements,
     pending: Elements,
     pending_other_models: Elements,
-    behind_s: Elements,
+    work_behind_s: Elements,
     error_rate: Elements,
     error_penalty_s: Elements,
     delayed_share: Elements,
     delayed_share_other_models: Elements,
-    behind_share: Elements,
+    work_behind_share: Elements,
 ) -> Elements:
     """Expected seconds, errors and others' delay counted as such; of elements."""
     # Bounded, so that what is infinite or unknown makes the cost so, and no other.
@@ -33,8 +33,8 @@ def expected_s(
     of_own_model = np.maximum(np.fmin(pending - pending_other_models, WORST), 0.0)
     delayed = delayed_share * of_own_model
     delayed = delayed + delayed_share_other_models * np.fmin(pending_other_models, WORST)
-    behind_s = behind_share * np.fmin(np.fmax(behind_s, 0.0), WORST)
-    return np.maximum(completion_s - behind_s, added_s) + delayed * added_s + error_penalty_s * error_rate
+    work_behind_s = work_behind_share * np.fmin(np.fmax(work_behind_s, 0.0), WORST)
+    return np.maximum(completion_s - work_behind_s, added_s) + delayed * added_s + error_penalty_s * error_rate
 
 
 def saved_s(cached: Elements, saving_s: Elements, saving_factor: Elements) -> Elements:
@@ -46,7 +46,7 @@ def saved_s(cached: Elements, saving_s: Elements, saving_factor: Elements) -> El
 class ExpectedLatency(CostPolicy):
     """Least expected seconds, by a softmin whose scale is `temperature` times the best.
 
-    The seconds are `completion_s` less `behind_share` of `behind_s`, what errors cost, and the delay that the
+    The seconds are `completion_s` less `work_behind_share` of `work_behind_s`, what errors cost, and the delay that the
     request is taken to cause to others there: what it adds to the device (`completion_s - backlog_s`), once for
     each of `delayed_share` of the pending requests of its own model, and of `delayed_share_other_models` of those
     of others. Models take turns on a device, so a long request delays many short ones of other models, which its
@@ -90,7 +90,7 @@ class ExpectedLatency(CostPolicy):
         "Share of a worker's pending requests of other models that are taken to be delayed by what the request adds",
         ge=0.0,
     )
-    behind_share: float = option(
+    work_behind_share: float = option(
         0.5,
         "Share taken to go after the request, of the work of other models that would do so if models took turns on the "
         "device; 0: all goes before",
@@ -112,14 +112,14 @@ class ExpectedLatency(CostPolicy):
         backlog_s: Elements,
         pending: Elements,
         pending_other_models: Elements,
-        behind_s: Elements,
+        work_behind_s: Elements,
         error_rate: Elements,
         cached: Elements,
         saving_s: Elements,
         error_penalty_s: Elements,
         delayed_share: Elements,
         delayed_share_other_models: Elements,
-        behind_share: Elements,
+        work_behind_share: Elements,
         saving_factor: Elements,
     ) -> Elements:
         """Expected seconds, errors and others' delay counted as such, less what a warm cache saves."""
@@ -128,11 +128,11 @@ class ExpectedLatency(CostPolicy):
             backlog_s,
             pending,
             pending_other_models,
-            behind_s,
+            work_behind_s,
             error_rate,
             error_penalty_s,
             delayed_share,
             delayed_share_other_models,
-            behind_share,
+            work_behind_share,
         )
         return seconds - saved_s(cached, saving_s, saving_factor)

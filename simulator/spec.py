@@ -241,8 +241,8 @@ class FleetSpec:
 
         Several balancers are asked first what they have in flight: question and answer take a way each.
         """
-        asked_s = min(2 * self.reports.delay_s, ANSWER_WITHIN_S) if self.balancers > 1 else 0.0
-        return self.reports.delay_s + asked_s
+        exchange_s = min(2 * self.reports.delay_s, ANSWER_WITHIN_S) if self.balancers > 1 else 0.0
+        return self.reports.delay_s + exchange_s
 
     def zone_of(self, balancer: int) -> str:
         """Where a balancer stands; empty: zones do not matter to it."""

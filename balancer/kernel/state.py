@@ -109,7 +109,7 @@ class DecisionScratch(NamedTuple):
     cached: FloatArray = array("e n")
     """Room for a number of each worker, `(e, n)`: its `cached`, where somebody asks for all of them."""
     work_behind: FloatArray = array("e n")
-    """The same of its `behind_s`."""
+    """The same of its `work_behind_s`."""
     scratch: FloatArray = array("e scratch")
     """`(e, scratch)`."""
 

@@ -16,12 +16,12 @@ from balancer.kernel.estimators.caches import saving_now_s, warm
 from balancer.kernel.estimators.latency import error_rate_now, latency_now_s
 from balancer.kernel.estimators.queue import (
     backlog_now_s,
-    behind_now_s,
     completion_now_s,
     forming_now,
     of_other_models,
     peer_share_left,
     pending_now,
+    work_behind_now_s,
 )
 from balancer.kernel.estimators.service import alone_s
 from balancer.kernel.estimators.tokens import TokenLimits, level_now
@@ -74,11 +74,11 @@ def completion_s(x: FleetState, e: int, w: int, r: int, request: RequestFeatures
     )
 
 
-def behind_s(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
+def work_behind_s(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
     """See `FleetView`; needs no look at other models where none of their requests is there."""
     if x.queue.balancers[r] <= 1 and x.queue.in_flight[r] == x.queue.own_requests[r, request.model]:
         return 0.0
-    return float(behind_now_s(x.queue, x.service, (r, request.model), request.rows, _forming(x, r, now_s)))
+    return float(work_behind_now_s(x.queue, x.service, (r, request.model), request.rows, _forming(x, r, now_s)))
 
 
 def _forming(x: FleetState, r: int, now_s: float) -> float:
@@ -150,9 +150,9 @@ def fill_cached(x: FleetState, e: int, first: int, request: RequestFeatures, now
 def fill_work_behind(
     x: FleetState, e: int, first: int, request: RequestFeatures, now_s: float, out: FloatArray
 ) -> None:
-    """Write `behind_s` of all workers, the first of which is in row `first`."""
+    """Write `work_behind_s` of all workers, the first of which is in row `first`."""
     for w in range(len(out)):
-        out[w] = behind_s(x, e, w, first + w, request, now_s)
+        out[w] = work_behind_s(x, e, w, first + w, request, now_s)
 
 
 def key_and_model(request: RequestFeatures) -> Any:
@@ -200,7 +200,7 @@ OF_WORKER: dict[str, Callable[[FleetState, int, int, int, RequestFeatures, float
     "cached": cached,
     "saving_s": saving_s,
     "pending_other_models": pending_other_models,
-    "behind_s": behind_s,
+    "work_behind_s": work_behind_s,
     DRAW: draw,
     ONE: lambda x, e, w, r, request, now_s: 1.0,
 }

@@ -343,10 +343,10 @@ class _Seen(View):
         return cached
 
     @column
-    def behind_s(self) -> FloatArray:
+    def work_behind_s(self) -> FloatArray:
         """See `FleetView`."""
-        behind_s: FloatArray = self._decision.work_behind
-        return behind_s
+        work_behind_s: FloatArray = self._decision.work_behind
+        return work_behind_s
 
     @column
     def saving_s(self) -> FloatArray:

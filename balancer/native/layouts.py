@@ -20,9 +20,9 @@ from balancer.scheduler.events import Void
 
 SLOTS, OUTCOMES, LINES, SEATS = 65_536, 16_384, 1024, 64
 """Requests in flight, outcomes and lines that wait to be read, and Envoys, at most."""
-RINGS = ("outcomes", "trials", "lines")
+RINGS = ("outcomes", "canary_events", "lines")
 """What waits to be read."""
-TRIALS, OWED = 16_384, 4096
+CANARY_EVENTS, OWED = 16_384, 4096
 """Decisions and ends that guard and rollout are to learn of, and numbers left to the balancer, at most."""
 ENDPOINT_BYTES = 64
 """Of an `address:port` with the zero that ends it."""
@@ -74,10 +74,10 @@ class Decider(IntEnum):
 class GuardEvent(IntEnum):
     """What guard and rollout learn of a request."""
 
-    TRIAL_TAKEN = 1
-    TRIAL_SHED = 2
-    TRIAL_ENDED = 3
-    TRIAL_DROPPED = 4
+    CANARY_TAKEN = 1
+    CANARY_SHED = 2
+    CANARY_ENDED = 3
+    CANARY_DROPPED = 4
     """It says nothing."""
 
 
@@ -127,11 +127,11 @@ COUNTS = {
     "picked": "a worker was picked",
     "least_locked": "left to Envoy, since the lock was not to be had",
     "least_stale": "left to Envoy, since the balancer gave no sign of life",
-    "asked": "left to the balancer, which is asked",
+    "left_to_balancer": "left to the balancer, which decides",
     "refusals": "refused",
     "slots_full": "left to Envoy, since too many are in flight",
     "outcomes_lost": "ended and not reported, since too many outcomes wait to be read",
-    "trials_lost": "reported to no guard or rollout, since too many wait to be read",
+    "canary_events_lost": "reported to no guard or rollout, since too many wait to be read",
     "lines_lost": "without the line in the log that it was to have, since too many wait to be read",
 }
 """What the module counts of requests, and what that says."""
@@ -262,8 +262,8 @@ _SELECTOR = Struct(
         ("sides", (_SIDE.dtype, SIDES), ""),
     ),
 )
-_TRIAL = Struct(
-    "trial",
+_CANARY_EVENT = Struct(
+    "canary_event",
     "What guard and rollout learn of a request.",
     (
         ("number", np.uint64, "of the decision"),
@@ -274,7 +274,7 @@ _TRIAL = Struct(
         ("rows", np.float64, ""),
         ("priority", np.float64, ""),
         ("row", np.int32, "of the worker"),
-        ("what", np.uint8, "enum trial_kind"),
+        ("what", np.uint8, "enum canary_event_kind"),
         ("side", np.uint8, ""),
         ("ok", np.uint8, ""),
         ("look", np.uint8, "1: a guard is to look at it"),
@@ -366,18 +366,18 @@ _ENDED_RECORD = Struct(
     ),
 )
 STRUCTS = (
-    *(_SLOT, _OUTCOME, _LINE, _SIDE, _SELECTOR, _TRIAL, _PIECE, _CANDIDATE, _HEAD, _ENDPOINTS, _ENTRY),
+    *(_SLOT, _OUTCOME, _LINE, _SIDE, _SELECTOR, _CANARY_EVENT, _PIECE, _CANDIDATE, _HEAD, _ENDPOINTS, _ENTRY),
     *(_RECORD, _REQUEST_RECORD, _ENDED_RECORD),
 )
 SLOT, OUTCOME, LINE, HEAD, ENTRY = (each.dtype for each in (_SLOT, _OUTCOME, _LINE, _HEAD, _ENTRY))
-SELECTOR, TRIAL = _SELECTOR.dtype, _TRIAL.dtype
+SELECTOR, CANARY_EVENT = _SELECTOR.dtype, _CANARY_EVENT.dtype
 REQUEST_RECORD, ENDED_RECORD = _REQUEST_RECORD.dtype, _ENDED_RECORD.dtype
 
 
 ENUMS: dict[str, tuple[str, ...] | type[IntEnum] | type[IntFlag]] = {
     "decided_by": Source,
     "decider": Decider,
-    "trial_kind": GuardEvent,
+    "canary_event_kind": GuardEvent,
     "aborted": tuple(f"BY_{by or 'nobody'}".upper() for by in ENDERS),
     "directory_flag": Flag,
     "drawn": DrawFlags,
@@ -390,10 +390,10 @@ ENUMS: dict[str, tuple[str, ...] | type[IntEnum] | type[IntFlag]] = {
 }
 """By their names in C."""
 SIZES = {
-    **{"SLOTS": SLOTS, "OUTCOMES": OUTCOMES, "LINES": LINES, "SEATS": SEATS, "TRIALS": TRIALS, "OWED": OWED},
-    **{"SIDES": SIDES, "DECIDERS": len(Decider), "NAMED_HEADERS": len(NAMED_HEADERS), "COUNTS": len(COUNTS)},
-    **{"RINGS": len(RINGS), "MOST_FORWARDED": MOST_FORWARDED, "MOST_NAMED": MOST_NAMED, "VERSION_BYTES": VERSION_BYTES},
-    **{"ENDPOINT_BYTES": ENDPOINT_BYTES, "JOURNAL_RING_BYTES": JOURNAL_RING_BYTES},
+    **{"SLOTS": SLOTS, "OUTCOMES": OUTCOMES, "LINES": LINES, "SEATS": SEATS, "CANARY_EVENTS": CANARY_EVENTS},
+    **{"OWED": OWED, "SIDES": SIDES, "DECIDERS": len(Decider), "COUNTS": len(COUNTS), "RINGS": len(RINGS)},
+    **{"NAMED_HEADERS": len(NAMED_HEADERS), "MOST_FORWARDED": MOST_FORWARDED, "MOST_NAMED": MOST_NAMED},
+    **{"VERSION_BYTES": VERSION_BYTES, "ENDPOINT_BYTES": ENDPOINT_BYTES, "JOURNAL_RING_BYTES": JOURNAL_RING_BYTES},
     **{"JOURNAL_SEEN": sum(map(len, SEEN.values())), "UNKNOWN_MODEL": UNKNOWN_MODEL, "NO_ENTRY": NO_ENTRY},
 }
 """Further numbers that C needs."""

@@ -53,7 +53,7 @@ class SharedRouter:
         self.state = router.numbers = SharedState(module, folder, mix(seed))
         self.directory = Directory(folder, self.state, library)
         self._find_deciders()
-        self._trials = SelectorFeed(self.state)
+        self._selector_feed = SelectorFeed(self.state)
         self.replaced = 0
         """How often somebody kept the lock."""
         with self._locked():
@@ -100,17 +100,17 @@ class SharedRouter:
             yield
             return
         # Most of it before, as nobody decides while this has the lock.
-        self._trials.learn(self.selector, self.fleet.workers)
+        self._selector_feed.learn(self.selector, self.fleet.workers)
         if not self.state.lock():
             self._replace()
         self._depth = 1
         self.fleet.kernel.forget()
         try:
-            self._trials.settle(self.selector, self.fleet.workers)
-            self._trials.look(self.selector, self.view)
+            self._selector_feed.settle(self.selector, self.fleet.workers)
+            self._selector_feed.look(self.selector, self.view)
             yield
             self.directory.publish(self.fleet, self.journal)
-            self._trials.publish(self.selector)
+            self._selector_feed.publish(self.selector)
         finally:
             self._depth = 0
             self.state.unlock()
@@ -122,7 +122,7 @@ class SharedRouter:
         flying = self.state.replace()
         self.state.lock()
         self.fleet.renew_block()
-        self._trials.dropped(flying["number"].tolist())
+        self._selector_feed.dropped(flying["number"].tolist())
         self._count_out(flying, float(self._now_s))
         self._renew_journal()
         # What it was at when it stopped may be half done.
@@ -131,7 +131,7 @@ class SharedRouter:
             for _ in range(int(self.fleet.queue.in_flight[row]) - own[name]):
                 self.fleet.ended(name, 0, 0.0, float(self._now_s))
         self.directory.outdated()
-        self._trials.restart()
+        self._selector_feed.restart()
         self.serve(self._wanted)
 
     def record_decisions(self, share: float | None) -> None:
@@ -208,7 +208,7 @@ class SharedRouter:
             self._router.observe(event, now_s)
             if isinstance(event, WorkerRemoved) and row is not None:
                 self.state.row_removed(row)
-                self._trials.gone(event.worker)
+                self._selector_feed.gone(event.worker)
 
     def tick(self, now_s: float) -> None:
         with self._locked(now_s):
@@ -219,7 +219,7 @@ class SharedRouter:
     ) -> Decision:
         with self._locked(now_s):
             decision = self._router.route(request, now_s, subset, only)
-            self._trials.claimed()
+            self._selector_feed.claimed()
             return decision
 
     def refuse(self, request: Request, error: RoutingError, now_s: float) -> RoutingError:
@@ -249,7 +249,7 @@ class SharedRouter:
     def give_up(self, now_s: float) -> None:
         """Requests whose Envoy is gone, or that have been in flight for too long, count no more. Once a second."""
         before_s = now_s - self.settings.outcome_timeout_s
-        self._trials.expire(before_s)
+        self._selector_feed.expire(before_s)
         if self.state.due(before_s):
             self._end_all(partial(self.state.expired, before_s), now_s)
         for ticket in self.state.left():
@@ -265,7 +265,7 @@ class SharedRouter:
     def _end_all(self, found: Callable[[], npt.NDArray[Any]], now_s: float) -> None:
         with self._locked():
             slots = found()
-            self._trials.dropped(slots["number"].tolist())
+            self._selector_feed.dropped(slots["number"].tolist())
             self._count_out(slots, now_s)
         self.outcomes["expired"] += len(slots)
 

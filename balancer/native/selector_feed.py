@@ -47,15 +47,15 @@ class SelectorFeed:
         """Take in what was reported so far; `workers`: by row. Without the lock, too."""
         if selector is None and not self._tickets:
             return
-        for batch in self._state.trials():
-            for trial in batch.tolist():
-                self._take(selector, workers, trial)
+        for batch in self._state.canary_events():
+            for event in batch.tolist():
+                self._take(selector, workers, event)
 
-    def _take(self, selector: PolicySelector | None, workers: Sequence[Worker], trial: tuple[Any, ...]) -> None:
-        number, watched, at_s, seconds, value_s, rows, priority, row, what, side, ok, look, name = trial
-        if what in (GuardEvent.TRIAL_ENDED, GuardEvent.TRIAL_DROPPED):
+    def _take(self, selector: PolicySelector | None, workers: Sequence[Worker], event: tuple[Any, ...]) -> None:
+        number, watched, at_s, seconds, value_s, rows, priority, row, what, side, ok, look, name = event
+        if what in (GuardEvent.CANARY_ENDED, GuardEvent.CANARY_DROPPED):
             ticket = self._tickets.pop(number, None)
-            if ticket is not None and what == GuardEvent.TRIAL_ENDED:
+            if ticket is not None and what == GuardEvent.CANARY_ENDED:
                 ticket[0].ended(None if math.isnan(value_s) else value_s, bool(ok), at_s)
             elif ticket is not None:
                 ticket[0].dropped()
@@ -69,7 +69,7 @@ class SelectorFeed:
         request = Request(model, rows=rows, deadline_s=value_s, priority=priority, number=number)
         if look:
             self._looks.append((choice, request, at_s))
-        found = selector.answered(choice, seconds, request, at_s, what == GuardEvent.TRIAL_TAKEN)
+        found = selector.answered(choice, seconds, request, at_s, what == GuardEvent.CANARY_TAKEN)
         if found is not None and 0 <= row < len(workers):
             self._tickets[number] = found, workers[row].name, at_s
 

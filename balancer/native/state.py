@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from balancer.native.envoy_module import Module
 from balancer.native.folder import CONTROL, Folder, in_file
-from balancer.native.layouts import COUNTS, LINE, LINES, OUTCOME, RINGS, SEATS, SLOT, SLOTS, TRIAL
+from balancer.native.layouts import CANARY_EVENT, COUNTS, LINE, LINES, OUTCOME, RINGS, SEATS, SLOT, SLOTS
 
 STALE_AFTER_S = 0.08
 """Without a sign of life from the balancer, after which Envoys look whether its process exists, and do without it if
@@ -35,7 +35,7 @@ class SharedState:
         """`seed`: of the draws, mixed. `OSError` where there is no room for it."""
         self._module, self._folder, self._seed = module, folder, seed
         self._read = np.zeros(_MOST_AT_ONCE, OUTCOME)
-        self._read_trials = np.zeros(_MOST_AT_ONCE, TRIAL)
+        self._read_canary_events = np.zeros(_MOST_AT_ONCE, CANARY_EVENT)
         self._read_lines = np.zeros(LINES, LINE)
         self._lines_share = 0.0
         self._counted = dict.fromkeys(COUNTS, 0)
@@ -159,9 +159,9 @@ class SharedState:
         """With the lock held: decisions of that side, ever, that a guard counts."""
         return int(self._call("watched", side))
 
-    def trials(self) -> Iterator[npt.NDArray[Any]]:
-        """What guard and rollout learn, as `TRIAL`, in batches as of `outcomes`."""
-        return self._waiting("trials", self._read_trials)
+    def canary_events(self) -> Iterator[npt.NDArray[Any]]:
+        """What guard and rollout learn, as `CANARY_EVENT`, in batches as of `outcomes`."""
+        return self._waiting("canary_events", self._read_canary_events)
 
     def expired(self, before_s: float) -> npt.NDArray[Any]:
         """With the lock held: requests that were sent before that are given up, as `SLOT`."""

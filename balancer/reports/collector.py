@@ -286,7 +286,7 @@ class Collector:
         clock = asyncio.get_running_loop().time
         while isinstance(message := await _read(context), report_pb2.WorkerReport):
             stream.received_s = clock()
-            if message.asks:
+            if message.question:
                 await self._answer(stream, message)
                 continue
             try:
@@ -313,7 +313,7 @@ class Collector:
 
     async def _answer(self, stream: _Stream, question: report_pb2.WorkerReport) -> None:
         if not stream.number:
-            why = OutOfBoundsError("asks", True, "comes after a stream's first report, which names the worker")
+            why = OutOfBoundsError("question", True, "comes after a stream's first report, which names the worker")
             raise _EndedError(grpc.StatusCode.INVALID_ARGUMENT, str(why)) from why
         self.counts.questions += 1
         self.counts.bytes += question.ByteSize()

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerReport(_message.Message):
-    __slots__ = ("worker", "incarnation", "number", "ready", "all_models", "models", "balancers", "device", "memory_bytes", "memory_used_bytes", "utilisation", "draining", "peers", "asks")
+    __slots__ = ("worker", "incarnation", "number", "ready", "all_models", "models", "balancers", "device", "memory_bytes", "memory_used_bytes", "utilisation", "draining", "peers", "question")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -21,7 +21,7 @@ class WorkerReport(_message.Message):
     UTILISATION_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
-    ASKS_FIELD_NUMBER: _ClassVar[int]
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
     worker: str
     incarnation: int
     number: int
@@ -35,8 +35,8 @@ class WorkerReport(_message.Message):
     utilisation: float
     draining: bool
     peers: PeersInFlight
-    asks: bool
-    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ..., ready: _Optional[bool] = ..., all_models: _Optional[bool] = ..., models: _Optional[_Iterable[_Union[ModelReport, _Mapping]]] = ..., balancers: _Optional[int] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., utilisation: _Optional[float] = ..., draining: _Optional[bool] = ..., peers: _Optional[_Union[PeersInFlight, _Mapping]] = ..., asks: _Optional[bool] = ...) -> None: ...
+    question: bool
+    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ..., ready: _Optional[bool] = ..., all_models: _Optional[bool] = ..., models: _Optional[_Iterable[_Union[ModelReport, _Mapping]]] = ..., balancers: _Optional[int] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., utilisation: _Optional[float] = ..., draining: _Optional[bool] = ..., peers: _Optional[_Union[PeersInFlight, _Mapping]] = ..., question: _Optional[bool] = ...) -> None: ...
 
 class PeersInFlight(_message.Message):
     __slots__ = ("in_flight",)

@@ -56,7 +56,7 @@ _CHANNEL_OPTIONS = (
 
 _LONGEST_PAUSE_S = 1.0
 """That a balancer may ask for."""
-_QUESTION = report_pb2.WorkerReport(asks=True)
+_QUESTION = report_pb2.WorkerReport(question=True)
 
 _Method = grpc.aio.StreamStreamMultiCallable[report_pb2.WorkerReport, report_pb2.ReportAck]
 _Call = grpc.aio.StreamStreamCall[report_pb2.WorkerReport, report_pb2.ReportAck]

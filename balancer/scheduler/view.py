@@ -132,9 +132,9 @@ class View:
         return queue.completion_now_s(q, s, self._of_model, self._rows, self.backlog_s, self._forming)
 
     @column
-    def behind_s(self) -> FloatArray:
+    def work_behind_s(self) -> FloatArray:
         of_model = cast(tuple[Any, ...], self._of_model)
-        return queue.behind_now_s(self._queue, self._service, of_model, self._rows, self._forming)
+        return queue.work_behind_now_s(self._queue, self._service, of_model, self._rows, self._forming)
 
     @column
     def service_s(self) -> FloatArray:

@@ -60,7 +60,7 @@ void report_decision(struct attached *attached, const struct features *features,
   uint64_t watched = isfinite(side->slow_s) ? ++control->watched[out->side] : control->watched[out->side];
   bool look = out->at_s >= side->looks_from_s, compared = out->at_s >= control->selector.compared_from_s;
   if (!look && !compared && !(seconds > side->slow_s)) return;
-  struct trial *event = ring_place(control, TRIALS_RING);
+  struct canary_event *event = ring_place(control, CANARY_EVENTS_RING);
   if (!event) return;
   if (look) side->looks_from_s = out->at_s + CLAIM_S;
   event->number = out->number;
@@ -72,21 +72,21 @@ void report_decision(struct attached *attached, const struct features *features,
   event->priority = features->priority;
   event->look = look;
   event->row = (int32_t)out->row;
-  event->what = taken ? TRIAL_TAKEN : TRIAL_SHED;
+  event->what = taken ? CANARY_TAKEN : CANARY_SHED;
   event->side = (uint8_t)out->side;
   size_t length = features->model.length < sizeof event->model ? features->model.length : sizeof event->model;
   memcpy(event->model, features->model.length ? features->model.ptr : "", length);
   out->reported = taken && compared;
-  ring_done(control, TRIALS_RING);
+  ring_done(control, CANARY_EVENTS_RING);
 }
 
 void report_end(struct attached *attached, const struct decision *decision, const struct ending *ending) {
-  struct trial *event = decision->reported ? ring_place(attached->control, TRIALS_RING) : NULL;
+  struct canary_event *event = decision->reported ? ring_place(attached->control, CANARY_EVENTS_RING) : NULL;
   if (!event) return;
   event->number = decision->number;
   event->at_s = attached->call.now_s;
   event->value_s = ending->latency_s;
-  event->what = ending->judged.void_kind == VOID_CLIENT ? TRIAL_DROPPED : TRIAL_ENDED;
+  event->what = ending->judged.void_kind == VOID_CLIENT ? CANARY_DROPPED : CANARY_ENDED;
   event->ok = ending->judged.ok;
-  ring_done(attached->control, TRIALS_RING);
+  ring_done(attached->control, CANARY_EVENTS_RING);
 }

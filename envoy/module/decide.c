@@ -340,7 +340,7 @@ static void decide_by_fleet_state(struct source *source, struct attached *attach
   }
   if (!atomic_load_explicit(&control->serving, memory_order_relaxed)) {
     out->answer = BALANCER_DECIDES;
-    add(control, ASKED, 1);
+    add(control, LEFT_TO_BALANCER, 1);
     return;
   }
   if (!lock_patiently(attached)) {
@@ -380,7 +380,7 @@ static void decide_by_fleet_state(struct source *source, struct attached *attach
       POKE(control->number, number);
   }
   if (out->answer != LEAST_REQUEST)
-    add(control, out->answer == TAKEN ? PICKED : out->answer == TURNED_AWAY ? REFUSALS : ASKED, 1);
+    add(control, out->answer == TAKEN ? PICKED : out->answer == TURNED_AWAY ? REFUSALS : LEFT_TO_BALANCER, 1);
   balancer_state_unlock(control);
 }
 

@@ -50,7 +50,7 @@ struct control {
   struct slot slots[SLOTS];
   struct outcome outcomes[OUTCOMES];
   struct line lines[LINES];
-  struct trial trials[TRIALS];
+  struct canary_event canary_events[CANARY_EVENTS];
 };
 
 uint64_t now_ns(void);

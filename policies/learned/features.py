@@ -23,7 +23,7 @@ _HEURISTIC = ExpectedLatency()
 _TINY_S, _ZERO, _ONE = np.array(1e-6), np.array(0.0), np.array(1.0)
 _ERROR_S, _SAVING = np.array(_HEURISTIC.error_penalty_s), np.array(_HEURISTIC.saving_factor)
 _SHARE, _SHARE_OTHER = np.array(_HEURISTIC.delayed_share), np.array(_HEURISTIC.delayed_share_other_models)
-_SHARE_BEHIND = np.array(_HEURISTIC.behind_share)
+_SHARE_WORK_BEHIND = np.array(_HEURISTIC.work_behind_share)
 _WORST, _INF = np.array(WORST), np.array(np.inf)
 
 
@@ -66,13 +66,13 @@ def cost_of(
     backlog_s: Elements,
     pending: Elements,
     pending_other_models: Elements,
-    behind_s: Elements,
+    work_behind_s: Elements,
     error_rate: Elements,
 ) -> Elements:
     """What a pick costs by `expected_latency`, but for caches; infinite and unknown (NaN) ones are `WORST`."""
     seconds = expected_s(
-        *(completion_s, backlog_s, pending, pending_other_models, behind_s, error_rate),
-        *(_ERROR_S, _SHARE, _SHARE_OTHER, _SHARE_BEHIND),
+        *(completion_s, backlog_s, pending, pending_other_models, work_behind_s, error_rate),
+        *(_ERROR_S, _SHARE, _SHARE_OTHER, _SHARE_WORK_BEHIND),
     )
     return np.fmin(seconds, _WORST)
 
@@ -135,11 +135,11 @@ OF_WORKER = (
     Feature("slowness", Ratio("service_s", by="least_service_s", less="one"), "1", 100.0),
     Feature("marginal", Ratio("marginal_s", by="service_s"), "services", 100.0),
     Feature("externality", Ratio("marginal_s", "pending", "best_s"), "requests", 1000.0),
-    Feature("crossing", Ratio("marginal_s", "pending_other_models", "best_s"), "requests", 1000.0),
+    Feature("externality_other_models", Ratio("marginal_s", "pending_other_models", "best_s"), "requests", 1000.0),
     Feature("saving", Ratio("saved_s", by="best_s"), "1", 1000.0),
     Feature("cached", Ratio("cached"), "share", 1.0),
     Feature("pending", Ratio("pending"), "requests", 1000.0),
-    Feature("others", Ratio("pending", less="in_flight"), "requests", 1000.0),
+    Feature("pending_of_peers", Ratio("pending", less="in_flight"), "requests", 1000.0),
     Feature("reported_pending", Ratio("reported_pending"), "requests", 1000.0),
     Feature("staleness", Ratio("report_age_s", by="best_s"), "1", 100.0),
     Feature("error_rate", Ratio("error_rate"), "share", 1.0),
@@ -161,7 +161,7 @@ TERMS = (
     Feature("backlog", Ratio("backlog_s", by="best_s"), "1", 1000.0),
     Feature("marginal", Ratio("marginal_s", by="best_s"), "1", 1000.0),
     Feature("externality", Ratio("marginal_s", "pending", "best_s"), "requests", 1000.0),
-    Feature("crossing", Ratio("marginal_s", "pending_other_models", "best_s"), "requests", 1000.0),
+    Feature("externality_other_models", Ratio("marginal_s", "pending_other_models", "best_s"), "requests", 1000.0),
     Feature("saving", Ratio("saved_s", by="best_s"), "1", 1000.0),
     Feature("service", Ratio("service_s", by="best_s"), "1", 1000.0),
     Feature("latency", Ratio("latency_s", by="best_s"), "1", 1000.0),
@@ -243,7 +243,7 @@ def _see(request: Request, fleet: FleetView) -> FeatureInputs:
     count = max(count, 1) if isinstance(count, int) else np.maximum(count, 1)
     other_models = fleet.pending_other_models
     cost_s = np.where(
-        eligible, cost_of(completion_s, backlog_s, pending, other_models, fleet.behind_s, error_rate), _INF
+        eligible, cost_of(completion_s, backlog_s, pending, other_models, fleet.work_behind_s, error_rate), _INF
     )
     return FeatureInputs(
         marginal_s=completion_s - backlog_s,

@@ -26,14 +26,14 @@ from policies.learned.network import Network
 READS = (
     *("completion_s", "backlog_s", "pending", "in_flight", "reported_pending"),
     *("service_s", "latency_s", "error_rate", "report_age_s"),
-    *("pending_other_models", "cached", "saving_s", "behind_s"),
+    *("pending_other_models", "cached", "saving_s", "work_behind_s"),
 )
 """Columns of the view that the policy reads, in the order in which `fill_learned` takes them."""
 _READS, _WORKER, _FLEET, _TERMS = len(READS), len(OF_WORKER), len(OF_FLEET), len(TERMS)
 # Lines: first the fields of `FeatureInputs`, which begin as the columns.
 _COMPLETION, _MARGINAL, _BACKLOG, _PENDING, _SERVICE, _ERROR_RATE = 0, 0, 1, 2, 5, 7
 _OTHER_MODELS, _CACHED, _SAVED, _COST = 9, 10, 11, 12
-_BEHIND = _COST
+_WORK_BEHIND = _COST
 """Until the cost takes its place."""
 _BEST, _LEAST_SERVICE, _MEAN_PENDING, _WORKERS, _ROWS, _DEADLINE, _ONE, _ZERO = range(_COST + 1, _COST + 9)
 """The same for all workers: in each place, or, where ratios of the fleet alone have it, in the first."""
@@ -144,7 +144,7 @@ def _look(lines: FloatArray, rows: float, deadline_s: float) -> float:
             lines[_BACKLOG, w],
             lines[_PENDING, w],
             lines[_OTHER_MODELS, w],
-            lines[_BEHIND, w],
+            lines[_WORK_BEHIND, w],
             lines[_ERROR_RATE, w],
         )
         lines[_SAVED, w] = saving_of(lines[_CACHED, w], lines[_SAVED, w])

@@ -100,10 +100,10 @@ EXPECTED = "expected completion"
 GROUPS: dict[str, tuple[str, ...]] = {
     EXPECTED: ("excess",),
     "queue": ("backlog", "pending", "reported_pending"),
-    "others' requests": ("others",),
+    "others' requests": ("pending_of_peers",),
     "service time": ("slowness", "service"),
     "batching": ("marginal",),
-    "delay of others": ("externality", "crossing"),
+    "delay of others": ("externality", "externality_other_models"),
     "warm cache": ("saving", "cached"),
     "recent latency": ("latency",),
     "age of report": ("staleness",),

@@ -22,7 +22,7 @@ from simulator.engine.sequences import in_sequence
 from simulator.result import Status
 
 _draw, _is_held_model = from_source(limits_and_draw.draw), from_source(wait_queue.is_held_model)
-_HEARD = (at.TICK, at.FAULT, at.FAULT_END, at.OUTCOME, at.GIVE_UP, at.LEFT, at.HELD_LONG, at.REPORT, at.SCALE)
+_SEEN_BY_HOLDER = (at.TICK, at.FAULT, at.FAULT_END, at.OUTCOME, at.GIVE_UP, at.LEFT, at.HELD_LONG, at.REPORT, at.SCALE)
 """Events by which balancers learn something, or somebody has waited for long."""
 _OK, _ERROR = int(Status.OK), int(Status.ERROR)
 
@@ -294,7 +294,7 @@ def advance(sim: Sim, workers: np.ndarray, waiting: np.ndarray, decider: int, op
                 place = _handle(sim, e, kind, subject, now_s)
                 if place >= 0:
                     batcher.look(sim, e, e * sim.sizes.workers + place // models, place % models, now_s)
-            if sim.plan.env[e, at.E_HOLDER] > 0 and kind in _HEARD:
+            if sim.plan.env[e, at.E_HOLDER] > 0 and kind in _SEEN_BY_HOLDER:
                 _attend(sim, e, kind, subject, options, now_s)
     return deciding
 

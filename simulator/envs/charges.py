@@ -60,7 +60,7 @@ class Charges:
         """Of all environments of the batch, in episodes of so many requests."""
         e, k = batch.sim.demand.time_s.shape
         self._batch = batch
-        self._ledger = ChargeTable(
+        self._table = ChargeTable(
             np.array(terms),
             requests,
             np.zeros(e),
@@ -69,14 +69,14 @@ class Charges:
             np.zeros(e, np.int64),
             np.zeros((e, k), np.int32),
         )
-        self._native = Native(self._ledger)
+        self._native = Native(self._table)
 
     def reset(self, e: int) -> None:
         """Environment `e` starts anew: nothing has arrived but what it stands at."""
-        ledger = self._ledger
-        ledger.seen[e] = ledger.live_count[e] = 0
-        ledger.to_client_s[e] = self._batch.fleets[e].network.to_client_s
-        ledger.integral_s[e] = self._batch.sim.state.clock[e, INTEGRAL]
+        table = self._table
+        table.seen[e] = table.live_count[e] = 0
+        table.to_client_s[e] = self._batch.fleets[e].network.to_client_s
+        table.integral_s[e] = self._batch.sim.state.clock[e, INTEGRAL]
 
     def conclude(self, active: BoolArray, running: BoolArray) -> tuple[FloatArray, BoolArray, int]:
         """Reward since the last call or the start, `(e,)`, and terminated, truncated and either, `(3, e)`; 0 but in
@@ -90,7 +90,7 @@ class Charges:
 @compiled
 def _conclude(
     sim: Sim,
-    ledger: ChargeTable,
+    table: ChargeTable,
     waiting: BoolArray,
     active: BoolArray,
     running: BoolArray,
@@ -98,7 +98,7 @@ def _conclude(
     ends: BoolArray,
 ) -> int:
     """See `Charges.conclude`."""
-    terms, requests, ended = ledger.terms, ledger.requests, 0
+    terms, requests, ended = table.terms, table.requests, 0
     terminated, truncated, over = ends[0], ends[1], ends[2]
     charged = terms[_DEADLINE_CHARGE] != 0 or terms[_TAIL_CHARGE] != 0
     for e in range(active.size):
@@ -106,11 +106,11 @@ def _conclude(
         if not active[e]:
             continue
         counts, integral_s = sim.state.counts[e], sim.state.clock[e, INTEGRAL]
-        cost_s = integral_s - ledger.integral_s[e]
-        ledger.integral_s[e] = integral_s
+        cost_s = integral_s - table.integral_s[e]
+        table.integral_s[e] = integral_s
         if charged:
-            arrived = counts[DECIDING] + 1 if waiting[e] else ledger.live.shape[1]
-            cost_s += _settle(sim, ledger, e, arrived)
+            arrived = counts[DECIDING] + 1 if waiting[e] else table.live.shape[1]
+            cost_s += _settle(sim, table, e, arrived)
         truncated[e] = not waiting[e] or counts[DECIDING] >= requests
         terminated[e] = not truncated[e] and counts[IN_SYSTEM] > terms[_MAX_IN_SYSTEM]
         if terminated[e]:
@@ -124,14 +124,14 @@ def _conclude(
 
 
 @inlined
-def _settle(sim: Sim, ledger: ChargeTable, e: int, arrived: int) -> float:
+def _settle(sim: Sim, table: ChargeTable, e: int, arrived: int) -> float:
     """Take up what has arrived, drop what has ended, and return the seconds that are charged for it."""
-    x, live, terms = sim.state, ledger.live[e], ledger.terms
-    count = ledger.live_count[e]
-    for k in range(ledger.seen[e], arrived):
+    x, live, terms = sim.state, table.live[e], table.terms
+    count = table.live_count[e]
+    for k in range(table.seen[e], arrived):
         live[count] = k
         count += 1
-    ledger.seen[e] = max(ledger.seen[e], arrived)
+    table.seen[e] = max(table.seen[e], arrived)
     kept, missed, excess_s = 0, 0.0, 0.0
     for i in range(count):
         k = live[i]
@@ -139,9 +139,9 @@ def _settle(sim: Sim, ledger: ChargeTable, e: int, arrived: int) -> float:
             live[kept] = k
             kept += 1
             continue
-        latency_s = x.resolved_s[e, k] + ledger.to_client_s[e] - x.arrived_s[e, k]
+        latency_s = x.resolved_s[e, k] + table.to_client_s[e] - x.arrived_s[e, k]
         limit_s = sim.demand.deadline_s[e, k] if terms[_TAIL_FROM] < 0 else terms[_TAIL_FROM]
         missed += x.status[e, k] != _OK or latency_s > sim.demand.deadline_s[e, k]
         excess_s += max(latency_s - limit_s, 0.0)
-    ledger.live_count[e] = kept
+    table.live_count[e] = kept
     return terms[_DEADLINE_CHARGE] * missed + terms[_TAIL_CHARGE] * excess_s

@@ -83,7 +83,7 @@ class BothFronts(NativeRig):
 
     async def decides(self) -> bool:
         """Whether who is to decide does; it sends a request for another model."""
-        how = "picked" if self.native else "asked"
+        how = "picked" if self.native else "left_to_balancer"
         before = self.router.state.counts()[how]
         await self.stub.ModelInfer(a_request("warm"), timeout=PATIENCE_S)
         return self.router.state.counts()[how] > before

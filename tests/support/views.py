@@ -41,7 +41,7 @@ _DEFAULTS: dict[str, object] = {
     "cached": 0.0,
     "saving_s": 0.0,
     "pending_other_models": 0.0,
-    "behind_s": 0.0,
+    "work_behind_s": 0.0,
 }
 
 

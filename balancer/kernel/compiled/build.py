@@ -91,9 +91,9 @@ def build(path: Path = PATH, machine: Machine | None = None) -> int:
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
     _, call, _ = new_call()
-    ledger = FleetBlock(ordinary_memory, stamp())
-    ledger.add(models=1)
-    arguments = [Native(ledger, FLEET_STATE), Native(Options(np.zeros(1))), Native(call)]
+    block = FleetBlock(ordinary_memory, stamp())
+    block.add(models=1)
+    arguments = [Native(block, FLEET_STATE), Native(Options(np.zeros(1))), Native(call)]
     signature = types.int64(*(argument.numba_type for argument in arguments))
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -105,7 +105,7 @@ def build(path: Path = PATH, machine: Machine | None = None) -> int:
                 objects[-1].write_bytes(code)
         objects.append(_stamped(Path(folder), says, machine))
         _link(objects, path, machine)
-    path.with_suffix(".h").write_text(header_of(says, stamp(), ledger), encoding="utf-8")
+    path.with_suffix(".h").write_text(header_of(says, stamp(), block), encoding="utf-8")
     return len(says)
 
 

@@ -83,7 +83,7 @@ def finish(x: FleetState, options: Options, call: KernelCall) -> int:
 
 
 def look_up(x: FleetState, options: Options, call: KernelCall) -> int:
-    """Write `cached` and `behind_s` of all workers for the request to `decision.cached` and `decision.work_behind`."""
+    """Write `cached` and `work_behind_s` of all workers for the request to the arrays `cached` and `work_behind`."""
     _fill_cached(x, 0, 0, _request(call), call.numbers[NOW_S], x.decision.cached[0])
     _fill_work_behind(x, 0, 0, _request(call), call.numbers[NOW_S], x.decision.work_behind[0])
     return 0

@@ -298,7 +298,7 @@ def completion_now_s(
     return backlog_s + added_s
 
 
-def behind_now_s(
+def work_behind_now_s(
     q: Queue, s: Service, at: tuple[Any, ...], rows: float | FloatArray, forming: float | FloatArray
 ) -> FloatArray:
     """Device seconds of what waits there for other models and goes after a request; as `completion_now_s`.
@@ -307,12 +307,12 @@ def behind_now_s(
     come to it, and of other models no more batches than these turns have room for go before.
     """
     turns = np.ceil((q.forming_rows[at] * forming + rows) / (s.max_batch_rows[at] * s.instances[at]))
-    behind_s: FloatArray = turns * _ZERO
+    work_behind_s: FloatArray = turns * _ZERO
     for m in range(q.forming_rows.shape[-1]):
         # The request's own model among them, of which nothing is behind.
         of = (*at[:-1], m)
         there = q.forming_rows[of] * forming
         batches = np.ceil(there / s.max_batch_rows[of])
         ahead = np.minimum(turns * s.instances[of] / np.maximum(batches, _ONE), _ONE)
-        behind_s = behind_s + alone_s(s, of, there) / s.parallel[of] * (_ONE - ahead)
-    return behind_s
+        work_behind_s = work_behind_s + alone_s(s, of, there) / s.parallel[of] * (_ONE - ahead)
+    return work_behind_s

@@ -120,7 +120,7 @@ class PolicySelector:
         self.guard = self._guard(policy, plan.guard, seed, known)
         self.new_guard = self._guard(plan.new, plan.guard_new, seed + 1, known)
         """Of the new policy, once it has proven itself."""
-        self.trial_guard = self._trial_guard(before)
+        self.rollout_guard = self._make_rollout_guard(before)
         """Of the new policy, until then: what it finds ends the rollout."""
         self.shadow = self._shadow(seed, before)
 
@@ -157,7 +157,7 @@ class PolicySelector:
     @property
     def new_guard_now(self) -> Guard | None:
         """Of the policy that is rolled out, as far as that is."""
-        return self.new_guard if self.rollout is not None and self.rollout.state == "finished" else self.trial_guard
+        return self.new_guard if self.rollout is not None and self.rollout.state == "finished" else self.rollout_guard
 
     def look(self, choice: Selection, request: Request, view: FleetView, now_s: float) -> None:
         """Let the guard look at a decision, if it is to: at the policy's inputs, or whether the policy may return."""
@@ -318,18 +318,18 @@ class PolicySelector:
                 return old
         return Guard(settings, seed, tell)
 
-    def _trial_guard(self, before: PolicySelector | None) -> Guard | None:
+    def _make_rollout_guard(self, before: PolicySelector | None) -> Guard | None:
         """Trained or not: its answers must be valid and in time, and a trained one's inputs as in training."""
         new, rollout = self.plan.new, self.plan.rollout
         if new is None or rollout is None:
             return None
-        if before is not None and before.trial_guard is not None and before.rollout is self.rollout:
-            guard = before.trial_guard
+        if before is not None and before.rollout_guard is not None and before.rollout is self.rollout:
+            guard = before.rollout_guard
         else:
             # The rollout has the windows. Reports that are missing say nothing against a policy that is not trained.
             share = rollout.guard.report_share if new.trained else 1.0
             guard = Guard(dataclasses.replace(rollout.guard, window_s=0.0, report_share=share))
-        guard.on_change = self._trial_changed
+        guard.on_change = self._rollout_guard_changed
         return guard
 
     def _rollout(self, seed: int, before: PolicySelector | None) -> Rollout | None:
@@ -352,7 +352,7 @@ class PolicySelector:
             return before.shadow
         return Shadow(plan.shadow, plan.shadow_share, seed)
 
-    def _trial_changed(self, change: PolicyChange) -> None:
+    def _rollout_guard_changed(self, change: PolicyChange) -> None:
         if self.rollout is not None and change.fell:
             self.rollout.give_up(change.finding, change.at_s)
 

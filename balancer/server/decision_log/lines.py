@@ -28,7 +28,7 @@ VERSION = 5
 """Version 1 had no `service` lines, and columns came later, see `COLUMNS_SINCE`; all versions are read."""
 COLUMNS = columns_of("moment", "request")
 """The columns of `FleetView` that differ from one decision to the next, float64 each, in the order of the file."""
-COLUMNS_SINCE = {3: ("cached", "saving_s"), 4: ("pending_other_models",), 5: ("behind_s",)}
+COLUMNS_SINCE = {3: ("cached", "saving_s"), 4: ("pending_other_models",), 5: ("work_behind_s",)}
 """The last of them, by the version that brought them. They are 0 in older logs: nothing was known of them."""
 
 _REASONS: dict[type[RoutingError], str] = {UnknownModel: "unknown_model", NoEligibleWorker: "no_worker", Shed: "shed"}

@@ -29,7 +29,7 @@ _LOOK_EVERY_S = 0.1
 """For requests whose clients keep their workers waiting."""
 
 
-_LOST = ("outcomes_lost", "lines_lost", "trials_lost")
+_LOST = ("outcomes_lost", "lines_lost", "canary_events_lost")
 
 
 def native_metrics(router: SharedRouter) -> Iterator[Metric]:

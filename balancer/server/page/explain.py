@@ -103,8 +103,8 @@ def explain(router: AnyRouter, request: Request, now_s: float, splits: Splits | 
     for row, name in enumerate(fleet.names):
         reasons[name] = reasons[name] or _why_spared(fleet, row, eligible=bool(view.eligible[row]))
     return page | {
-        "asked": answered.policy.name,
-        "asked_as": answered.role,
+        "answered_by": answered.policy.name,
+        "answered_as": answered.role,
         "reads": columns_read(answered),
         **({"moved_by_is_in": answered.policy.score_unit} if moved else {}),
         "workers": _workers(fleet, view, probabilities, reasons, shadow, moved),

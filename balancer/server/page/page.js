@@ -225,7 +225,7 @@ function why(shown) {
   }
   if (document.activeElement !== choice) choice.value = answer.model ?? "";
   const left = [answer.workers_left_out && `${answer.workers_left_out} workers are not shown.`, shown.models_left_out && `${shown.models_left_out} models are not listed; /?model=NAME shows one.`];
-  const by = answer.asked ? `${answer.asked} decides${ROLES[answer.asked_as] ?? ""}. It goes by: ${shown.reads.map((each) => each.title).join(", ") || "nothing that differs from worker to worker"}.` : "";
+  const by = answer.answered_by ? `${answer.answered_by} decides${ROLES[answer.answered_as] ?? ""}. It goes by: ${shown.reads.map((each) => each.title).join(", ") || "nothing that differs from worker to worker"}.` : "";
   byId("why-words").textContent = [answer.refused, by, ...left].filter(Boolean).join(" ") || "No worker has a model yet.";
   const rows = answer.workers ?? [];
   const bar = (title, field) => {

@@ -66,7 +66,7 @@ TITLES = {
     "cached": "cache is warm",
     "saving_s": "warm cache saves",
     "pending_other_models": "queue of other models",
-    "behind_s": "wait for other models",
+    "work_behind_s": "wait for other models",
 }
 """Of the columns that policies read, for people."""
 

@@ -71,7 +71,7 @@ class Setup:
 @dataclass(slots=True)
 class _Pod:
     worker: str
-    asked_s: float
+    requested_s: float
     ready_s: float
     left_s: float = np.inf
 
@@ -108,7 +108,7 @@ class _Fleet:
 
     def spec(self) -> FleetSpec:
         joined = (pod for pod in self.pods if pod.ready_s > 0)
-        joins = [Fault("join", pod.worker, pod.asked_s, self._load_s) for pod in joined]
+        joins = [Fault("join", pod.worker, pod.requested_s, self._load_s) for pod in joined]
         # One that is taken away before it was ready leaves once it is: the engine's workers load to the end.
         leaves = [Fault("leave", pod.worker, max(pod.left_s, pod.ready_s)) for pod in self.pods if pod.left_s < np.inf]
         return replace(self._spec, faults=(*joins, *leaves))

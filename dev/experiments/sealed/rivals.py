@@ -34,7 +34,7 @@ GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
         "temperature": (0.0, 0.02),
         "delayed_share": (0.1, 0.2, 0.4),
         "delayed_share_other_models": (0.2, 0.5, 1.0),
-        "behind_share": (0.0, 0.5, 1.0),
+        "work_behind_share": (0.0, 0.5, 1.0),
     },
     "wlpr": {"count_self": (True, False), "weights_are_capacities": (False, True)},
     "least_requests": {"choices": (0, 2, 3)},

@@ -35,7 +35,7 @@ async def rig(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[B
             rig.router.observe(Report(name, 1, 1, True, models=models), time.monotonic())
         yield rig
         counts = rig.router.state.counts()
-        assert not counts["asked" if rig.native else "picked"], "whoever was to decide did"
+        assert not counts["left_to_balancer" if rig.native else "picked"], "whoever was to decide did"
 
 
 async def counted(rig: BothFronts, requests: int) -> None:

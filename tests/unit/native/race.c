@@ -102,9 +102,9 @@ static void put(const char *name, const void *content, size_t bytes) {
 
 static void read_all(struct control *control) {
   static struct outcome read[MOST_READ];
-  static struct trial trials[MOST_READ];
+  static struct canary_event canary_events[MOST_READ];
   for (uint64_t count; (count = balancer_state_take(control, OUTCOMES_RING, read, MOST_READ));) told += count;
-  while (balancer_state_take(control, TRIALS_RING, trials, MOST_READ)) continue;
+  while (balancer_state_take(control, CANARY_EVENTS_RING, canary_events, MOST_READ)) continue;
 }
 
 /* Another file takes its place, while the lock of this one is kept. */

@@ -123,16 +123,16 @@ def test_expected_latency_minds_those_of_other_models_more() -> None:
 
 def test_expected_latency_counts_a_share_of_what_models_that_take_turns_put_behind() -> None:
     # At 0 there is more work, but most of it is other models' and waits.
-    view = make_view(completion_s=[0.09, 0.07], backlog_s=[0.08, 0.06], behind_s=[0.06, 0])
-    assert probabilities(ExpectedLatency(temperature=0.0, behind_share=0.0), view) == [0, 1]
+    view = make_view(completion_s=[0.09, 0.07], backlog_s=[0.08, 0.06], work_behind_s=[0.06, 0])
+    assert probabilities(ExpectedLatency(temperature=0.0, work_behind_share=0.0), view) == [0, 1]
     # 0.09 - 0.5 * 0.06 = 0.06.
     assert probabilities(ExpectedLatency(temperature=0.0), view) == [1, 0]
 
 
 def test_expected_latency_is_at_least_what_the_request_adds() -> None:
     # 0.375 - 0.375 is less than the 0.125 that it takes itself, and so much is left at either.
-    view = make_view(completion_s=[0.375, 0.125], backlog_s=[0.25, 0], behind_s=[0.375, 0])
-    assert probabilities(ExpectedLatency(temperature=0.0, behind_share=1.0), view) == [0.5, 0.5]
+    view = make_view(completion_s=[0.375, 0.125], backlog_s=[0.25, 0], work_behind_s=[0.375, 0])
+    assert probabilities(ExpectedLatency(temperature=0.0, work_behind_share=1.0), view) == [0.5, 0.5]
 
 
 def test_expected_latency_waits_for_a_warm_cache_as_long_as_it_is_worth_it() -> None:

@@ -92,10 +92,10 @@ async def test_a_question_is_answered_with_what_is_in_flight_at_the_streams_work
     seen, in_flight = ReceivedEvents(), {"w": {"a": 3, "b": 1}, "v": {"a": 7}}
     async with collecting(seen, in_flight=in_flight.__getitem__) as (collector, address), calling(address) as call:
         await call.write(ReportEncoder().encode(report_of("w", 0)))
-        await call.write(report_pb2.WorkerReport(asks=True))
+        await call.write(report_pb2.WorkerReport(question=True))
         acks = [await call.read(), await call.read()]
         in_flight["w"] = {}
-        await call.write(report_pb2.WorkerReport(asks=True))
+        await call.write(report_pb2.WorkerReport(question=True))
         acks.append(await call.read())
         await ended(call)
     counts_of_w = [report_pb2.InFlight(model="a", requests=3), report_pb2.InFlight(model="b", requests=1)]
@@ -112,10 +112,10 @@ async def test_a_question_before_the_first_report_is_refused() -> None:
     """Nobody knows yet for whom it speaks, and whether it may."""
     refused: list[str] = []
     async with collecting(ReceivedEvents(), refused=refused.append) as (collector, address), calling(address) as call:
-        await call.write(report_pb2.WorkerReport(worker="w", asks=True))
+        await call.write(report_pb2.WorkerReport(worker="w", question=True))
         assert await status_of(call) is grpc.StatusCode.INVALID_ARGUMENT
-        assert "asks: True is refused; it comes after a stream's first report" in (await call.details() or "")
-    assert refused == ["asks"]
+        assert "question: True is refused; it comes after a stream's first report" in (await call.details() or "")
+    assert refused == ["question"]
     assert (collector.counts.invalid, collector.counts.questions) == (1, 0)
 
 

@@ -149,7 +149,7 @@ class FakeSlowBalancer:
             message = await context.read()
             if message is grpc.aio.EOF:
                 return
-            assert not message.asks  # it has not said that it answers
+            assert not message.question  # it has not said that it answers
             received += 1
             self.received(Report(message.worker, message.incarnation, message.number, message.ready))
             await context.write(report_pb2.ReportAck(received=received))

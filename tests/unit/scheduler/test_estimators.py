@@ -238,11 +238,11 @@ class TestQueue:
             queue.sent(q, s, 0, m, rows, now_s=0.0)
         # A row of the first joins the one that waits: its turn, one batch of the other goes before, three after.
         four_s = 4 * 0.08 + 16 * 0.01
-        assert queue.behind_now_s(q, s, (0, 0), 1.0, 1.0) == pytest.approx(3 / 4 * four_s)
+        assert queue.work_behind_now_s(q, s, (0, 0), 1.0, 1.0) == pytest.approx(3 / 4 * four_s)
         # Eight rows come in the third turn, and have three of the other before them.
-        assert queue.behind_now_s(q, s, (0, 0), 8.0, 1.0) == pytest.approx(1 / 4 * four_s)
+        assert queue.work_behind_now_s(q, s, (0, 0), 8.0, 1.0) == pytest.approx(1 / 4 * four_s)
         # Whoever comes fifth for the second model has the first's before it.
-        assert queue.behind_now_s(q, s, (0, 1), 1.0, 1.0) == 0
+        assert queue.work_behind_now_s(q, s, (0, 1), 1.0, 1.0) == 0
 
     def test_a_lone_balancer_trusts_its_own_count_over_the_lagging_average(self) -> None:
         q, s = allocate(Queue, 1, 1), make_service()

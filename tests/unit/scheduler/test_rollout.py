@@ -315,7 +315,7 @@ def test_a_config_that_changes_elsewhere_keeps_the_rollout_and_its_guard() -> No
         before.policy, dataclasses.replace(plan, shadow=RandomChoice()), listener=g.changes, before=before
     )
     assert after.rollout is before.rollout
-    assert after.trial_guard is before.trial_guard
+    assert after.rollout_guard is before.rollout_guard
     after.plan.new.mood.outside = 9.0  # type: ignore[union-attr]  # it is moody
     g.router.selector = after
     g.decide(100)
@@ -323,7 +323,7 @@ def test_a_config_that_changes_elsewhere_keeps_the_rollout_and_its_guard() -> No
     new_steps = dataclasses.replace(plan, rollout=RolloutSettings(shares=(0.5,)))
     again = PolicySelector(before.policy, new_steps, listener=g.changes, before=after)
     assert again.rollout is not before.rollout
-    assert again.trial_guard is not before.trial_guard
+    assert again.rollout_guard is not before.rollout_guard
 
 
 def test_outcomes_reach_the_rollout_through_the_router() -> None:

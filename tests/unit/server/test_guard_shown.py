@@ -105,7 +105,7 @@ def test_explain_says_who_decides_and_why() -> None:
     g.policy.mood.answer = "raise"
     g.decide(1)
     page = explain(g.router, M, g.now_s)
-    assert (page["policy"], page["decides"], page["asked"], page["asked_as"]) == (
+    assert (page["policy"], page["decides"], page["answered_by"], page["answered_as"]) == (
         "moody",
         "least_requests",
         "least_requests",

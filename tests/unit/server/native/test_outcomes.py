@@ -86,11 +86,11 @@ def test_what_envoy_placed_and_what_was_tried_again(take: Take) -> None:
 
 
 def test_what_the_module_counts(take: Take, router: SharedRouter, monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = router.state.counts() | {"picked": 5, "least_locked": 2, "outcomes_lost": 1, "trials_lost": 3}
+    counts = router.state.counts() | {"picked": 5, "least_locked": 2, "outcomes_lost": 1, "canary_events_lost": 3}
     monkeypatch.setattr(router.state, "counts", lambda: counts)
     samples = take()
     assert samples("balancer_native_requests_total") == {("picked",): 5, ("least_locked",): 2}
-    assert samples("balancer_native_lost_total") == {("outcomes",): 1, ("trials",): 3}
+    assert samples("balancer_native_lost_total") == {("outcomes",): 1, ("canary_events",): 3}
 
 
 def test_counts_survive_another_state(router: SharedRouter) -> None:
