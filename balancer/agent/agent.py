@@ -11,7 +11,7 @@ from balancer import bounds
 from balancer.agent.device import DeviceMonitor
 from balancer.agent.drain import Drain, DrainError
 from balancer.agent.limits import ModelLimits
-from balancer.agent.pace import Pace
+from balancer.agent.quiet import Pace
 from balancer.agent.triton_port import TritonPort
 from balancer.agent.triton_source import TritonSource, TritonState
 from balancer.balancer_tls import BalancerTls, credentials

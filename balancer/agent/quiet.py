@@ -1,12 +1,17 @@
-"""When a Triton last did something, and how long it has to be quiet until nothing executes there."""
+"""When a Triton is quiet: how long until nothing executes there, and how often its agent looks meanwhile."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
 from collections.abc import Iterable
 
+from balancer.agent.triton_source import TritonState
 from balancer.scheduler.events import ModelReport
 
+QUIET_AFTER_S = 2.0
+"""Since the last request ended."""
 _LEAST_QUIET_S = 0.3
 _MOST_QUIET_S = 10.0
 _QUIET_SERVICE_TIMES = 2.0
@@ -46,3 +51,42 @@ def quiet_s(models: Iterable[ModelReport]) -> float:
         default=0.0,
     )
     return min(max(_LEAST_QUIET_S, _QUIET_SERVICE_TIMES * longest_s), _MOST_QUIET_S)
+
+
+class Pace:
+    """Quiet: no balancer sends requests, and nothing is queued, executes or has ended at Triton of late."""
+
+    def __init__(self) -> None:
+        self._activity = Activity()
+        self._flows = asyncio.Event()
+        self._flows.set()
+        self._pause_s = 0.0
+
+    def observe(self, triton: TritonState, allowed_s: float, now_s: float) -> float:
+        """Take in what Triton says; returns the seconds until the next look, 0: as few as can be.
+
+        Args:
+            triton: What was read.
+            allowed_s: What the balancers allow; 0: requests flow.
+            now_s: On any clock that only grows.
+        """
+        self._activity.observe(triton.models, now_s, busy=not triton.ready)
+        self._pause_s = allowed_s if now_s - self._activity.busy_s >= QUIET_AFTER_S else 0.0
+        if self._pause_s:
+            self._flows.clear()
+        else:
+            self._flows.set()
+        return self._pause_s
+
+    def wake(self) -> None:
+        """Something happens, so that all who pause go on."""
+        self._flows.set()
+
+    async def pause(self, full_s: float) -> None:
+        """Return after so many seconds; while all is quiet, after more, and as soon as something happens."""
+        if self._flows.is_set():
+            await asyncio.sleep(full_s)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(self._pause_s, full_s)):
+                await self._flows.wait()

@@ -95,13 +95,6 @@ def rescaled(time_s: FloatArray, rate_per_s: float) -> FloatArray:
     return scaled
 
 
-def dispersion(time_s: FloatArray, duration_s: float, window_s: float) -> float:
-    """Variance over mean of the counts in consecutive windows: 1 for Poisson, 0 for uniform, more where bursty."""
-    edges = np.arange(int(duration_s / window_s) + 1) * window_s
-    counts, _ = np.histogram(time_s, bins=edges)
-    return float(counts.var() / counts.mean())
-
-
 def _inhomogeneous(knots_s: FloatArray, cumulated: FloatArray, generator: np.random.Generator) -> FloatArray:
     count = generator.poisson(cumulated[-1])
     units = np.sort(generator.random(count)) * cumulated[-1]

@@ -38,8 +38,7 @@ from balancer.server.fleet_front import FleetFront
 from balancer.server.listener_probe import ListenerProbe
 from balancer.server.metrics import Metrics
 from balancer.server.metrics.inference import inference_metrics
-from balancer.server.native.front import NativeFront
-from balancer.server.native.routers import router_of
+from balancer.server.native.front import NativeFront, router_of
 from balancer.server.proxy_front import ProxyFront
 from balancer.server.recent import Recent
 from balancer.server.recorder import Recorder

@@ -8,9 +8,15 @@ from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client.core import Metric
 
+from balancer.config.config import Config
 from balancer.discovery.workers import WorkerSpec
 from balancer.extproc.kserve import HeaderNames
+from balancer.kernel.compiled.library import Compiled, Library, LibraryError
+from balancer.native.envoy_module import Module, ModuleError
+from balancer.native.folder import Folder, FolderError
 from balancer.native.router import SharedRouter
+from balancer.scheduler.any_router import AnyRouter
+from balancer.scheduler.router import Router
 from balancer.server.metrics import Metrics
 from balancer.server.metrics.scraped import counter, gauge
 from balancer.server.native.outcomes import NativeOutcomes
@@ -27,6 +33,22 @@ _OUTCOMES_EVERY_S = 0.1
 _GIVE_UP_EVERY_S = 1.0
 _LOOK_EVERY_S = 0.1
 """For requests whose clients keep their workers waiting."""
+
+
+def router_of(config: Config, seed: int) -> AnyRouter:
+    """By the compiled kernel where there is one that fits, and shared with Envoys where that is wanted."""
+    policy, settings, folder = config.policy.built, config.settings(), config.shared_folder
+    try:
+        library = Library()
+    except LibraryError as error:
+        logger.warning("decisions are made in Python, several times as slowly: %s", error)
+        return Router(policy, settings, seed)
+    if folder is not None:
+        try:
+            return SharedRouter(policy, settings, seed, library, Module(library), Folder(folder))
+        except (ModuleError, FolderError, OSError) as error:
+            logger.warning("envoy.frontend: Envoy will ask the balancer for each request: %s", error)
+    return Router(policy, settings, seed, Compiled(library))
 
 
 _LOST = ("outcomes_lost", "lines_lost", "canary_events_lost")

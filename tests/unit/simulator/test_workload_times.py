@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
+from support.dispersion import dispersion
 
-from balancer.load.arrivals import Bursts, dispersion
+from balancer.load.arrivals import Bursts
 from simulator.workload.times import Diurnal, FlashCrowd, Poisson, Process, Uniform, draw_times
 
 PROCESSES = [

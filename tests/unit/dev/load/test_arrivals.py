@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
+from support.dispersion import dispersion
 
-from balancer.load.arrivals import Bursts, bursty, dispersion, poisson, rescaled, uniform
+from balancer.load.arrivals import Bursts, bursty, poisson, rescaled, uniform
 
 
 def generator(seed: int = 1) -> np.random.Generator:

@@ -3,7 +3,7 @@
 import asyncio
 
 from balancer.agent.executing import ExecutingEstimate
-from balancer.agent.pace import QUIET_AFTER_S, Pace
+from balancer.agent.quiet import QUIET_AFTER_S, Pace
 from balancer.agent.triton_source import TritonState
 from balancer.scheduler.events import ModelReport
 
