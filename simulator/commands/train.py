@@ -19,7 +19,6 @@ from simulator.commands import inputs
 from simulator.train.plan import ResolvedPlan, TrainingPlan, course, differences, make_plan
 from simulator.train.pool import LocalPool, Processes, Ray, TaskPool
 from simulator.train.record import artifacts, config, cpus, git, now
-from simulator.train.settings import ALGORITHMS
 from simulator.train.trainer import OUT_OF_TIME, Checkpoint, Trained, TrainingStep, read_checkpoint, write_whole
 from simulator.train.trainer import train as run_training
 
@@ -52,9 +51,8 @@ Then, in the balancer's config: policy: {name: learned, options: {file: out/mine
     metavar="NAME|FILE",
     help="What to train on, beside random fleets; repeat [default: the train split but for a few; see the chapter].",
 )
-@click.option("--algorithm", type=click.Choice(list(ALGORITHMS)), default="pgpe", show_default=True)
 @click.option("--seed", type=click.IntRange(min=0, max=2**31 - 1), default=0, show_default=True)
-@click.option("--iterations", type=click.IntRange(min=1), help="[default: as the algorithm says]")
+@click.option("--iterations", type=click.IntRange(min=1), help="[default: 60, with --from-log 30]")
 @click.option(
     "--minutes",
     type=click.FloatRange(min=0),
@@ -65,9 +63,7 @@ Then, in the balancer's config: policy: {name: learned, options: {file: out/mine
     "--jobs", type=click.IntRange(min=1), help="Processes; the result does not depend on it [default: one a CPU]."
 )
 @click.option("--ray", metavar="ADDRESS", help="Play on this Ray cluster instead; local: start one here.")
-@click.option(
-    "--set", "changes", multiple=True, metavar="SETTING=VALUE", help="Of algorithm or run; config.json lists all."
-)
+@click.option("--set", "changes", multiple=True, metavar="SETTING=VALUE", help="config.json lists all.")
 @click.option(
     "--from-log",
     type=click.Path(path_type=str, exists=True),

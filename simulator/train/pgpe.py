@@ -25,7 +25,7 @@ from simulator.result import Result
 from simulator.run import run
 from simulator.train.arena import Draw, Episode, Task, arena, counted_latency_s, cut
 from simulator.train.pool import TaskPool
-from simulator.train.settings import PgpeSettings
+from simulator.train.settings import TrainingSettings
 
 _LARGER = {"mix": 2.0, "bias": 4.0, "beta": 2.0}
 """Parts whose noise is a multiple of the others': coefficients of cost terms are numbers around 1."""
@@ -38,9 +38,9 @@ _MATRICES = {"w1", "w2", "context", "mix"}
 
 
 class Pgpe:
-    """The algorithm: state, and one iteration after the other. See `trainer.Algorithm`."""
+    """The algorithm: state, and one iteration after the other."""
 
-    def __init__(self, settings: PgpeSettings, draw: Draw, seed: int, start: Network) -> None:
+    def __init__(self, settings: TrainingSettings, draw: Draw, seed: int, start: Network) -> None:
         """`start`: where to begin, of as many hidden units as the settings say."""
         self.settings, self._draw, self._seed = settings, draw, seed
         self.iteration = 0
@@ -94,7 +94,7 @@ class Pgpe:
 
 
 def sampled_differences(
-    settings: PgpeSettings, draw: Draw, vector: FloatArray, deviation: FloatArray, task: Task
+    settings: TrainingSettings, draw: Draw, vector: FloatArray, deviation: FloatArray, task: Task
 ) -> tuple[FloatArray, FloatArray]:
     """The noise of each pair, `(pairs, d)`, and the cost with it less the cost with its opposite, `(pairs,)`."""
     pairs, seed = task
@@ -109,7 +109,7 @@ def sampled_differences(
     return noise, cost[0::2] - cost[1::2]
 
 
-def cost_of(result: Result, episodes: Sequence[Episode], settings: PgpeSettings) -> FloatArray:
+def cost_of(result: Result, episodes: Sequence[Episode], settings: TrainingSettings) -> FloatArray:
     """What each environment cost, `(e,)`: logarithms, so that a fast fleet counts as much as a slow one.
 
     `episodes`: those that were played, by as many environments in a row each. The slowest 2% on average is the

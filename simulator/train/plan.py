@@ -24,7 +24,7 @@ from simulator.log.fleet import scenario_from_log
 from simulator.scenario import Scenario, load_scenario, scenario_names
 from simulator.train.pgpe import Pgpe
 from simulator.train.scenarios import Randomised, random_scenario
-from simulator.train.settings import ALGORITHMS, PgpeSettings, make_settings
+from simulator.train.settings import make_settings
 from simulator.train.validation import REPORT_SEED, ValidationEpisode, cases, validation_cases
 from simulator.workload.trace import Recorded
 
@@ -34,7 +34,7 @@ _FINE_TUNING = {
     **{"iterations": 30, "step": 1.0, "pairs": 32, "tasks": 1},
     **{"evaluate_every": 5, "validation_episodes": 64, "report_seeds": 5, "range_episodes": 64, "random_share": 0.3},
 }
-"""Defaults, where the algorithm has such settings, for training on a log: some two minutes of one core, since one fleet
+"""Defaults for training on a log: some two minutes of one core, since one fleet
 tells less than many. All episodes of an iteration are one task, half the work of four: in NumPy a decision of 64 takes
 less than twice as long as one of 16."""
 _TRAINED_ON = 0.75
@@ -46,7 +46,6 @@ _LEAST_REQUESTS = 100
 class TrainingPlan:
     """Equal plans, versions and inputs give equal weights; see `course`."""
 
-    algorithm: str = "pgpe"
     seed: int = 0
     scenarios: tuple[str, ...] = ()
     """Names or files."""
@@ -55,7 +54,7 @@ class TrainingPlan:
     init: str = ""
     """File of the policy to start from; empty: random weights."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """By name, those of the algorithm and of the run; complete."""
+    """By name; complete."""
     schema: str = SCHEMA
     """Of the policy's inputs."""
 
@@ -70,8 +69,7 @@ class TrainingPlan:
 class ResolvedPlan:
     """A plan with all that it names at hand."""
 
-    algorithm: Any
-    """Made; a `trainer.Algorithm`."""
+    algorithm: Pgpe
     draw: Randomised
     validation: tuple[ValidationEpisode, ...]
     report: tuple[ValidationEpisode, ...]
@@ -94,13 +92,12 @@ def make_plan(given: Mapping[str, Any]) -> TrainingPlan:
         plan = dataclasses.replace(plan, scenarios=names)
     values = dict(given.get("settings", {}))
     if plan.from_log:
-        known = {each.name for each in dataclasses.fields(ALGORITHMS[plan.algorithm])}
-        values = {name: value for name, value in _FINE_TUNING.items() if name in known} | values
+        values = _FINE_TUNING | values
     if plan.init:
         hidden = start_of(plan.init).network.b1.size
         if values.setdefault("hidden", hidden) != hidden:
             raise ValueError(f"hidden is {values['hidden']}, and {plan.init} has {hidden}: leave one of the two out")
-    return dataclasses.replace(plan, settings=dataclasses.asdict(make_settings(plan.algorithm, values)))
+    return dataclasses.replace(plan, settings=dataclasses.asdict(make_settings(values)))
 
 
 def differences(plan: TrainingPlan, given: Mapping[str, Any]) -> list[str]:
@@ -129,9 +126,8 @@ def course(plan: TrainingPlan) -> ResolvedPlan:
     Raises:
         ValueError: something does not fit; named, with the remedy.
         OperatorError: a scenario, log or profile cannot be read.
-        ModuleNotFoundError: the algorithm needs what is not installed.
     """
-    settings = make_settings(plan.algorithm, plan.settings)
+    settings = make_settings(plan.settings)
     named = list(map(load_scenario, plan.scenarios))
     judged = list(named)
     if plan.from_log:
@@ -148,14 +144,8 @@ def course(plan: TrainingPlan) -> ResolvedPlan:
         start = start_of(plan.init).network
     else:
         start = initial(np.random.default_rng((plan.seed, 0)), settings.hidden, settings.beta)
-    if isinstance(settings, PgpeSettings):
-        algorithm: Any = Pgpe(settings, draw, plan.seed, start)
-    else:
-        from simulator.train.ppo import Ppo  # noqa: PLC0415  # torch is slow to import
-
-        algorithm = Ppo(settings, draw, plan.seed, start)
     return ResolvedPlan(
-        algorithm,
+        Pgpe(settings, draw, plan.seed, start),
         draw,
         validation_cases(judged, share, settings.validation_episodes),
         cases(judged, settings.report_seeds, 5 * settings.report_seeds if share else 0, REPORT_SEED),

@@ -29,7 +29,7 @@ from simulator.view import BatchView
 
 UNKNOWN = "unknown"
 _FEW_EPISODES = 16
-_PACKAGES = ("balancer", "numpy", "numba", "scipy", "torch", "ray")
+_PACKAGES = ("balancer", "numpy", "numba", "scipy", "ray")
 _CODE = ("balancer", "policies", "simulator")
 
 OUTERMOST = 1e-5

@@ -14,13 +14,25 @@ from balancer.files.schema import CHECKED, Count, Fraction, NotNegative, Positiv
 
 @dataclass(config=CHECKED, frozen=True, slots=True)
 class TrainingSettings:
-    """Of both algorithms: what is trained on, and how it is judged on the way."""
+    """What is trained on, how PGPE explores and steps, and how the network is judged on the way."""
 
-    iterations: Count
+    iterations: Count = 60
     """Steps, after which it is done."""
-    requests: Count
+    requests: Count = 2000
     """Of an episode."""
-    tasks: Count
+    pairs: Count = 128
+    """Episodes of an iteration, each played twice."""
+    coefficients_share: Fraction = 0.4
+    """Of the iterations, the first, which move nothing but beta and the constant coefficients of the cost terms: seven
+    numbers are found sooner than some hundred, and the rest then starts from the best heuristic of this form."""
+    deviation: Positive = 0.1
+    """Of the noise on weights of the hidden layers."""
+    step: Positive = 2.0
+    """Length of the first steps, in deviations; they shrink linearly to a tenth, and so again once all weights move."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.8
+    regret_weight: NotNegative = 1.0
+    """Of what mean and tail are above those of `expected_latency`: a policy that is chosen must not lose anywhere."""
+    tasks: Count = 4
     """Into which the episodes of an iteration are cut, at most as many as episodes: no more processes than that have
     work. Fewer are cheaper: what NumPy takes for a decision of 64 episodes is less than twice that for 32."""
     hidden: Count = 8
@@ -46,65 +58,18 @@ class TrainingSettings:
     """Of the episodes of evaluation, scoreboard and ranges."""
 
 
-@dataclass(config=CHECKED, frozen=True, slots=True)
-class PgpeSettings(TrainingSettings):
-    """How PGPE explores and steps."""
-
-    iterations: Count = 60
-    requests: Count = 2000
-    tasks: Count = 4
-    pairs: Count = 128
-    """Episodes of an iteration, each played twice."""
-    coefficients_share: Fraction = 0.4
-    """Of the iterations, the first, which move nothing but beta and the constant coefficients of the cost terms: seven
-    numbers are found sooner than some hundred, and the rest then starts from the best heuristic of this form."""
-    deviation: Positive = 0.1
-    """Of the noise on weights of the hidden layers."""
-    step: Positive = 2.0
-    """Length of the first steps, in deviations; they shrink linearly to a tenth, and so again once all weights move."""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.8
-    regret_weight: NotNegative = 1.0
-    """Of what mean and tail are above those of `expected_latency`: a policy that is chosen must not lose anywhere."""
-
-
-@dataclass(config=CHECKED, frozen=True, slots=True)
-class PpoSettings(TrainingSettings):
-    """How PPO collects and steps."""
-
-    iterations: Count = 400
-    requests: Count = 1000
-    tasks: Count = 2
-    episodes: Count = 32
-    """Of an iteration."""
-    critic_hidden: Count = 16
-    horizon: Positive = 5.0
-    """Of the discount, in mean latencies of `expected_latency`."""
-    trace: Positive = 1.0
-    """After which the advantage relies on the critic for what comes (the decay of GAE), in the same."""
-    epochs: Count = 1
-    minibatch: Count = 2048
-    learning_rate: NotNegative = 2e-3
-    """Of the first iteration; it shrinks linearly to a twentieth."""
-    clip: NotNegative = 0.2
-    """Of the ratio of new to old probability."""
-
-
-ALGORITHMS: dict[str, type[PgpeSettings | PpoSettings]] = {"pgpe": PgpeSettings, "ppo": PpoSettings}
-
-
-def make_settings(algorithm: str, values: Mapping[str, Any]) -> PgpeSettings | PpoSettings:
-    """The defaults of the algorithm with these values.
+def make_settings(values: Mapping[str, Any]) -> TrainingSettings:
+    """The defaults with these values.
 
     Raises:
         ValueError: there is no such setting, or it does not take the value; named, with the remedy.
     """
-    kind = ALGORITHMS[algorithm]
-    known = [field.name for field in dataclasses.fields(kind)]
+    known = [field.name for field in dataclasses.fields(TrainingSettings)]
     for name in values:
         if name not in known:
             raise ValueError(f"there is no setting {name!r}; {did_you_mean(name, known)}")
     try:
-        return kind(**values)
+        return TrainingSettings(**values)
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
         rule = wrong["msg"].removeprefix("Value error, ").replace("Input should", "it must")

@@ -1,4 +1,4 @@
-"""The loop around an algorithm: iterate, evaluate, keep the best, write checkpoints, know when to stop.
+"""The loop around PGPE: iterate, evaluate, keep the best, write checkpoints, know when to stop.
 
 Nothing that the weights depend on is read from the clock, the machine or the pool, so a run that was killed and resumed
 ends with the weights of one that was not.
@@ -11,11 +11,11 @@ import json
 import os
 import time
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from tensorboard.summary import Writer
@@ -35,7 +35,7 @@ class Checkpoint:
     """The state of a run between two iterations: all that it needs to go on as if it had never stopped."""
 
     algorithm: dict[str, FloatArray]
-    """As `Algorithm.state` has it."""
+    """As `Pgpe.state` has it."""
     best: Network
     last: Network
     best_iteration: int = 0
@@ -87,32 +87,6 @@ def write_whole(path: Path, content: bytes) -> None:
     beside.replace(path)
 
 
-class Algorithm(Protocol):
-    """How weights become better; made from its settings, `arena.Draw`, a seed, and the weights to start from."""
-
-    settings: Any
-    """`TrainingSettings`, with its own."""
-    iteration: int
-    """How many are done."""
-
-    @property
-    def network(self) -> Network:
-        """At present."""
-
-    @property
-    def decisions(self) -> int:
-        """Of one iteration."""
-
-    def state(self) -> dict[str, FloatArray]:
-        """All that the next iterations depend on, beside settings and seed."""
-
-    def restore(self, state: Mapping[str, FloatArray]) -> None:
-        """Go on from a state."""
-
-    def iterate(self, pool: TaskPool) -> dict[str, float]:
-        """One step; returns what to plot. The same whatever the pool."""
-
-
 @dataclass(frozen=True, slots=True)
 class TrainingStep:
     """What there is to tell after an iteration."""
@@ -154,7 +128,7 @@ def train(
         limit_s: Begin no iteration after so long, all parts of the run counted.
         on_step: Called after each iteration.
     """
-    algorithm: Algorithm = course.algorithm
+    algorithm = course.algorithm
     settings = algorithm.settings
     if found is not None:
         algorithm.restore(found.algorithm)

@@ -17,7 +17,7 @@ SERVICE = [term.name for term in TERMS].index("service")
 """The coefficient that misleads `misled`."""
 
 
-def two_workers(load: float = 0.6) -> Randomised:
+def two_workers() -> Randomised:
     """Draws always this one fleet; no batches, so a request's work is what it is wherever others are."""
     model = ModelSpec(
         "m", {"*": ServiceTime((1,), (0.04,))}, noise=Noise("none"), batching=BatchingSpec(max_batch_rows=1)
@@ -25,12 +25,12 @@ def two_workers(load: float = 0.6) -> Randomised:
     workers = (SimulatedWorker("slow", speed=1.0), SimulatedWorker("fast", speed=4.0))
     fleet = FleetSpec((model,), workers, reports=Reports(period_s=0.02, delay_s=0.001))
     traffic = (ModelTraffic("m", 1.0, ONE, ONE, 0.2),)
-    scenario = Scenario("two-workers", "", "train", fleet, Workload(1.0, traffic, Poisson())).with_load(load)
+    scenario = Scenario("two-workers", "", "train", fleet, Workload(1.0, traffic, Poisson())).with_load(0.6)
     return Randomised((scenario,), random_share=0.0, load=(1.0, 1.0))
 
 
-def misled(hidden: int = 2, beta: float = 5.0, service: float = -1.5) -> Network:
+def misled() -> Network:
     """A network that is drawn to the slow worker: it takes a long service for a merit."""
     bias = np.zeros(len(TERMS))
-    bias[SERVICE] = service
-    return untrained(hidden, beta)._replace(bias=bias)
+    bias[SERVICE] = -1.5
+    return untrained(2, 5.0)._replace(bias=bias)

@@ -72,7 +72,6 @@ def test_it_writes_a_policy_that_a_balancer_serves(whole: Path) -> None:
 
 def test_the_record_says_how_it_was_made_and_how_good_it_is(whole: Path) -> None:
     record = policy(whole).record
-    assert record["algorithm"] == "pgpe"
     assert record["seed"] == 0
     assert record["scenarios"] == ["stale-reports", "homogeneous-steady"]
     assert record["settings"]["pairs"] == 4
@@ -292,7 +291,6 @@ def test_a_folder_without_a_run_cannot_be_resumed(tmp_path: Path) -> None:
         (("--seed", "3"), "seed is 3 here and 0 there"),
         (("--set", "pairs=5"), "pairs is 5 here and 4 there"),
         (("--iterations", "25"), "iterations is 25 here and 24 there"),
-        (("--algorithm", "ppo"), "algorithm is 'ppo' here and 'pgpe' there"),
         (("--scenarios", "churn"), "scenarios is churn here and stale-reports, homogeneous-steady there"),
     ],
 )
@@ -310,7 +308,6 @@ def test_a_run_is_not_resumed_with_other_options(whole: Path, options: tuple[str
         (("--set", "pears=3"), "there is no setting 'pears'; did you mean \"pairs\"?"),
         (("--set", "pairs"), "must be setting=value"),
         (("--set", "pairs=many"), "pairs is 'many': it must be a valid integer"),
-        (("--algorithm", "sarsa"), "'sarsa' is not one of"),
         (("--init", "missing.npz"), "init is missing.npz, which cannot be read (No such file or directory)"),
         (("--jobs", "2", "--ray", "local"), "leave --jobs out"),
         (("--profile", "pyproject.toml"), "--profile is given, which goes with --from-log"),

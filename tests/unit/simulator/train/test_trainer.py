@@ -17,7 +17,7 @@ from simulator.train import trainer
 from simulator.train.plan import ResolvedPlan
 from simulator.train.pool import LocalPool, TaskPool
 from simulator.train.scenarios import Randomised
-from simulator.train.settings import PgpeSettings
+from simulator.train.settings import TrainingSettings
 from simulator.train.trainer import Trained, TrainingStep, read_checkpoint, train
 from simulator.train.validation import NetworkVerdict
 
@@ -25,7 +25,7 @@ from simulator.train.validation import NetworkVerdict
 class Counting:
     """Its network's beta is 1 more than the iterations that are done."""
 
-    def __init__(self, settings: PgpeSettings) -> None:
+    def __init__(self, settings: TrainingSettings) -> None:
         self.settings = settings
         self.iteration = 0
         self.decisions = 1
@@ -70,7 +70,7 @@ def _scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def run(folder: Path, costs: Sequence[float], iterations: int, every: int = 1, **how: Any) -> Trained:
     Scripted.costs = costs
     patience = how.pop("patience", 100)
-    settings = PgpeSettings(iterations=iterations, evaluate_every=every, patience=patience)
+    settings = TrainingSettings(iterations=iterations, evaluate_every=every, patience=patience)
     course = ResolvedPlan(Counting(settings), Randomised(random_share=1.0), (), ())
     return train(course, folder, LocalPool(), **how)
 
