@@ -66,12 +66,13 @@ def configure(section: LogSection, *, stream: TextIO | None = None, terminal: bo
     handler.set_name(_HANDLER)
     root.addHandler(handler)
     root.setLevel(section.level.upper())
-    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_cancellation)
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_ours)
 
 
-def _is_no_cancellation(record: logging.LogRecord) -> bool:
-    """gRPC calls it an error when the other end of a stream leaves, which is how agents, Envoys and clients end."""
-    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+def _is_ours(record: logging.LogRecord) -> bool:
+    """False for what strangers cause as often as they like and gRPC calls an error: the other end of a stream leaves,
+    as agents, Envoys and clients do; a header is not UTF-8, which a call gets all the same."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError | UnicodeDecodeError))
 
 
 class DecisionLines:

@@ -19,7 +19,7 @@ SEED = 7
     ("frontend", "count", "good"),
     [
         ("pick", 3000, {"ext_proc": "OK", "access log": "OK"}),
-        ("native", 800, {"HTTP/1": "200", "gRPC": "h2 200"}),
+        ("native", 1200, {"HTTP/1": "200", "gRPC": "h2 200"}),
         ("proxy", 3000, {"forwarded gRPC": "OK", "forwarded REST": "200"}),
     ],
 )

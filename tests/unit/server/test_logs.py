@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -53,6 +54,16 @@ def test_an_exception_stays_one_line() -> None:
         logging.getLogger("balancer.test").exception("failed")
     (line,) = stream.getvalue().splitlines()
     assert "ValueError: no" in json.loads(line)["exc_info"]
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [(asyncio.CancelledError(), False), (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no"), False), (OSError(), True)],
+)
+def test_what_strangers_cause_in_grpc_fills_no_log(error: BaseException, shown: bool) -> None:
+    stream = configured(LogSection())
+    logging.getLogger("grpc._cython.cygrpc").error("of gRPC", exc_info=error)
+    assert bool(stream.getvalue()) == shown
 
 
 def test_console_on_a_terminal_shows_extras() -> None:
