@@ -111,6 +111,8 @@ def add_internal(bootstrap: Node, listener: Node) -> None:
     endpoints = [{"lb_endpoints": [{"endpoint": {"address": address}}]}]
     cluster = {"name": name, "type": "STATIC", "load_assignment": {"cluster_name": name, "endpoints": endpoints}}
     cluster |= {key: like[key] for key in ("circuit_breakers", "typed_extension_protocol_options")}
+    # The connection is all clients', as one to a worker is.
+    nodes.manager_of(listener)["http2_protocol_options"]["initial_connection_window_size"] = 2**31 - 1
     resources["clusters"].append(cluster)
     resources["listeners"].append(listener)
     internal = {"@type": names.INTERNAL_LISTENERS_TYPE}

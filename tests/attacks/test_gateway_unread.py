@@ -60,14 +60,14 @@ async def all_served(rig: Rig) -> bool:
     return {await rig.infer() for _ in range(12)} <= {"w0", "w1", "w2"}
 
 
-@pytest.mark.parametrize("decides", ["Envoy", "the balancer"])
+@pytest.mark.parametrize("decides", ["Envoy", "the balancer", "the balancer, which Envoy's module asks"])
 async def test_who_takes_no_large_answer_keeps_no_place(tmp_path: Path, decides: str) -> None:
     rig = BothFronts(tmp_path, policy=LeastRequests(), settings=SETTINGS, native=decides == "Envoy")
-    if not rig.native:
+    if decides == "the balancer":
         rig.options = dataclasses.replace(rig.options, native=None)
 
     async def much(request: Any, context: Any) -> Any:
-        """More than Envoy reads before somebody takes it."""
+        """Together more than a connection's window by default."""
         return rig.workers[0].answer(a_request(payload_bytes=3 * 2**20))
 
     async with rig.running():
@@ -75,14 +75,15 @@ async def test_who_takes_no_large_answer_keeps_no_place(tmp_path: Path, decides:
             worker.infer = much
         stranger = Unread(rig.envoy.endpoint)
         await stranger.start()
-        await stranger.ask(framed(), 40)
-        await eventually(lambda: sum(len(worker.requests) for worker in rig.workers) == 40)
-        await eventually(lambda: in_flight(rig) == 0)
+        for came in (40, 80, 120):
+            await stranger.ask(framed(), 40)
+            await eventually(lambda came=came: sum(len(worker.requests) for worker in rig.workers) == came)
+            await eventually(lambda: in_flight(rig) == 0)
         for worker in rig.workers:
             worker.infer = None
         assert await all_served(rig)
         await stranger.stop()
-        await eventually(lambda: rig.samples("balancer_outcomes_total") == {("matched",): 52})
+        await eventually(lambda: rig.samples("balancer_outcomes_total") == {("matched",): 132})
 
 
 @pytest.mark.parametrize("path", [INFER, STREAM, REST])
