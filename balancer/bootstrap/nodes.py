@@ -52,23 +52,23 @@ def script(name: str, code: str) -> Node:
 
 
 def cel_filter(expression: str) -> Node:
-    """Of a log: where this expression is true."""
+    """A log's filter: this expression must be true."""
     typed = {"@type": names.CEL_FILTER_TYPE, "expression": expression}
     return {"extension_filter": {"name": names.CEL_FILTER, "typed_config": typed}}
 
 
 def all_of(*filters: Node) -> Node:
-    """Of a log: where each of these is true."""
+    """A log's filter: all of these must pass."""
     return filters[0] if len(filters) == 1 else {"and_filter": {"filters": list(filters)}}
 
 
 def without_header(name: str) -> Node:
-    """Of a log: where a request does not have it."""
+    """A log's filter: the request must not have this header."""
     return {"header_filter": {"header": {"name": name, "present_match": True, "invert_match": True}}}
 
 
 def only(log: Node, *filters: Node) -> Node:
-    """The same log, of those requests alone of which these are true as well."""
+    """The log with these filters before its own: it writes the requests that pass all of them."""
     before = [log["filter"]] if "filter" in log else []
     return {**log, "filter": all_of(*filters, *before)}
 

@@ -75,7 +75,7 @@ class Outcome(NamedTuple):
     """How a request ended, as Envoy saw it. After a retry, what concerns the worker is of the last attempt."""
 
     number: int
-    """Of the decision; `NOT_PICKED` where no balancer decided, `REFUSED` where it decided to refuse,
+    """The decision's number; `NOT_PICKED` where no balancer decided, `REFUSED` where it decided to refuse,
     `OF_ANOTHER_RUN` where a process that is gone decided."""
     upstream: str
     """`ip:port` of the worker that was last tried; empty: none was."""

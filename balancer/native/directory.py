@@ -27,7 +27,7 @@ from policies.base import Policy
 
 logger = logging.getLogger(__name__)
 _DIRECTORIES_KEPT = 1000
-"""Of which it is known who decided; each lasts as long as nothing changes."""
+"""How many of the newest directories are remembered with who decided by them; one lasts until something changes."""
 
 UNLISTED_MODEL = "\0"
 """A model that no worker has: what is true of it is true of all that are not listed."""
@@ -71,7 +71,7 @@ class Directory:
     def __init__(self, folder: Folder, state: SharedState, library: Library) -> None:
         self._folder, self._state, self._library = folder, state, library
         self.serial = 0
-        """Of the file in force."""
+        """Number of the directory that Envoys decide by."""
         self._basis: tuple[object, ...] | None = None
         """What that file was made of; None: of what does not hold any more."""
         self._policies: tuple[Policy | None, ...] = ()
@@ -189,7 +189,7 @@ class Directory:
         return Candidate(policy.name, policy.needs_key, name)
 
     def _content(self, fleet: Fleet, deciders: Sequence[Candidate], recorded: bool, serial: int) -> bytes:
-        """Of the file of that number; `recorded`: whether decisions are written into the journal."""
+        """The bytes of directory number `serial`; `recorded`: whether decisions are written into the journal."""
         settings, strings, splits = fleet.settings, _Strings(), self._splits.of
         endpoints = [(self._http.get(name, ""), self._grpc.get(name, "")) for name in fleet.names]
         masks: dict[bytes, int] = {}
@@ -248,7 +248,7 @@ def _given_versions(fleet: Fleet, splits: Mapping[str, Split]) -> Iterator[tuple
 
 
 def _given(fleet: Fleet, splits: Mapping[str, Split], model: str, version: str, strings: _Strings) -> tuple[Any, ...]:
-    """Of an entry: how a request that names no version gets one."""
+    """The part of an entry that says which version a request without one gets."""
     if version or model not in splits:
         return 0, 0.0, 0, (0, 0) if version else strings.add(pinned_version(fleet, model)), (0, 0)
     split, number = splits[model], 1 + list(splits).index(model)

@@ -283,7 +283,7 @@ static bool find_all(struct balancer_reader *reader, const struct balancer_names
 }
 
 const struct features *balancer_reader_finish(struct balancer_reader *reader, const struct balancer_names *names,
-                                         struct balancer_headers headers, struct balancer_refusal *refusal) {
+                                              struct balancer_headers headers, struct balancer_refusal *refusal) {
   struct balancer_facts *facts = &reader->facts;
   struct features *features = &reader->features;
   refusal->exhausted = false;

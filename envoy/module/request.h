@@ -186,7 +186,7 @@ bool balancer_reader_has_message(const struct balancer_reader *reader);
 
 /* The request, which lies in the reader; NULL: it is refused. Only the path has a say where the kind is PER_SERVER. */
 const struct features *balancer_reader_finish(struct balancer_reader *reader, const struct balancer_names *names,
-                                         struct balancer_headers headers, struct balancer_refusal *refusal);
+                                              struct balancer_headers headers, struct balancer_refusal *refusal);
 
 /* Paths and headers: headers.c. */
 

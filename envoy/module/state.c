@@ -100,7 +100,8 @@ static const struct {
   enum count lost;
 } RING[RINGS] = {
   [OUTCOMES_RING] = {offsetof(struct control, outcomes), sizeof(struct outcome), OUTCOMES, OUTCOMES_LOST},
-  [CANARY_EVENTS_RING] = {offsetof(struct control, canary_events), sizeof(struct canary_event), CANARY_EVENTS, CANARY_EVENTS_LOST},
+  [CANARY_EVENTS_RING] = {offsetof(struct control, canary_events), sizeof(struct canary_event), CANARY_EVENTS,
+                          CANARY_EVENTS_LOST},
   [LINES_RING] = {offsetof(struct control, lines), sizeof(struct line), LINES, LINES_LOST},
 };
 

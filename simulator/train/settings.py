@@ -23,15 +23,15 @@ class TrainingSettings:
     pairs: Count = 128
     """Episodes of an iteration, each played twice."""
     coefficients_share: Fraction = 0.4
-    """Of the iterations, the first, which move nothing but beta and the constant coefficients of the cost terms: seven
-    numbers are found sooner than some hundred, and the rest then starts from the best heuristic of this form."""
+    """Share of the iterations, the first ones, that move only beta and the constant coefficients of the cost terms:
+    seven numbers are found sooner than some hundred, and the rest then starts from the best heuristic of this form."""
     deviation: Positive = 0.1
-    """Of the noise on weights of the hidden layers."""
+    """Standard deviation of the noise on weights of the hidden layers."""
     step: Positive = 2.0
     """Length of the first steps, in deviations; they shrink linearly to a tenth, and so again once all weights move."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.8
     regret_weight: NotNegative = 1.0
-    """Of what mean and tail are above those of `expected_latency`: a policy that is chosen must not lose anywhere."""
+    """Weight of what mean and tail are above those of `expected_latency`: a chosen policy must not lose anywhere."""
     tasks: Count = 4
     """Into which the episodes of an iteration are cut, at most as many as episodes: no more processes than that have
     work. Fewer are cheaper: what NumPy takes for a decision of 64 episodes is less than twice that for 32."""
