@@ -9,8 +9,7 @@ import numpy as np
 
 from policies.base import WORST, BoolArray, FloatArray, option
 from policies.choices import LEAST
-from policies.costs import CostPolicy
-from policies.facts import total_of
+from policies.costs import CostPolicy, total_of
 from policies.hashing import rendezvous_cost
 
 _LEAST_WEIGHT = 1e-100

@@ -9,12 +9,84 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get
 
 import numpy as np
 
-from policies.base import FleetView, FloatArray, Policy, Request
+from policies.base import WORST, BoolArray, FleetView, FloatArray, Policy, Request
 from policies.choices import Choice
-from policies.columns import COLUMNS
-from policies.facts import Fact
+from policies.columns import COLUMNS, IN_PYTHON, Rows
 from policies.hashing import draws
-from policies.rows import IN_PYTHON, Rows
+
+
+class Fact(NamedTuple):
+    """How it is found, of which column, and the name of the policy's option that it takes; empty: none."""
+
+    of_one: Callable[..., float]
+    column: str
+    option: str = ""
+
+
+def total_of(column: str) -> Fact:
+    """The sum over the eligible workers, of values up to `WORST`."""
+    return Fact(total, column)
+
+
+def most_of(column: str) -> Fact:
+    """The greatest of the eligible workers' values, at least 0; unknown (NaN) ones do not count."""
+    return Fact(most, column)
+
+
+def quantile_of(column: str, option: str) -> Fact:
+    """The lower quantile (an order statistic) over the eligible workers, by the share that the option says."""
+    return Fact(lower_quantile, column, option)
+
+
+def total(column: FloatArray, eligible: BoolArray, option: float, scratch: FloatArray) -> float:
+    """See `total_of`."""
+    found = 0.0
+    for w in range(len(column)):
+        if eligible[w]:
+            found += column[w] if column[w] < WORST else WORST
+    return found
+
+
+def most(column: FloatArray, eligible: BoolArray, option: float, scratch: FloatArray) -> float:
+    """See `most_of`."""
+    found = 0.0
+    for w in range(len(column)):
+        if eligible[w] and column[w] > found:
+            found = column[w]
+    return found
+
+
+def lower_quantile(column: FloatArray, eligible: BoolArray, option: float, scratch: FloatArray) -> float:
+    """See `quantile_of`; by selection, whose loops have no branches: which way one would go, no processor can guess."""
+    count = 0
+    for w in range(len(column)):
+        if eligible[w]:
+            # What is not a number sorts last.
+            scratch[count] = column[w] if column[w] == column[w] else np.inf
+            count += 1
+    if count == 0:
+        return np.inf
+    place, left = int(option * (count - 1)), scratch[:count]
+    while True:
+        pivot, less, upto, kept = left[place], 0, 0, 0
+        for i in range(len(left)):
+            less += left[i] < pivot
+            upto += left[i] <= pivot
+        if less <= place < upto:
+            return float(pivot)
+        if place < less:
+            for i in range(len(left)):
+                value = left[i]
+                left[kept] = value
+                kept += value < pivot
+        else:
+            place -= upto
+            for i in range(len(left)):
+                value = left[i]
+                left[kept] = value
+                kept += value > pivot
+        left = left[:kept]
+
 
 DRAW = "draw"
 """A column beside those of the view: the worker's draw for the request's key, uniform in [0, 1)."""

@@ -9,8 +9,7 @@ import numpy as np
 
 from policies.base import FloatArray, option
 from policies.choices import least_of
-from policies.costs import CostPolicy
-from policies.facts import quantile_of
+from policies.costs import CostPolicy, quantile_of
 
 _HOT = 1e15
 """Added to the pending of hot workers, so that each is behind every cold one and hot ones stay in order."""

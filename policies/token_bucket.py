@@ -9,8 +9,7 @@ import numpy as np
 
 from policies.base import BoolArray, FloatArray, option
 from policies.choices import LEAST
-from policies.costs import CostPolicy
-from policies.facts import most_of
+from policies.costs import CostPolicy, most_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,14 @@ from collections.abc import Callable
 import numpy as np
 
 from balancer.kernel.counting import count_in, remember
-from balancer.kernel.eligibility import keep_fresh
-from balancer.kernel.limits_and_draw import best_s, draw_worker, keep_within_limits, name_fallbacks, pending_limit
+from balancer.kernel.limits_and_draw import (
+    best_s,
+    draw_worker,
+    keep_fresh,
+    keep_within_limits,
+    name_fallbacks,
+    pending_limit,
+)
 from balancer.kernel.policy_answers import Answer, Compiler
 from balancer.kernel.state import AMONG, NAMED, PROPENSITY, REFUSED_AT, AnyArray, FleetState, Options, RequestFeatures
 from policies.base import FloatArray

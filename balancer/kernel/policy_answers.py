@@ -16,8 +16,7 @@ from balancer.kernel.worker_columns import OF_REQUEST, OF_WORKER
 from policies import BUILTIN
 from policies.base import Policy
 from policies.choices import Choice
-from policies.costs import CostPolicy, parameters
-from policies.facts import Fact
+from policies.costs import CostPolicy, Fact, parameters
 from policies.learned import Learned
 from policies.learned.loops import READS, Weights, fill_learned, scratch_size, weights_of
 from policies.round_robin import RoundRobin, fill_turn

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from balancer import bounds
-from balancer.kernel import counting, eligibility, limits_and_draw, reports, worker_columns
+from balancer.kernel import counting, limits_and_draw, reports, worker_columns
 from balancer.kernel import deciding as steps
 from balancer.kernel.block import ordinary_memory
 from balancer.kernel.deciding import INVALID, NOBODY, deciding
@@ -124,12 +124,12 @@ class Kernel:
     def keep_fresh(self, x: FleetState, servable: BoolArray, now_s: float) -> BoolArray:
         """Those of the workers, `(n,)`, that are eligible, see `eligibility`."""
         mask = servable.copy()
-        eligibility.keep_fresh(x, 0, 0, now_s, mask)
+        limits_and_draw.keep_fresh(x, 0, 0, now_s, mask)
         return mask
 
     def fresh_until_s(self, x: FleetState, now_s: float) -> float:
         """See `eligibility`."""
-        return eligibility.fresh_until_s(x, 0, 0, x.decision.mask.shape[1], now_s)
+        return limits_and_draw.fresh_until_s(x, 0, 0, x.decision.mask.shape[1], now_s)
 
     def admit(self, x: FleetState, request: Request, view: RequestView) -> tuple[int, BoolArray]:
         """Who in the view's mask may be picked, `(n,)`, and how many they are, or why nobody may, see `deciding`."""

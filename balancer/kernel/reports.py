@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from balancer.kernel.counting import refill
-from balancer.kernel.eligibility import is_fresh, received
 from balancer.kernel.estimators.caches import SETTLED, lose_all
 from balancer.kernel.estimators.caches import observe as observe_hits
 from balancer.kernel.estimators.queue import (
@@ -22,6 +21,7 @@ from balancer.kernel.estimators.queue import (
     take_lying,
 )
 from balancer.kernel.estimators.service import batch_s, observe
+from balancer.kernel.limits_and_draw import is_fresh, received
 from balancer.kernel.state import KEY_MEMORY, SERVICE_MEMORY, FleetState
 from policies.base import FloatArray
 

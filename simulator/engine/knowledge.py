@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from balancer.kernel import counting, eligibility
+from balancer.kernel import counting, limits_and_draw
 from balancer.kernel.state import REPORTS_REQUIRED, RequestFeatures
 from simulator.engine import layout as at
 from simulator.engine.compiled import (
@@ -22,7 +22,7 @@ from simulator.engine.layout import Sim
 
 count_in, finish, refill, fade = map(from_source, (counting.count_in, counting.finish, counting.refill, counting.fade))
 remember, _remember_outcome = from_source(counting.remember), from_source(counting.remember_outcome)
-_keep_fresh, _fresh_until_s = from_source(eligibility.keep_fresh), from_source(eligibility.fresh_until_s)
+_keep_fresh, _fresh_until_s = from_source(limits_and_draw.keep_fresh), from_source(limits_and_draw.fresh_until_s)
 
 
 @inlined

@@ -14,11 +14,11 @@ from balancer.kernel.policy_answers import is_shipped
 from balancer.kernel.state import Options
 from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
 from policies.choices import SCRATCH
+from policies.columns import Rows
 from policies.costs import CostPolicy
 from policies.learned import Learned
 from policies.learned.artifact import Artifact
 from policies.learned.loops import READS, fill_learned, scratch_size, weights_of
-from policies.rows import Rows
 from policies.traced import traced
 from policies.traced.program import answered, fill_rows
 from simulator.engine.compiled import from_source, uncached

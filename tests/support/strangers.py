@@ -11,8 +11,7 @@ import numpy as np
 
 from policies.base import FleetView, FloatArray, Policy, Request, least, option, uniform_over
 from policies.choices import softmin_of
-from policies.costs import CostPolicy
-from policies.facts import quantile_of, total_of
+from policies.costs import CostPolicy, quantile_of, total_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,13 +21,12 @@ from numba.core import types
 
 from balancer.kernel.block import ordinary_memory
 from balancer.kernel.compiled.c_compiler import compiler
-from balancer.kernel.compiled.call import new_call
+from balancer.kernel.compiled.call import FLEET_STATE, new_call
 from balancer.kernel.compiled.exported_functions import entries
 from balancer.kernel.compiled.header import header_of
 from balancer.kernel.compiled.library import PATH, STAMP, stamp
 from balancer.kernel.compiled.numba_functions import OPTIONS
 from balancer.kernel.compiled.numba_records import Native
-from balancer.kernel.compiled.record import FLEET_STATE
 from balancer.kernel.fleet_state import FleetBlock
 from balancer.kernel.state import Options
 

@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from balancer.bounds import MAX_FALLBACKS
-from balancer.kernel import counting, deciding, eligibility, limits_and_draw, reports, worker_columns
+from balancer.kernel import counting, deciding, limits_and_draw, reports, worker_columns
 from balancer.kernel.compiled.call import (
     BALANCERS,
     BATCHES,
@@ -50,7 +50,7 @@ _finish, _fade = from_source(counting.finish), from_source(counting.fade)
 _remember_outcome = from_source(counting.remember_outcome)
 _fill_cached = from_source(worker_columns.fill_cached)
 _fill_work_behind = from_source(worker_columns.fill_work_behind)
-_keep_fresh, _fresh_until_s = from_source(eligibility.keep_fresh), from_source(eligibility.fresh_until_s)
+_keep_fresh, _fresh_until_s = from_source(limits_and_draw.keep_fresh), from_source(limits_and_draw.fresh_until_s)
 _admit, _take = from_source(deciding.admit), from_source(deciding.take)
 _uniform_of = from_source(limits_and_draw.uniform_of)
 _sequence_bid = from_source(worker_columns.sequence_bid)

@@ -14,7 +14,7 @@ import numpy as np
 from balancer.kernel import block as blocks
 from balancer.kernel import deciding
 from balancer.kernel.compiled import call as slots
-from balancer.kernel.compiled.record import FLEET_STATE, Record
+from balancer.kernel.compiled.call import FLEET_STATE, Record
 from balancer.kernel.estimators.caches import Caches
 from balancer.kernel.estimators.latency import Latency
 from balancer.kernel.estimators.queue import Queue

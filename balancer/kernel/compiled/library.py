@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import pathlib
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -10,17 +12,30 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import balancer.kernel
+import policies
 from balancer.bounds import MAX_FALLBACKS
 from balancer.kernel import deciding
 from balancer.kernel.block import Memory, ordinary_memory
 from balancer.kernel.compiled import call as slots
-from balancer.kernel.compiled.call import MOST_BATCHES, MOST_LINES, REQUEST, new_call, symbol_of
-from balancer.kernel.compiled.record import FLEET_STATE, Record
-from balancer.kernel.compiled.sources import SOURCES, digest_of
+from balancer.kernel.compiled.call import FLEET_STATE, MOST_BATCHES, MOST_LINES, REQUEST, Record, new_call, symbol_of
 from balancer.kernel.policy_answers import Compiler, answering, options_of
 from balancer.kernel.python_kernel import Kernel, Lines, Picked, PolicyHost, RequestView, new_tuple
 from balancer.kernel.state import DecisionScratch, FleetState, Options, RequestFeatures
 from policies.base import BoolArray, FloatArray, Policy, Request
+
+SOURCES = tuple(map(pathlib.Path, (*balancer.kernel.__path__, *policies.__path__)))
+"""Folders of all that is compiled from its own source, and of what compiles it."""
+
+
+def digest_of(*folders: pathlib.Path) -> str:
+    """Of all Python sources in there."""
+    content = hashlib.sha256()
+    for folder in folders:
+        for path in sorted(folder.rglob("*.py")):
+            content.update(path.read_bytes())
+    return content.hexdigest()[:16]
+
 
 PATH = Path(__file__).with_name("kernel.so")
 STAMP = "balancer_stamp"

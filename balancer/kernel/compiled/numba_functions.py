@@ -19,7 +19,7 @@ import numba
 import numpy as np
 import platformdirs
 
-from balancer.kernel.compiled.sources import SOURCES, digest_of
+from balancer.kernel.compiled.library import SOURCES, digest_of
 from balancer.kernel.estimators.columns import exp
 
 

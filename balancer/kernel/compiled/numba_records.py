@@ -18,7 +18,7 @@ from numba.core.typing.templates import AttributeTemplate, infer_getattr
 from numba.extending import NativeValue, models, register_model, unbox
 from numba.np import arrayobj
 
-from balancer.kernel.compiled.record import Record
+from balancer.kernel.compiled.call import Record
 
 _WORD = ir.IntType(64)
 

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.views import make_view
 
-from policies import choices, facts
+from policies import choices, costs
 from policies.base import Request
 from policies.choices import Choice
-from policies.facts import Fact
+from policies.columns import IN_PYTHON
+from policies.costs import Fact
 from policies.round_robin import RoundRobin, fill_turn
-from policies.rows import IN_PYTHON
 from simulator.engine.rows import COMPILED
 
 VALUES = st.one_of(
@@ -57,7 +57,7 @@ def test_choices(choice: Choice, options: tuple[float, ...], workers: list[tuple
 
 @pytest.mark.parametrize(
     ("fact", "options"),
-    [(facts.total_of("x"), (0.0,)), (facts.most_of("x"), (0.0,)), (facts.quantile_of("x", "q"), (0.0, 0.3, 0.84, 1.0))],
+    [(costs.total_of("x"), (0.0,)), (costs.most_of("x"), (0.0,)), (costs.quantile_of("x", "q"), (0.0, 0.3, 0.84, 1.0))],
 )
 @settings(deadline=None)  # the first example of each compiles
 @given(workers=WORKERS)
@@ -71,7 +71,7 @@ def test_facts(fact: Fact, options: tuple[float, ...], workers: list[tuple[float
 @given(workers=st.lists(st.floats(0.0, 9.0), min_size=1, max_size=30), share=st.floats(0.0, 1.0))
 def test_quantiles(workers: list[float], share: float) -> None:
     eligible = np.ones(len(workers), bool)
-    found = IN_PYTHON.fact(facts.quantile_of("x", "q").of_one, np.array(workers), eligible, share)
+    found = IN_PYTHON.fact(costs.quantile_of("x", "q").of_one, np.array(workers), eligible, share)
     assert found.item() == sorted(workers)[int(share * (len(workers) - 1))]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from policies.choices import fill_sampled_least
-from policies.rows import IN_PYTHON
+from policies.columns import IN_PYTHON
 
 
 def sampled_least(cost: np.ndarray, eligible: np.ndarray, choices: int) -> np.ndarray:
