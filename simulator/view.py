@@ -10,7 +10,7 @@ from balancer.kernel import worker_columns
 from balancer.kernel.compiled.numba_records import Native
 from balancer.kernel.settings import EstimatorSettings
 from balancer.kernel.state import RequestFeatures
-from balancer.scheduler.view import View, column
+from balancer.kernel.view import View, column
 from policies.base import FloatArray, UintArray
 from simulator.engine.compiled import compiled, from_source, mix
 from simulator.engine.knowledge import row

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from balancer.scheduler.canary.guard import PolicyChange
 from balancer.scheduler.canary.rollout import RolloutChange
 from balancer.scheduler.canary.selector import CanaryListener, CanaryPlan, PolicySelector, Role, Ticket
-from balancer.scheduler.checked_answer import answer
+from balancer.kernel.checked_answer import answer
 from balancer.scheduler.keys import OF_SEQUENCES, placing
 from policies.base import FleetView, FloatArray, Policy, Request, least
 from policies.hashing import mix

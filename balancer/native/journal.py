@@ -37,7 +37,7 @@ from balancer.scheduler.canary.selector import Role
 from balancer.scheduler.events import Finished, Void, Withdrawn
 from balancer.scheduler.fleet import Fleet
 from balancer.scheduler.keys import OF_SEQUENCES, STICKY
-from balancer.scheduler.view import LiveView, View, column
+from balancer.kernel.view import LiveView, View, column
 from policies.base import BoolArray, FloatArray, Policy, Request, UintArray
 from policies.columns import Columns, columns_of
 

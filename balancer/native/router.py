@@ -21,11 +21,11 @@ from balancer.native.selector_feed import SelectorFeed
 from balancer.native.state import SharedState
 from balancer.scheduler.after_decision import Answered, Decision, DecisionObserver
 from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
-from balancer.scheduler.checked_answer import LEAST_PENDING
+from balancer.kernel.checked_answer import LEAST_PENDING
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import Event, WorkerRemoved
 from balancer.scheduler.router import Router
-from balancer.scheduler.view import LiveView
+from balancer.kernel.view import LiveView
 from policies.base import BoolArray, FloatArray, Policy, Request
 from policies.hashing import mix
 

@@ -12,7 +12,7 @@ from balancer.native.state import SharedState
 from balancer.scheduler.canary.guard import Guard
 from balancer.scheduler.canary.selector import PolicySelector, Role, Selection, Side, Standing, Ticket
 from balancer.scheduler.errors import RoutingError
-from balancer.scheduler.view import LiveView
+from balancer.kernel.view import LiveView
 from balancer.scheduler.worker import Worker
 from policies.base import Request
 

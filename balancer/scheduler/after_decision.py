@@ -9,9 +9,9 @@ from balancer.kernel.deciding import COUNTS, FULL, INVALID, LATE, NOBODY, SEQUEN
 from balancer.kernel.python_kernel import Picked, RequestView, new_tuple
 from balancer.scheduler import refusals
 from balancer.scheduler.canary.selector import Role, Selection, Ticket
-from balancer.scheduler.checked_answer import LEAST
+from balancer.kernel.checked_answer import LEAST
 from balancer.scheduler.errors import RoutingError
-from balancer.scheduler.view import LiveView
+from balancer.kernel.view import LiveView
 from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
 
 if TYPE_CHECKING:

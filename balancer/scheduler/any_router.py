@@ -9,11 +9,11 @@ from typing import Protocol
 from balancer.kernel.settings import Settings
 from balancer.scheduler.after_decision import Answered, Decision, DecisionObserver
 from balancer.scheduler.canary.selector import PolicySelector
-from balancer.scheduler.checked_answer import LEAST_PENDING
+from balancer.kernel.checked_answer import LEAST_PENDING
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import Event
 from balancer.scheduler.fleet import Fleet
-from balancer.scheduler.view import LiveView
+from balancer.kernel.view import LiveView
 from policies.base import BoolArray, FloatArray, Policy, Request
 
 

@@ -20,7 +20,7 @@ from balancer.kernel.settings import Settings
 from balancer.scheduler import refusals
 from balancer.scheduler.after_decision import Answered, Decided, Decision, DecisionObserver, attend, in_names
 from balancer.scheduler.canary.selector import PolicySelector, Role, Ticket
-from balancer.scheduler.checked_answer import LEAST_PENDING, answer
+from balancer.kernel.checked_answer import LEAST_PENDING, answer
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import (
     Event,
@@ -35,7 +35,7 @@ from balancer.scheduler.events import (
 )
 from balancer.scheduler.fleet import ANY_MODEL, Fleet
 from balancer.scheduler.keys import OF_SEQUENCES, placing
-from balancer.scheduler.view import LiveView
+from balancer.kernel.view import LiveView
 from policies.base import BoolArray, FloatArray, Policy, Request, least
 from policies.hashing import mix
 

@@ -20,7 +20,7 @@ from balancer.discovery.file import load_workers
 from balancer.errors import OperatorError
 from balancer.files.schema import shown
 from balancer.files.yaml_document import ConfigError, Problem
-from balancer.scheduler.checked_answer import first_failure
+from balancer.kernel.checked_answer import first_failure
 from balancer.server.admin.token import TokenError, read_token
 from balancer.server.security.certificates import expiry_warnings, read_fitting, tls_files
 from policies.traced import traced

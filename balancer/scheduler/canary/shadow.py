@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from balancer.scheduler.checked_answer import answer
+from balancer.kernel.checked_answer import answer
 from policies.base import FleetView, FloatArray, Policy, Request
 from policies.hashing import mix, unit
 

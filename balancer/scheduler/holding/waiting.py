@@ -35,7 +35,7 @@ from balancer.scheduler.holding.state import (
     model_rows,
 )
 from balancer.scheduler.refusals import HELD_FULL, HELD_LONG, nobody, shed
-from balancer.scheduler.view import LiveView
+from balancer.kernel.view import LiveView
 from policies.base import HeldRequests, Policy, Request
 from policies.hashing import mix, unit
 

@@ -16,7 +16,7 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.fleet import ANY_MODEL
 from balancer.scheduler.snapshot import ready
-from balancer.scheduler.view import LiveView
+from balancer.kernel.view import LiveView
 from balancer.server.metrics.metrics import LATENCY_BUCKETS_S, Metrics
 from balancer.server.metrics.scraped import counter, gauge
 from policies.base import FloatArray

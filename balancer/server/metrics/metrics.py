@@ -21,7 +21,7 @@ from balancer.reports.collector import ReportCounts
 from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.fleet import ANY_MODEL
 from balancer.scheduler.snapshot import ready
-from balancer.scheduler.view import LiveView
+from balancer.kernel.view import LiveView
 from balancer.server.metrics.canary import policy_metrics
 from balancer.server.metrics.exposition import Exposition, Text
 from balancer.server.metrics.scraped import counter, gauge

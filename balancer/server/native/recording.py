@@ -18,7 +18,7 @@ from balancer.scheduler.after_decision import Answered, Decision
 from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import Finished, Withdrawn
-from balancer.scheduler.view import LiveView
+from balancer.kernel.view import LiveView
 from balancer.server.decision_log.files import DecisionFiles
 from balancer.server.decision_log.lines import COLUMNS
 from balancer.server.decision_log.recording import Recording

@@ -18,11 +18,11 @@ from balancer.kernel.python_kernel import RequestView
 from balancer.scheduler.after_decision import Answered
 from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.canary.split import Split, Splits
-from balancer.scheduler.checked_answer import answer
+from balancer.kernel.checked_answer import answer
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.fleet import ANY_MODEL, Fleet
 from balancer.scheduler.snapshot import reasons as why_not
-from balancer.scheduler.view import LiveView
+from balancer.kernel.view import LiveView
 from policies.base import FloatArray, Request
 from policies.columns import QUANTITIES
 from policies.hashing import key_of

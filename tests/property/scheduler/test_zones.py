@@ -16,7 +16,7 @@ from balancer.kernel.python_kernel import Kernel
 from balancer.kernel.settings import Settings, ZoneSettings
 from balancer.scheduler.events import Sent, WorkerAdded, WorkersAdded
 from balancer.scheduler.router import Router
-from balancer.scheduler.view import LiveView
+from balancer.kernel.view import LiveView
 from policies.base import Request
 from policies.least_requests import LeastRequests
 

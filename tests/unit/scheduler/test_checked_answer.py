@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.fleets import make_router
 
-from balancer.scheduler.checked_answer import answer, is_distribution
+from balancer.kernel.checked_answer import answer, is_distribution
 from policies.base import FleetView, FloatArray, Policy, Request
 
 ELIGIBLE = np.array([True, True, False])

@@ -14,7 +14,7 @@ from balancer.kernel.estimators.service import Service
 from balancer.kernel.settings import EstimatorSettings, Settings
 from balancer.scheduler.events import WorkerAdded
 from balancer.scheduler.router import Router
-from balancer.scheduler.view import LiveView
+from balancer.kernel.view import LiveView
 from policies.expected_latency import ExpectedLatency
 
 PROFILED = Settings(estimators=EstimatorSettings(profiles={("A100", "m"): (0.002, 0.0005), ("T4", "m"): (0.02, 0.005)}))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from balancer.kernel.policy_answers import is_shipped
-from balancer.scheduler.view import LiveView
+from balancer.kernel.view import LiveView
 from policies.base import BoolArray, FleetView, FloatArray, Policy, Request, least
 from policies.traced import examples
 
