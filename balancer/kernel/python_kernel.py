@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from balancer import bounds
 from balancer.kernel import counting, limits_and_draw, reports, worker_columns
 from balancer.kernel import deciding as steps
 from balancer.kernel.block import ordinary_memory
+from balancer.kernel.checked_answer import answer as checked
 from balancer.kernel.deciding import INVALID, NOBODY, deciding
 from balancer.kernel.estimators.queue import peer_share_left, pending_now
 from balancer.kernel.policy_answers import Compiler, is_shipped
@@ -30,7 +31,8 @@ from balancer.kernel.state import (
     FleetState,
     RequestFeatures,
 )
-from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
+from balancer.kernel.view import LiveFleet, LiveView
+from policies.base import BoolArray, FloatArray, Policy, Request
 from policies.hashing import mix, unit
 from policies.traced import traced
 from policies.traced.program import answered
@@ -41,34 +43,15 @@ Lines = Sequence[tuple[float, ...]]
 """Of a report, in the columns of `reports`."""
 
 
-class RequestView(FleetView, Protocol):
-    """The view of one request on one fleet."""
-
-    column: int
-    """Of the request's model in the estimators."""
-    at_s: float
-
-    @property
-    def mask(self) -> BoolArray:
-        """`eligible` as it is kept, not to be written to."""
-
-
 class PolicyAnswer(NamedTuple):
     """What a policy answered to a request."""
 
-    view: RequestView
+    view: LiveView
     """That it was shown."""
     probabilities: FloatArray | None
     """`(n,)`; None: it has no valid answer."""
     failure: str
     """Why not, in words."""
-
-
-class PolicyHost(Protocol):
-    """Asks policies that the kernel has no answer of."""
-
-    def ask(self, policy: Policy, request: Request, column: int, mask: BoolArray, now_s: float) -> PolicyAnswer:
-        """What the policy says to a request, which has its number, of the workers in the mask, `(n,)`."""
 
 
 class Picked(NamedTuple):
@@ -95,7 +78,7 @@ class Kernel:
     stamp = ""
     """Of the compiled functions, for blocks that hold what they work on."""
     policy_answer: PolicyAnswer | None = None
-    """Of the last decision, where `PolicyHost` gave it; None: it did not."""
+    """Of the last decision, where it answered in Python; None: it did not."""
 
     def __init__(self) -> None:
         instead = {limits_and_draw.draw_worker: self._draw_worker, limits_and_draw.name_fallbacks: self._name_fallbacks}
@@ -131,7 +114,7 @@ class Kernel:
         """See `eligibility`."""
         return limits_and_draw.fresh_until_s(x, 0, 0, x.decision.mask.shape[1], now_s)
 
-    def admit(self, x: FleetState, request: Request, view: RequestView) -> tuple[int, BoolArray]:
+    def admit(self, x: FleetState, request: Request, view: LiveView) -> tuple[int, BoolArray]:
         """Who in the view's mask may be picked, `(n,)`, and how many they are, or why nobody may, see `deciding`."""
         x.decision.mask[0] = view.mask
         assert isinstance(request.number, int)  # arrays are for the simulator's views
@@ -140,7 +123,7 @@ class Kernel:
             count = steps.admit(x, 0, 0, features, view.at_s, self._found)
         return count, x.decision.mask[0].copy()
 
-    def answer(self, x: FleetState, policy: Policy, request: Request, view: RequestView) -> FloatArray | None:
+    def answer(self, x: FleetState, policy: Policy, request: Request, view: LiveView) -> FloatArray | None:
         """The policy's probabilities, `(n,)`, where the kernel has them by itself; else None.
 
         Programs run in Python as well, for the bits that they have everywhere.
@@ -150,8 +133,7 @@ class Kernel:
 
     def decide(
         self,
-        x: FleetState,
-        host: PolicyHost,
+        x: LiveFleet,
         policy: Policy,
         request: Request,
         number: int,
@@ -165,7 +147,6 @@ class Kernel:
 
         Args:
             x: The fleet's state.
-            host: Of a policy that the kernel has no answer of.
             policy: Decides.
             request: As it came; its own number does not count.
             number: Of the decision.
@@ -179,7 +160,7 @@ class Kernel:
         x.decision.mask[0] = mask
         found, fallbacks = self._found, [-1] * bounds.MAX_FALLBACKS
         self._look_at_settings(x)
-        options: Any = host, policy, request.numbered(number), None if self._narrows or one >= 0 else mask
+        options: Any = policy, request.numbered(number), None if self._narrows or one >= 0 else mask
         uniform, features = unit(mix(self.seed ^ number)), features_of(request, number, column)
         decide = self._decide_by_hashes if self._narrows or request.key is not None else self._decide
         w = decide(x, options, 0, 0, features, now_s, uniform, how, one, found, fallbacks)  # type: ignore[arg-type]
@@ -206,9 +187,9 @@ class Kernel:
 
     def _answer(self, x: FleetState, options: Any, e: int, first: int, request: RequestFeatures, now_s: float) -> int:
         """See `policy_answers.Answer`: the host has it."""
-        host, policy, numbered, mask = options
+        policy, numbered, mask = options
         left = x.decision.mask[0].copy() if mask is None else mask
-        answer = self.policy_answer = host.ask(policy, numbered, request.model, left, now_s)
+        answer = self.policy_answer = ask(x, policy, numbered, request.model, left, now_s)  # type: ignore[arg-type]  # see `decide`
         if answer.probabilities is None:
             return INVALID
         if numbered.sequence:
@@ -286,6 +267,12 @@ class Kernel:
     def fade(self, x: FleetState, share: float) -> None:
         """See `counting`, for all workers."""
         counting.fade(x, 0, 0, x.decision.mask.shape[1], share)
+
+
+def ask(x: LiveFleet, policy: Policy, request: Request, column: int, mask: BoolArray, now_s: float) -> PolicyAnswer:
+    """What the policy says to a request, which has its number, of the workers in the mask, `(n,)`."""
+    view = LiveView(x, mask, column, float(request.rows), now_s, request.key)
+    return PolicyAnswer(view, *checked(policy, request, view))
 
 
 def _with_key(column: int, rows: float, key: int | None) -> RequestFeatures:

@@ -7,7 +7,7 @@ here, over arrays of shape `(..., n)`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +19,12 @@ from balancer.kernel.estimators.latency import Latency
 from balancer.kernel.estimators.queue import Queue
 from balancer.kernel.estimators.service import Service
 from balancer.kernel.estimators.tokens import Tokens
-from balancer.kernel.settings import EstimatorSettings
-from balancer.scheduler.fleet import Fleet
+from balancer.kernel.settings import EstimatorSettings, Settings
+from balancer.kernel.state import FleetState
 from policies.base import BoolArray, FloatArray, Policy, Request, UintArray
+
+if TYPE_CHECKING:
+    from balancer.kernel.python_kernel import Kernel
 
 Value = TypeVar("Value")
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -161,12 +164,22 @@ class View:
         return caches.saving_now_s(self._caches, self._service, self._of_model, self._rows, balancers)
 
 
+class LiveFleet(FleetState, Protocol):
+    """A fleet's state, by what settings it is read, and who computes what needs loops."""
+
+    @property
+    def settings(self) -> Settings: ...
+
+    @property
+    def kernel(self) -> Kernel: ...
+
+
 class LiveView(View):
     """One fleet, for one request; arrays have shape `(n,)`."""
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: LiveFleet,
         eligible: BoolArray,
         column: int,
         rows: float,
@@ -212,15 +225,17 @@ class LiveView(View):
 
     @column
     def weight(self) -> FloatArray:
-        return self._fleet.weight
+        weights: FloatArray = self._fleet.decision.weight[0]
+        return weights
 
     @column
     def name_hash(self) -> UintArray:
-        return self._fleet.name_hash
+        hashes: UintArray = self._fleet.decision.name_hash[0]
+        return hashes
 
     @column
     def report_age_s(self) -> FloatArray:
-        return self._now_s - self._fleet.reported_s
+        return self._now_s - self._fleet.decision.reported_s
 
     @column
     def cached(self) -> FloatArray:

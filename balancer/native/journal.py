@@ -21,6 +21,7 @@ import numpy as np
 from balancer import bounds
 from balancer.extproc.responses import ERRORS
 from balancer.kernel.settings import EstimatorSettings
+from balancer.kernel.view import LiveView, View, column
 from balancer.native.envoy_module import Module
 from balancer.native.folder import JOURNAL, Folder, in_file
 from balancer.native.layouts import (
@@ -37,7 +38,6 @@ from balancer.scheduler.canary.selector import Role
 from balancer.scheduler.events import Finished, Void, Withdrawn
 from balancer.scheduler.fleet import Fleet
 from balancer.scheduler.keys import OF_SEQUENCES, STICKY
-from balancer.kernel.view import LiveView, View, column
 from policies.base import BoolArray, FloatArray, Policy, Request, UintArray
 from policies.columns import Columns, columns_of
 

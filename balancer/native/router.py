@@ -11,8 +11,10 @@ from typing import Any
 import numpy.typing as npt
 
 from balancer.extproc.kserve import HeaderNames
+from balancer.kernel.checked_answer import LEAST_PENDING
 from balancer.kernel.compiled.library import Compiled, Library
 from balancer.kernel.settings import Settings
+from balancer.kernel.view import LiveView
 from balancer.native.directory import Directory
 from balancer.native.envoy_module import Module
 from balancer.native.folder import FLEET_STATE, JOURNAL, Folder, in_file
@@ -21,11 +23,9 @@ from balancer.native.selector_feed import SelectorFeed
 from balancer.native.state import SharedState
 from balancer.scheduler.after_decision import Answered, Decision, DecisionObserver
 from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
-from balancer.kernel.checked_answer import LEAST_PENDING
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import Event, WorkerRemoved
 from balancer.scheduler.router import Router
-from balancer.kernel.view import LiveView
 from policies.base import BoolArray, FloatArray, Policy, Request
 from policies.hashing import mix
 

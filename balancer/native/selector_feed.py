@@ -7,12 +7,12 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from balancer.kernel.view import LiveView
 from balancer.native.layouts import SELECTOR, SIDES, Decider, GuardEvent
 from balancer.native.state import SharedState
 from balancer.scheduler.canary.guard import Guard
 from balancer.scheduler.canary.selector import PolicySelector, Role, Selection, Side, Standing, Ticket
 from balancer.scheduler.errors import RoutingError
-from balancer.kernel.view import LiveView
 from balancer.scheduler.worker import Worker
 from policies.base import Request
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from balancer.kernel.checked_answer import LEAST
 from balancer.kernel.deciding import COUNTS, FULL, INVALID, LATE, NOBODY, SEQUENCE
-from balancer.kernel.python_kernel import Picked, RequestView, new_tuple
+from balancer.kernel.python_kernel import Picked, ask, new_tuple
+from balancer.kernel.view import LiveView
 from balancer.scheduler import refusals
 from balancer.scheduler.canary.selector import Role, Selection, Ticket
-from balancer.kernel.checked_answer import LEAST
 from balancer.scheduler.errors import RoutingError
-from balancer.kernel.view import LiveView
 from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Answered(NamedTuple):
     request: Request
     """With its number."""
     subset: Collection[str] | None
-    view: RequestView
+    view: LiveView
     policy: Policy
     """That answered: the one in force, one that stood in for it, or the hash that places the request's key."""
     probabilities: FloatArray
@@ -119,7 +119,7 @@ def attend(
     return picked, by, ticket
 
 
-def _shown(router: Router, decided: Decided) -> tuple[RequestView, FloatArray]:
+def _shown(router: Router, decided: Decided) -> tuple[LiveView, FloatArray]:
     """The view and the answer of the last decision, as long as its pick is not counted."""
     fleet, request, answer = router.fleet, decided.request, router.fleet.kernel.policy_answer
     if answer is not None and answer.probabilities is not None:
@@ -153,10 +153,10 @@ def _failure(router: Router, decided: Decided, by: Policy) -> tuple[FleetView, s
     answer = router.fleet.kernel.policy_answer
     if answer is None:
         mask = router.fleet.decision.mask[0].copy()
-        answer = router.ask(by, decided.request, decided.column, mask, decided.now_s)
+        answer = ask(router.fleet, by, decided.request, decided.column, mask, decided.now_s)
     return answer.view, answer.failure
 
 
 def _decide_again(router: Router, decided: Decided, by: Policy) -> Picked:
     request, number, _, column, mask, now_s, how, one, *_ = decided
-    return router.fleet.kernel.decide(router.fleet, router, by, request, number, column, mask, now_s, how, one)
+    return router.fleet.kernel.decide(router.fleet, by, request, number, column, mask, now_s, how, one)

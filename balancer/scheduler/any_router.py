@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Protocol
 
+from balancer.kernel.checked_answer import LEAST_PENDING
 from balancer.kernel.settings import Settings
+from balancer.kernel.view import LiveView
 from balancer.scheduler.after_decision import Answered, Decision, DecisionObserver
 from balancer.scheduler.canary.selector import PolicySelector
-from balancer.kernel.checked_answer import LEAST_PENDING
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import Event
 from balancer.scheduler.fleet import Fleet
-from balancer.kernel.view import LiveView
 from policies.base import BoolArray, FloatArray, Policy, Request
 
 

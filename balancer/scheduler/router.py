@@ -14,13 +14,14 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from balancer import bounds
+from balancer.kernel.checked_answer import LEAST_PENDING, answer
 from balancer.kernel.deciding import AT_ONCE, COUNTS, FULL, NOBODY, ONE, SEQUENCE
-from balancer.kernel.python_kernel import Kernel, PolicyAnswer, new_tuple
+from balancer.kernel.python_kernel import Kernel, new_tuple
 from balancer.kernel.settings import Settings
+from balancer.kernel.view import LiveView
 from balancer.scheduler import refusals
 from balancer.scheduler.after_decision import Answered, Decided, Decision, DecisionObserver, attend, in_names
 from balancer.scheduler.canary.selector import PolicySelector, Role, Ticket
-from balancer.kernel.checked_answer import LEAST_PENDING, answer
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import (
     Event,
@@ -35,7 +36,6 @@ from balancer.scheduler.events import (
 )
 from balancer.scheduler.fleet import ANY_MODEL, Fleet
 from balancer.scheduler.keys import OF_SEQUENCES, placing
-from balancer.kernel.view import LiveView
 from policies.base import BoolArray, FloatArray, Policy, Request, least
 from policies.hashing import mix
 
@@ -194,7 +194,7 @@ class Router:
         one = -1 if only is None else only
         if one >= 0:
             how |= ONE
-        picked = self.fleet.kernel.decide(self.fleet, self, by, request, number, column, mask, now_s, how, one)
+        picked = self.fleet.kernel.decide(self.fleet, by, request, number, column, mask, now_s, how, one)
         seconds = 0.0 if selector is None else selector.stopwatch() - begun_s
         if picked.worker >= 0 and how & COUNTS:
             if selector is not None and choice is not None and not hashed:
@@ -218,11 +218,6 @@ class Router:
         if self.observer is not None:
             self.observer.refused(request, error, now_s)
         return error
-
-    def ask(self, policy: Policy, request: Request, column: int, mask: BoolArray, now_s: float) -> PolicyAnswer:
-        """What a policy says that the kernel has no answer of; see `balancer.kernel.python_kernel.PolicyHost`."""
-        view = LiveView(self.fleet, mask, column, float(request.rows), now_s, request.key)
-        return PolicyAnswer(view, *answer(policy, request, view))
 
     def view(self, request: Request, now_s: float, subset: Collection[str] | None = None) -> LiveView:
         """The fleet as a policy would see it for this request; raises as `route` does."""

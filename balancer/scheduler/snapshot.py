@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from balancer.kernel.limits_and_draw import pending_limit
+from balancer.kernel.view import LiveView
 from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.fleet import Fleet
-from balancer.kernel.view import LiveView
 from policies.base import BoolArray, Request
 from policies.columns import columns_of
 

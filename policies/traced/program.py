@@ -17,7 +17,8 @@ import numpy as np
 from policies.base import BoolArray, FleetView, FloatArray, Request
 from policies.choices import SCRATCH, fill_in_proportion, fill_least, fill_sampled_least, fill_softmin, sort_by
 from policies.columns import QUANTITIES
-from policies.costs import DRAW, lower_quantile, most, total
+from policies.costs import DRAW
+from policies.costs import lower_quantile, most, total
 from policies.hashing import draws
 
 READS = (*QUANTITIES, DRAW)
@@ -53,7 +54,7 @@ FOLDS = ("sum", "max", "min")
 LINEWISE = ("argmin", "cumsum", "argsort", "take")
 """Of one line, the last one of two; equal numbers are sorted as they were."""
 FACTS = {total: "total", most: "most", lower_quantile: "lower_quantile"}
-"""Of a column, who is eligible, and an option, see `facts.py`."""
+"""Of a column, who is eligible, and an option, see `costs.py`."""
 CHOICES = {
     **{fill_least: "least", fill_sampled_least: "sampled_least"},
     **{fill_softmin: "softmin", fill_in_proportion: "in_proportion"},

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from policies.traced.program import BINARY, UNARY
-from policies.traced.trace import Line, Tape, Untraceable
+from policies.traced.tape import Line, Tape, Untraceable
 
 _WORKERS = 11
 """Of the fleet that stand-ins claim to be."""

@@ -8,8 +8,9 @@ from balancer.bounds import MAX_FALLBACKS
 from balancer.kernel.deciding import deciding
 from balancer.kernel.limits_and_draw import uniform_of
 from balancer.kernel.policy_answers import Compiler, answering, options_of
-from balancer.kernel.python_kernel import Kernel, Picked, PolicyHost, RequestView, features_of
+from balancer.kernel.python_kernel import Kernel, Picked, features_of
 from balancer.kernel.state import AMONG, FOUND_COLUMNS, NAMED, PROPENSITY, FleetState, RequestFeatures
+from balancer.kernel.view import LiveFleet, LiveView
 from policies.base import BoolArray, FloatArray, Policy, Request
 
 
@@ -19,7 +20,7 @@ class FromSource(Kernel):
     A fault in what only compiled code runs shows here without compiling anything.
     """
 
-    def answer(self, x: FleetState, policy: Policy, request: Request, view: RequestView) -> FloatArray | None:
+    def answer(self, x: FleetState, policy: Policy, request: Request, view: LiveView) -> FloatArray | None:
         """See `Kernel`; None for a third party's policy."""
         found = answering(policy, Compiler())
         if found is None:
@@ -32,8 +33,7 @@ class FromSource(Kernel):
 
     def decide(
         self,
-        x: FleetState,
-        host: PolicyHost,
+        x: LiveFleet,
         policy: Policy,
         request: Request,
         number: int,
@@ -46,7 +46,7 @@ class FromSource(Kernel):
         """See `Kernel`."""
         made = answering(policy, Compiler())
         if made is None:
-            return super().decide(x, host, policy, request, number, column, mask, now_s, how, one)
+            return super().decide(x, policy, request, number, column, mask, now_s, how, one)
         self.policy_answer = None
         x.decision.mask[0] = mask
         found, fallbacks, features = (
@@ -63,7 +63,7 @@ class FromSource(Kernel):
         return Picked(row, float(found[PROPENSITY]), named, float(found[AMONG]))
 
 
-def request_of(request: Request, view: RequestView) -> RequestFeatures:
+def request_of(request: Request, view: LiveView) -> RequestFeatures:
     """The request of a view, as the kernel's functions take it."""
     assert isinstance(request.number, int)
     return features_of(request, request.number, view.column)

@@ -20,8 +20,9 @@ from balancer.kernel.block import Memory, ordinary_memory
 from balancer.kernel.compiled import call as slots
 from balancer.kernel.compiled.call import FLEET_STATE, MOST_BATCHES, MOST_LINES, REQUEST, Record, new_call, symbol_of
 from balancer.kernel.policy_answers import Compiler, answering, options_of
-from balancer.kernel.python_kernel import Kernel, Lines, Picked, PolicyHost, RequestView, new_tuple
+from balancer.kernel.python_kernel import Kernel, Lines, Picked, new_tuple
 from balancer.kernel.state import DecisionScratch, FleetState, Options, RequestFeatures
+from balancer.kernel.view import LiveFleet, LiveView
 from policies.base import BoolArray, FloatArray, Policy, Request
 
 SOURCES = tuple(map(pathlib.Path, (*balancer.kernel.__path__, *policies.__path__)))
@@ -193,7 +194,7 @@ class Compiled(Kernel):
         """That this is what stands in the fleet's mask."""
         self._masked, self._may = mask, int(np.count_nonzero(mask))
 
-    def _lay_out_view(self, request: Request, view: RequestView) -> None:
+    def _lay_out_view(self, request: Request, view: LiveView) -> None:
         """A request that has its number."""
         assert isinstance(request.number, int)  # arrays are for the simulator's views
         self._lay_out(request, request.number, view.column, view.mask, view.at_s, 0)
@@ -215,7 +216,7 @@ class Compiled(Kernel):
         self._fresh_until_s(self._of_fleet_state, self._of_none, self._of_call)
         return float(self._call.numbers[slots.NOW_S])
 
-    def admit(self, x: FleetState, request: Request, view: RequestView) -> tuple[int, BoolArray]:
+    def admit(self, x: FleetState, request: Request, view: LiveView) -> tuple[int, BoolArray]:
         """See `Kernel`."""
         self._bind(x)
         self._lay_out_view(request, view)
@@ -224,7 +225,7 @@ class Compiled(Kernel):
         self._know(left)
         return count, left
 
-    def answer(self, x: FleetState, policy: Policy, request: Request, view: RequestView) -> FloatArray | None:
+    def answer(self, x: FleetState, policy: Policy, request: Request, view: LiveView) -> FloatArray | None:
         """See `Kernel`; None for a policy that is not compiled."""
         found = self._found_answer(x, policy)
         if found.function is None:
@@ -236,8 +237,7 @@ class Compiled(Kernel):
 
     def decide(
         self,
-        x: FleetState,
-        host: PolicyHost,
+        x: LiveFleet,
         policy: Policy,
         request: Request,
         number: int,
@@ -253,7 +253,7 @@ class Compiled(Kernel):
         _, function, of_options, _ = self._answers.get(id(policy)) or self._look_up(policy, x.decision.mask.shape[1])
         if function is None:
             self._request, self._number, self._masked = request, number, None
-            picked = super().decide(x, host, policy, request, number, column, mask, now_s, how, one)
+            picked = super().decide(x, policy, request, number, column, mask, now_s, how, one)
             self._masked = None
             return picked
         self.policy_answer = None

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from balancer.kernel.checked_answer import answer
 from balancer.kernel.settings import GuardSettings, RolloutSettings
 from balancer.scheduler.canary.guard import Guard, PolicyChange, look
 from balancer.scheduler.canary.rollout import Rollout, RolloutChange, RolloutTicket
 from balancer.scheduler.canary.shadow import Shadow
 from balancer.scheduler.canary.switchback import Arm, Finding, WindowTicket
-from balancer.kernel.checked_answer import answer
 from policies.base import FleetView, FloatArray, Policy, Request
 
 Role = Literal["in_force", "hash", "baseline", "rollout"]

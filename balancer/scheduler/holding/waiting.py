@@ -18,6 +18,7 @@ from balancer.kernel.estimators.service import alone_s
 from balancer.kernel.policy_answers import Compiler
 from balancer.kernel.settings import HoldingSettings
 from balancer.kernel.state import FOUND_COLUMNS, RequestFeatures
+from balancer.kernel.view import LiveView
 from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.errors import RoutingError
@@ -35,7 +36,6 @@ from balancer.scheduler.holding.state import (
     model_rows,
 )
 from balancer.scheduler.refusals import HELD_FULL, HELD_LONG, nobody, shed
-from balancer.kernel.view import LiveView
 from policies.base import HeldRequests, Policy, Request
 from policies.hashing import mix, unit
 

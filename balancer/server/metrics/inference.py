@@ -13,10 +13,10 @@ from collections.abc import Iterator
 import numpy as np
 from prometheus_client.core import HistogramMetricFamily, Metric
 
+from balancer.kernel.view import LiveView
 from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.fleet import ANY_MODEL
 from balancer.scheduler.snapshot import ready
-from balancer.kernel.view import LiveView
 from balancer.server.metrics.metrics import LATENCY_BUCKETS_S, Metrics
 from balancer.server.metrics.scraped import counter, gauge
 from policies.base import FloatArray

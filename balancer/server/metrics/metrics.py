@@ -17,11 +17,11 @@ from prometheus_client.core import InfoMetricFamily, Metric
 
 from balancer.config.watch import ConfigState
 from balancer.extproc.endpoints import Ads
+from balancer.kernel.view import LiveView
 from balancer.reports.collector import ReportCounts
 from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.fleet import ANY_MODEL
 from balancer.scheduler.snapshot import ready
-from balancer.kernel.view import LiveView
 from balancer.server.metrics.canary import policy_metrics
 from balancer.server.metrics.exposition import Exposition, Text
 from balancer.server.metrics.scraped import counter, gauge

@@ -12,13 +12,13 @@ from typing import Any, cast
 import numpy as np
 
 from balancer.extproc.responses import ERRORS
+from balancer.kernel.view import LiveView
 from balancer.native.journal import JournalDecision, JournalEntry, JournalRefusal, TornError
 from balancer.native.router import SharedRouter
 from balancer.scheduler.after_decision import Answered, Decision
 from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import Finished, Withdrawn
-from balancer.kernel.view import LiveView
 from balancer.server.decision_log.files import DecisionFiles
 from balancer.server.decision_log.lines import COLUMNS
 from balancer.server.decision_log.recording import Recording

@@ -14,15 +14,14 @@ import numpy as np
 from balancer import bounds
 from balancer.bounds import OutOfBoundsError
 from balancer.extproc.versions import pinned_version
-from balancer.kernel.python_kernel import RequestView
+from balancer.kernel.checked_answer import answer
+from balancer.kernel.view import LiveView
 from balancer.scheduler.after_decision import Answered
 from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.canary.split import Split, Splits
-from balancer.kernel.checked_answer import answer
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.fleet import ANY_MODEL, Fleet
 from balancer.scheduler.snapshot import reasons as why_not
-from balancer.kernel.view import LiveView
 from policies.base import FloatArray, Request
 from policies.columns import QUANTITIES
 from policies.hashing import key_of
@@ -113,7 +112,7 @@ def explain(router: AnyRouter, request: Request, now_s: float, splits: Splits | 
 
 def _workers(
     fleet: Fleet,
-    view: RequestView,
+    view: LiveView,
     probabilities: FloatArray,
     reasons: Mapping[str, list[str]],
     shadow: FloatArray | None = None,
@@ -172,7 +171,7 @@ def _why_spared(fleet: Fleet, row: int, *, eligible: bool) -> list[str]:
 class _Noting:
     """A view that takes note of the columns that are read."""
 
-    def __init__(self, view: RequestView) -> None:
+    def __init__(self, view: LiveView) -> None:
         self._view = view
         self.read: set[str] = set()
 

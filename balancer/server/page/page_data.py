@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from balancer.config.watch import ConfigState
+from balancer.kernel.view import LiveView
 from balancer.native.router import SharedRouter
 from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.canary.split import Splits
 from balancer.scheduler.fleet import ANY_MODEL, Fleet
 from balancer.scheduler.snapshot import reasons
-from balancer.kernel.view import LiveView
 from balancer.scheduler.worker import Worker as Known
 from balancer.server.events import EventLog
 from balancer.server.metrics import Metrics
