@@ -16,10 +16,10 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
+from balancer.kernel.checked_answer import answer
 from balancer.scheduler.canary.guard import PolicyChange
 from balancer.scheduler.canary.rollout import RolloutChange
 from balancer.scheduler.canary.selector import CanaryListener, CanaryPlan, PolicySelector, Role, Ticket
-from balancer.kernel.checked_answer import answer
 from balancer.scheduler.keys import OF_SEQUENCES, placing
 from policies.base import FleetView, FloatArray, Policy, Request, least
 from policies.hashing import mix

@@ -17,8 +17,7 @@ import numpy as np
 from policies.base import BoolArray, FleetView, FloatArray, Request
 from policies.choices import SCRATCH, fill_in_proportion, fill_least, fill_sampled_least, fill_softmin, sort_by
 from policies.columns import QUANTITIES
-from policies.costs import DRAW
-from policies.costs import lower_quantile, most, total
+from policies.costs import DRAW, lower_quantile, most, total
 from policies.hashing import draws
 
 READS = (*QUANTITIES, DRAW)

@@ -14,9 +14,9 @@ from support.kernel import FromSource
 from balancer.kernel.compiled.library import Compiled, Library
 from balancer.kernel.python_kernel import Kernel
 from balancer.kernel.settings import Settings, ZoneSettings
+from balancer.kernel.view import LiveView
 from balancer.scheduler.events import Sent, WorkerAdded, WorkersAdded
 from balancer.scheduler.router import Router
-from balancer.kernel.view import LiveView
 from policies.base import Request
 from policies.least_requests import LeastRequests
 

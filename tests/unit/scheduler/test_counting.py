@@ -7,9 +7,9 @@ import pytest
 from support.fleets import make_router, model, report
 
 from balancer.kernel.settings import EstimatorSettings, Settings, TokenSettings
+from balancer.kernel.view import LiveView
 from balancer.scheduler.events import Finished, Withdrawn, WorkerRemoved
 from balancer.scheduler.router import Router
-from balancer.kernel.view import LiveView
 from policies.base import Request
 
 M = Request("m")

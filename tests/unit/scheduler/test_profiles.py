@@ -12,9 +12,9 @@ from support.fleets import model, report
 from balancer.kernel.estimators import service
 from balancer.kernel.estimators.service import Service
 from balancer.kernel.settings import EstimatorSettings, Settings
+from balancer.kernel.view import LiveView
 from balancer.scheduler.events import WorkerAdded
 from balancer.scheduler.router import Router
-from balancer.kernel.view import LiveView
 from policies.expected_latency import ExpectedLatency
 
 PROFILED = Settings(estimators=EstimatorSettings(profiles={("A100", "m"): (0.002, 0.0005), ("T4", "m"): (0.02, 0.005)}))
