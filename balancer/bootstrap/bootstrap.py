@@ -21,16 +21,20 @@ import yaml
 from balancer.balancer_tls import BalancerTls
 from balancer.bootstrap import nodes
 from balancer.bootstrap.access import Access, guard_listener
-from balancer.bootstrap.fleet import FleetOptions, ask_the_balancer, nobody_names_himself
-from balancer.bootstrap.logs import access_logger, audit_logger
-from balancer.bootstrap.native import NativeOptions, decide_natively
+from balancer.bootstrap.native import NOTHING_KEPT, Kept, NativeOptions, decide_natively, go_around, refuse_unpicked
 from balancer.bootstrap.nodes import Node
 from balancer.bootstrap.overlay import merge
-from balancer.bootstrap.proxy import forward_by_balancer, forward_rest_by_balancer, hold_compressed
+from balancer.bootstrap.proxy import (
+    FleetOptions,
+    ask_the_balancer,
+    forward_by_balancer,
+    forward_rest_by_balancer,
+    hold_compressed,
+    nobody_names_himself,
+)
 from balancer.bootstrap.sections import EnvoySection
 from balancer.bootstrap.tls import Secrets, balancer_socket, listener_socket, triton_sockets
-from balancer.bootstrap.traces import add_traces
-from balancer.bootstrap.without_balancer import NOTHING_KEPT, Kept, go_around, refuse_unpicked
+from balancer.bootstrap.traces import access_logger, add_traces, audit_logger
 from balancer.extproc import names
 from balancer.files.regular import replace_file
 from balancer.files.schema import split_address

@@ -1,11 +1,20 @@
-"""gRPC channels to the workers: one each, opened at its first use, closed once its worker has left."""
+"""The ways to the workers that all in one process share, with their certificates.
+
+A gRPC channel each, opened at its first use and closed once its worker has left; by HTTP, a connection for each
+request, since an idle one delays the end of a Triton.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import logging
+import ssl
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
+import aiohttp
 import grpc
+from yarl import URL
 
 from balancer.balancer_tls import BalancerTls, credentials
 from balancer.discovery.workers import WorkerSpec
@@ -124,3 +133,133 @@ def _contents(tls: BalancerTls) -> tuple[bytes, ...]:
         return tuple(path.read_bytes() for path in (tls.ca, tls.certificate, tls.private_key) if path is not None)
     except OSError as error:
         raise OperatorError(f"{error.filename} cannot be read: {error.strerror}; name a PEM file") from error
+
+
+_CONNECTED_WITHIN_S = 1.0
+MOST_ANSWER_BYTES = 16 * 2**20
+"""Statistics of many models and batch sizes are some megabytes."""
+
+
+class Response(NamedTuple):
+    status: int
+    body: bytes
+
+
+class RestPorts:
+    """Belongs to one event loop, in which it is first used."""
+
+    def __init__(self, tls: BalancerTls | None = None) -> None:
+        """`tls`: of the workers' HTTP ports; None: plain text. Reads its files, so it blocks.
+
+        Raises:
+            OperatorError: a file cannot be used.
+        """
+        self._tls = tls
+        self._name = None if tls is None else tls.server_name
+        self._context = None if tls is None else _context(tls)
+        self._endpoints: dict[str, str] = {}
+        self._session: aiohttp.ClientSession | None = None
+
+    def update(self, workers: Iterable[WorkerSpec]) -> None:
+        self._endpoints = {worker.name: worker.http_endpoint for worker in workers}
+
+    async def renew(self) -> None:
+        """Read the certificates again, for requests from now on.
+
+        Raises:
+            OperatorError: a file cannot be used; those before stay in use.
+        """
+        if self._tls is not None:
+            self._context = await asyncio.to_thread(_context, self._tls)
+
+    async def ask(self, worker: str, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
+        """Send one request; `path` goes out as it is.
+
+        Raises:
+            UnknownWorkerError: it is not listed.
+            aiohttp.ClientError: it did not answer, or more than `MOST_ANSWER_BYTES`.
+        """
+        endpoint = self._endpoints.get(worker)
+        if endpoint is None:
+            raise UnknownWorkerError(worker)
+        if self._session is None:
+            connector = aiohttp.TCPConnector(force_close=True, limit=0)
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECTED_WITHIN_S)
+            self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
+        scheme = "http" if self._context is None else "https"
+        async with self._session.request(
+            method,
+            URL(f"{scheme}://{endpoint}{path}", encoded=True),
+            data=body,
+            headers=headers,
+            ssl=self._context or True,
+            server_hostname=self._name,
+            allow_redirects=False,
+        ) as response:
+            parts, size = [], 0
+            async for part in response.content.iter_any():
+                size += len(part)
+                if size > MOST_ANSWER_BYTES:
+                    raise aiohttp.ClientPayloadError(f"the answer has more than {MOST_ANSWER_BYTES} bytes")
+                parts.append(part)
+            return Response(response.status, b"".join(parts))
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+
+def _context(tls: BalancerTls) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(tls.ca))
+        if tls.certificate is not None:
+            context.load_cert_chain(tls.certificate, tls.private_key)
+    except (OSError, ssl.SSLError) as error:
+        raise OperatorError(f"{tls.ca} or {tls.certificate} cannot be used: {error}; name PEM files") from error
+    return context
+
+
+logger = logging.getLogger(__name__)
+
+_RENEW_EVERY_S = 60.0
+
+
+class Links:
+    """Belongs to one event loop."""
+
+    def __init__(self, grpc_tls: BalancerTls | None = None, rest_tls: BalancerTls | None = None) -> None:
+        """TLS of the workers' ports; None: plain text. Reads its files, so it blocks.
+
+        Raises:
+            OperatorError: a file cannot be used.
+        """
+        self.channels = Channels(grpc_tls)
+        self.rest = RestPorts(rest_tls)
+        self._encrypted = grpc_tls is not None or rest_tls is not None
+        self._renewed_s = 0.0
+        self._renewing: asyncio.Task[None] | None = None
+
+    def update(self, workers: Iterable[WorkerSpec]) -> None:
+        listed = tuple(workers)
+        self.channels.update(listed)
+        self.rest.update(listed)
+
+    def tick(self, now_s: float) -> None:
+        """Look after the certificates at times."""
+        busy = self._renewing is not None and not self._renewing.done()
+        if self._encrypted and not busy and now_s - self._renewed_s >= _RENEW_EVERY_S:
+            self._renewed_s = now_s
+            self._renewing = asyncio.get_running_loop().create_task(self._renew())
+
+    async def close(self) -> None:
+        if self._renewing is not None:
+            self._renewing.cancel()
+        await self.channels.close()
+        await self.rest.close()
+
+    async def _renew(self) -> None:
+        try:
+            await self.channels.renew()
+            await self.rest.renew()
+        except OperatorError as error:
+            logger.error("envoy.triton_tls: the certificates before stay in use: %s", error)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 
 from balancer.bootstrap.bootstrap import BootstrapOptions
-from balancer.bootstrap.fleet import FleetOptions
-from balancer.bootstrap.native import NativeOptions
-from balancer.bootstrap.without_balancer import Kept
+from balancer.bootstrap.native import Kept, NativeOptions
+from balancer.bootstrap.proxy import FleetOptions
 from balancer.config.config import Config
 from balancer.config.listen import rest_beside
 from balancer.config.sections import ModelSection

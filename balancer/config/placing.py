@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 
 from balancer.discovery.workers import ZONE
-from balancer.extproc.versions import MAX_VERSION_DIGITS
+from balancer.extproc.inference_bytes import MAX_VERSION_DIGITS
 from balancer.files.schema import Fraction, Positive, StrictModel, field_error
 from balancer.kernel.settings import HeldModel, HoldingSettings, Order, SplitSettings, ZoneSettings
 

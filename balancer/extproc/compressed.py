@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 from balancer import bounds
 from balancer.bounds import OutOfBoundsError, RefusedInputError
 from balancer.extproc import wire
-from balancer.extproc.inference_bytes import Fields, first_dimension, read
-from balancer.extproc.versions import FRAME_BYTES
+from balancer.extproc.inference_bytes import FRAME_BYTES, Fields, first_dimension, read
 from balancer.extproc.wire import WireError
 
 _PIECE_BYTES = 2**18

@@ -15,9 +15,9 @@ from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from google.protobuf import struct_pb2
 
+from balancer.extproc.inference_bytes import LeftError, framed_with_version
 from balancer.extproc.names import DESTINATION_NAMESPACE, EXTRACTION, SERVED, SUBSET, SUBSET_NAMESPACE
-from balancer.extproc.verdict import code
-from balancer.extproc.versions import LeftError, framed_with_version
+from balancer.extproc.responses import code
 from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.canary.split import VersionDraw
 

@@ -30,8 +30,8 @@ from balancer.extproc.names import (
     TRACE_HEADER,
     TRACED_LOG,
 )
-from balancer.extproc.outcomes_wire import read_message
-from balancer.extproc.verdict import OF_ABORTED, By, Verdict, code, verdict
+from balancer.extproc.responses import OF_ABORTED, By, Verdict, code, verdict
+from balancer.extproc.wire import read_message
 
 NOT_PICKED = -1
 REFUSED = -2
@@ -222,7 +222,7 @@ def outcome_of(entry: Entry, run: str = "0") -> Outcome:
     grpc_status = response.response_trailers.get("grpc-status") or response.response_headers.get("grpc-status")
     model = _extracted_model(metadata[EXTRACTION]) if EXTRACTION in metadata else _model_in_path(path)
     return Outcome(
-        number=_number(metadata[DECISION_NAMESPACE], run) if DECISION_NAMESPACE in metadata else NOT_PICKED,
+        number=_field_number(metadata[DECISION_NAMESPACE], run) if DECISION_NAMESPACE in metadata else NOT_PICKED,
         upstream=_upstream(common),
         latency_s=latency_s if 0.0 <= latency_s <= MAX_LATENCY_S else math.nan,
         first_byte_s=first_byte_s if 0.0 <= first_byte_s <= MAX_LATENCY_S else math.nan,
@@ -305,7 +305,7 @@ def _upstream(common: accesslog_pb2.AccessLogCommon) -> str:
     return f"[{host}]:{address.port_value}" if ":" in host else f"{host}:{address.port_value}"
 
 
-def _number(balancer: struct_pb2.Struct, run: str) -> int:
+def _field_number(balancer: struct_pb2.Struct, run: str) -> int:
     match = _NUMBER.fullmatch(balancer.fields[NUMBER_KEY].string_value) if NUMBER_KEY in balancer.fields else None
     if match is None:
         return REFUSED

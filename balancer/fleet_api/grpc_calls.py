@@ -14,11 +14,9 @@ from balancer.channels import restricted
 from balancer.channels.channels import Channels
 from balancer.extproc.kserve import CHANGES, HEALTH, MEMORY_STATUS, METHODS, SERVICE, SETTINGS, Kind
 from balancer.extproc.names import FLEET_SERVICE, MISSING_HEADER, PRINCIPAL_HEADER
-from balancer.fleet_api import ports
+from balancer.fleet_api import fan_out
 from balancer.fleet_api.control import Control
-from balancer.fleet_api.counts import FleetCallCounts
-from balancer.fleet_api.fan_out import FailedError
-from balancer.fleet_api.ports import REQUESTS, RESPONSES, message, plain
+from balancer.fleet_api.fan_out import REQUESTS, RESPONSES, FailedError, FleetCallCounts, message, plain
 from balancer.fleet_api.questions import Question, Questions
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -95,7 +93,7 @@ class GrpcCalls:
         sent = REQUESTS[name](repository_name=request.repository_name) if name == "RepositoryIndex" else request
 
         async def ask(worker: str) -> Any:
-            content = plain(await ports.ask(self._channels, worker, name, sent, headers))
+            content = plain(await fan_out.ask(self._channels, worker, name, sent, headers))
             if name == "RepositoryIndex":
                 return content["models"]
             return content["regions"] if name.endswith("SharedMemoryStatus") else content

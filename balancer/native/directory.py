@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from balancer.extproc.inference_bytes import pinned_version
 from balancer.extproc.kserve import HeaderNames
-from balancer.extproc.versions import pinned_version
 from balancer.kernel.compiled.call import symbol_of
 from balancer.kernel.compiled.library import Library, stamp
 from balancer.kernel.fleet_state import options_block

@@ -21,8 +21,16 @@ import numpy as np
 
 from balancer import bounds
 from balancer.extproc import kserve, names
-from balancer.extproc.responses import CODES, INVALID_CODES, PUSHBACK, PUSHBACK_MS
-from balancer.extproc.verdict import OF_ABORTED, OF_GRPC, OF_HTTP, Verdict
+from balancer.extproc.responses import (
+    CODES,
+    INVALID_CODES,
+    OF_ABORTED,
+    OF_GRPC,
+    OF_HTTP,
+    PUSHBACK,
+    PUSHBACK_MS,
+    Verdict,
+)
 from balancer.kernel.fleet_state import RECORDS
 from balancer.native.layouts import DIRECTORY_MAGIC, ENDERS, ENUMS, SEEN, SIZES, STRUCTS, VOIDS, Struct
 from balancer.scheduler import refusals

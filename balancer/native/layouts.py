@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from balancer.bounds import MAX_FALLBACKS, MAX_TEXT_BYTES
+from balancer.extproc.inference_bytes import MAX_VERSION_DIGITS
 from balancer.extproc.kserve import HeaderNames
 from balancer.extproc.names import MOST_FORWARDED
-from balancer.extproc.verdict import By
-from balancer.extproc.versions import MAX_VERSION_DIGITS
+from balancer.extproc.responses import By
 from balancer.scheduler.events import Void
 
 SLOTS, OUTCOMES, LINES, SEATS = 65_536, 16_384, 1024, 64

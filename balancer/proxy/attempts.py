@@ -13,10 +13,11 @@ import grpc
 
 from balancer.bounds import OutOfBoundsError, shown
 from balancer.channels.channels import Channels, UnknownWorkerError
-from balancer.extproc.holding import Holding
 from balancer.extproc.inference_bytes import read
 from balancer.extproc.names import NOT_EXECUTED_TEXTS, NOT_TAKEN
-from balancer.extproc.verdict import OF_ABORTED, verdict
+from balancer.extproc.picker import Holding
+from balancer.extproc.responses import OF_ABORTED, verdict
+from balancer.proxy.breakers import AttemptLatencies, Breakers
 from balancer.proxy.messages import (
     CANCELLED,
     INFER,
@@ -28,8 +29,6 @@ from balancer.proxy.messages import (
     pushback,
     refusal,
 )
-from balancer.proxy.rules.breakers import Breakers
-from balancer.proxy.rules.latencies import AttemptLatencies
 from balancer.proxy.settings import ProxyConstants, ProxySettings
 from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.any_router import AnyRouter

@@ -1,16 +1,17 @@
-"""What passes through the proxy: a request as it came, and its answer as it goes back."""
+"""What passes through the proxy: a request as it came, and its answer as it goes back; tensors as KServe has them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
+import numpy as np
 
 from balancer.extproc.kserve import SERVICE, Call
-from balancer.extproc.responses import CODES, INTERNAL_CODES, INVALID_CODES, PUSHBACK
-from balancer.extproc.verdict import By
+from balancer.extproc.responses import CODES, INTERNAL_CODES, INVALID_CODES, PUSHBACK, By
 from balancer.scheduler.canary.split import VersionDraw
 from balancer.scheduler.errors import RoutingError
 
@@ -93,3 +94,29 @@ def pushback(answer: ProxyAnswer, wait_s: float) -> ProxyAnswer:
     """The same, with the time after which the client should try again."""
     trailing = (*answer.trailing, (PUSHBACK, str(max(1, round(wait_s * 1000)))))
     return ProxyAnswer(answer.code, answer.details, trailing=trailing, unexecuted=answer.unexecuted)
+
+
+TEXT = "BYTES"
+LENGTH_BYTES = 4
+"""Before each element of a text tensor; little-endian."""
+DTYPES: Mapping[str, np.dtype[Any]] = {
+    "BOOL": np.dtype("?"),
+    **{f"INT{bits}": np.dtype(f"<i{bits // 8}") for bits in (8, 16, 32, 64)},
+    **{f"UINT{bits}": np.dtype(f"<u{bits // 8}") for bits in (8, 16, 32, 64)},
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+}
+"""Of the types that JSON can carry beside text."""
+ONLY_BINARY = ("FP16", "BF16")
+"""Types that it cannot."""
+SIZES: Mapping[str, int] = {name: dtype.itemsize for name, dtype in DTYPES.items()} | dict.fromkeys(ONLY_BINARY, 2)
+"""Bytes of an element."""
+MOST_RANK = 32
+"""Dimensions of a shape whose elements are counted: a product of thousands of large numbers takes seconds."""
+
+
+def elements(shape: Sequence[int]) -> int | None:
+    """How many there are; None: not to be told, as there are too many dimensions, or negative ones."""
+    if len(shape) > MOST_RANK or any(size < 0 for size in shape):
+        return None
+    return math.prod(shape)

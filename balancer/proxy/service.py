@@ -14,7 +14,7 @@ from balancer.bounds import OutOfBoundsError
 from balancer.extproc.inference_bytes import read, with_version
 from balancer.extproc.kserve import read_call
 from balancer.extproc.names import GATEWAY_REQUEST_ID_HEADER
-from balancer.extproc.verdict import By, of_version
+from balancer.extproc.responses import By, of_version
 from balancer.proxy.attempts import AttemptObserver, Attempts, Clocks
 from balancer.proxy.cascading import Cascades, CascadeStep
 from balancer.proxy.inflating import Inflating, NoRoomError, is_compressed

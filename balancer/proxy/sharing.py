@@ -1,21 +1,206 @@
-"""Requests that share one execution: those of one id, and, for models that allow it, equal ones."""
+"""Requests that share one execution: those of one id, and, for models that allow it, equal ones.
+
+Whose may: a Triton may restrict calls by any header, and hand any header to its models. So all that go on to the worker
+count but those that say by which way a request came, or where and how soon it is to go: they differ between requests of
+one caller, also where it sends the same again.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import heapq
 from collections import Counter
-from collections.abc import Coroutine
-from dataclasses import replace
+from collections.abc import Coroutine, Hashable
+from dataclasses import dataclass, replace
 from math import nan
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
+from balancer.channels import restricted
 from balancer.extproc.inference_bytes import digest, with_id
+from balancer.extproc.names import GATEWAY_REQUEST_ID_HEADER, REQUEST_ID_HEADER, TRACE_HEADER, TRACE_STATE_HEADER
 from balancer.extproc.wire import WireError
 from balancer.proxy.attempts import Clocks
-from balancer.proxy.callers import Callers
-from balancer.proxy.messages import ALREADY_EXISTS, INTERNAL, OK, RESOURCE_EXHAUSTED, Arrived, ProxyAnswer, pushback
-from balancer.proxy.rules.kept import Cache, Key, Once
+from balancer.proxy.messages import (
+    ALREADY_EXISTS,
+    INTERNAL,
+    OK,
+    RESOURCE_EXHAUSTED,
+    Arrived,
+    Metadata,
+    ProxyAnswer,
+    pushback,
+)
 from balancer.proxy.settings import ModelProxySection, ProxySettings
+
+_OF_THE_WAY = frozenset(
+    (
+        *(REQUEST_ID_HEADER, GATEWAY_REQUEST_ID_HEADER, TRACE_HEADER, TRACE_STATE_HEADER),
+        *("b3", "x-b3-traceid", "x-b3-spanid", "x-b3-parentspanid", "x-b3-sampled", "x-b3-flags", "x-ot-span-context"),
+        # An address is a proxy's as often as a client's: sent again, a request may come by another one.
+        *("x-forwarded-for", "x-forwarded-proto"),
+    )
+)
+
+
+class Callers:
+    def __init__(self) -> None:
+        self.configure(ProxySettings())
+
+    def configure(self, settings: ProxySettings) -> None:
+        names = settings.names
+        self._left_out = _OF_THE_WAY | {*settings.proxy.ignored_headers, names.rows, names.priority, names.deadline}
+
+    def headers(self, arrived: Arrived) -> Metadata:
+        """Those that count, as they go on to the worker."""
+        there = frozenset(arrived.metadata)
+
+        def counts(name: str, value: str | bytes) -> bool:
+            plain = restricted.plain_name(name)
+            # One in gRPC's form is a copy of ours where the other is there as well; else it may open a Triton.
+            return (plain if (plain, value) in there else name) not in self._left_out
+
+        return tuple((name, value) for name, value in arrived.metadata if counts(name, value))
+
+    def key(self, arrived: Arrived) -> bytes:
+        """Equal for requests of one caller, whatever the protocol; of bounded size."""
+        headers = self.headers(arrived)
+        there = frozenset(headers)
+        # A copy says nothing new: who sends the one could have sent the other.
+        counted = [
+            (name, value)
+            for name, value in headers
+            if (plain := restricted.plain_name(name)) == name or (plain, value) not in there
+        ]
+        counted.sort(key=lambda header: header[0])  # the order of those of one name stays, as a worker may go by it
+        return hashlib.blake2b(repr(counted).encode("utf-8", "backslashreplace"), digest_size=32).digest()
+
+
+Running = TypeVar("Running")
+Kept = TypeVar("Kept")
+Key = tuple[object, ...]
+
+_MOST_OF_TENANT = 0.5
+_OVERHEAD_BYTES = 512
+"""Of an entry of the cache, beside its answer."""
+
+
+class Cache(Generic[Kept]):
+    """Bounded by bytes; the least recently used go first, and none outlives its time."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self.kept_bytes = 0
+        self._entries: dict[Hashable, tuple[Kept, int, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: Hashable, now_s: float) -> Kept | None:
+        """The answer, which has then been used; None: there is none, or it is too old."""
+        found = self._entries.pop(key, None)
+        if found is None:
+            return None
+        kept, size_bytes, until_s = found
+        if now_s >= until_s:
+            self.kept_bytes -= size_bytes
+            return None
+        self._entries[key] = found
+        return kept
+
+    def put(self, key: Hashable, kept: Kept, size_bytes: int, until_s: float) -> None:
+        """Keep an answer until then, if it fits at all."""
+        size_bytes += _OVERHEAD_BYTES
+        before = self._entries.pop(key, None)
+        if before is not None:
+            self.kept_bytes -= before[1]
+        if size_bytes > self.most_bytes:
+            return
+        self._entries[key] = kept, size_bytes, until_s
+        self.kept_bytes += size_bytes
+        while self.kept_bytes > self.most_bytes:
+            self.kept_bytes -= self._entries.pop(next(iter(self._entries)))[1]
+
+
+@dataclass(slots=True)
+class Entry(Generic[Running, Kept]):
+    tenant: str
+    running: Running | None
+    """What executes it; None: it has ended."""
+    kept: Kept | None = None
+    """Its answer; None with `running` None: there was no room for that."""
+    size_bytes: int = 0
+
+
+class Once(Generic[Running, Kept]):
+    """The ids of the last seconds, so that none is executed twice: bounded by number, and by bytes of answers kept.
+
+    Where there is no room for another id, its request is refused: one that is forgotten could be executed again.
+    """
+
+    def __init__(self, most_entries: int, most_bytes: int) -> None:
+        self.most_entries, self.most_bytes = most_entries, most_bytes
+        self.kept_bytes = 0
+        self._entries: dict[Key, Entry[Running, Kept]] = {}
+        self._answers: dict[Key, None] = {}
+        """Of entries with an answer, oldest first."""
+        self._ends: list[tuple[float, int, Key]] = []
+        self._ended = 0
+        self._of_tenant: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, key: Key, now_s: float) -> Entry[Running, Kept] | None:
+        """What is known of an id; None: it is new."""
+        self._forget(now_s)
+        return self._entries.get(key)
+
+    def has_room(self, tenant: str) -> bool:
+        """Whether another id can be remembered, of this tenant, who may have a part of the room."""
+        own = self._of_tenant[tenant] < max(1, self.most_entries * _MOST_OF_TENANT)
+        return own and len(self._entries) < self.most_entries
+
+    def begin(self, key: Key, tenant: str, running: Running) -> None:
+        self._entries[key] = Entry(tenant, running)
+        self._of_tenant[tenant] += 1
+
+    def executed(self, key: Key, answer: Kept, size_bytes: int, until_s: float) -> None:
+        """It has ended, and a worker may have executed it."""
+        entry = self._entries[key]
+        entry.running = None
+        self._ended += 1
+        heapq.heappush(self._ends, (until_s, self._ended, key))
+        if size_bytes > self.most_bytes:
+            return
+        entry.kept, entry.size_bytes = answer, size_bytes
+        self._answers[key] = None
+        self.kept_bytes += size_bytes
+        while self.kept_bytes > self.most_bytes:
+            self._drop_answer(next(iter(self._answers)))
+
+    def not_executed(self, key: Key) -> None:
+        """It has ended, and certainly no worker began with it."""
+        self._remove(key)
+
+    def _forget(self, now_s: float) -> None:
+        while self._ends and self._ends[0][0] <= now_s:
+            self._remove(heapq.heappop(self._ends)[2])
+
+    def _remove(self, key: Key) -> None:
+        self._drop_answer(key)
+        entry = self._entries.pop(key)
+        self._of_tenant[entry.tenant] -= 1
+        if not self._of_tenant[entry.tenant]:
+            del self._of_tenant[entry.tenant]
+
+    def _drop_answer(self, key: Key) -> None:
+        entry = self._entries[key]
+        if key in self._answers:
+            del self._answers[key]
+            self.kept_bytes -= entry.size_bytes
+            entry.kept, entry.size_bytes = None, 0
+
 
 _LONGEST_S = 600.0
 """Of an execution that goes on although its client has left."""

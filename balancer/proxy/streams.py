@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from balancer.extproc.inference_bytes import refused_in_stream
-from balancer.extproc.verdict import By
+from balancer.extproc.responses import By
 from balancer.proxy.attempts import Attempts, Clocks, failed
 from balancer.proxy.messages import CANCELLED, OK, STREAM, Arrived, Context, ProxyAnswer, passed_on
 from balancer.proxy.tenants import TenantLimits

@@ -15,16 +15,14 @@ import grpc
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from balancer.channels.links import Links
+from balancer.channels.channels import Links
 from balancer.config.config import Config
 from balancer.discovery.workers import WorkerSpec
 from balancer.files.schema import UNIX, is_unix, split_address
 from balancer.fleet_api.control import Control
-from balancer.fleet_api.counts import FleetCallCounts
-from balancer.fleet_api.fan_out import FanOut
+from balancer.fleet_api.fan_out import FanOut, FleetCallCounts
 from balancer.fleet_api.grpc_calls import GrpcCalls
-from balancer.fleet_api.members import Members
-from balancer.fleet_api.questions import Questions
+from balancer.fleet_api.questions import Members, Questions
 from balancer.fleet_api.rest_calls import RestCalls
 from balancer.proxy.rest.service import Rest
 from balancer.scheduler.any_router import AnyRouter

@@ -10,8 +10,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from balancer.bootstrap.access import read_jwks, read_keys
 from balancer.bootstrap.bootstrap import render_with_secrets
-from balancer.bootstrap.keys import read_jwks, read_keys
 from balancer.config.config import Config
 from balancer.config.for_envoy import bootstrap_options
 from balancer.config.frontend import third_party_policies

@@ -15,21 +15,19 @@ from balancer.bounds import OutOfBoundsError
 from balancer.channels.channels import Channels
 from balancer.config.config import Config
 from balancer.discovery.workers import WorkerSpec
-from balancer.extproc.holding import Holding
+from balancer.extproc.inference_bytes import pinned_version
 from balancer.extproc.kserve import Call, Kind
 from balancer.extproc.pick_service import TurnedAway
-from balancer.extproc.picker import Pick
-from balancer.extproc.verdict import OF_ABORTED, verdict
-from balancer.extproc.versions import pinned_version
+from balancer.extproc.picker import Holding, Pick
+from balancer.extproc.responses import OF_ABORTED, verdict
 from balancer.proxy.attempts import Attempts, Clocks
 from balancer.proxy.batching import Batching
-from balancer.proxy.callers import Callers
 from balancer.proxy.inflating import Inflating
 from balancer.proxy.messages import Arrived, ProxyAnswer
 from balancer.proxy.rest.service import Rest
 from balancer.proxy.service import Proxy
 from balancer.proxy.settings import ProxySettings
-from balancer.proxy.sharing import Sharing
+from balancer.proxy.sharing import Callers, Sharing
 from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import Finished, Void

@@ -13,8 +13,7 @@ from balancer.extproc.exchange import Served
 from balancer.extproc.kserve import Call, Kind
 from balancer.extproc.outcomes import NOT_PICKED, Outcome, UpstreamAnswer, verdict_of
 from balancer.extproc.picker import Pick, Picker
-from balancer.extproc.responses import CODES
-from balancer.extproc.verdict import By, of_version, verdict
+from balancer.extproc.responses import CODES, By, of_version, verdict
 from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.canary.split import Split, VersionDraw
 from balancer.scheduler.events import Finished, Withdrawn

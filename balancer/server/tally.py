@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import isnan, nan
 from typing import NamedTuple
 
-from balancer.extproc.verdict import By, verdict
+from balancer.extproc.responses import By, verdict
 from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
 from balancer.scheduler.events import Void
 from balancer.scheduler.keys import STICKY

@@ -443,7 +443,7 @@ HOOKED int HOOK(http_filter_request_trailers)(void *filter, const void *module) 
   return goes_on ? HEADERS_CONTINUE : HEADERS_STOP;
 }
 
-/* As `code` of balancer/extproc/verdict.py. */
+/* As `code` of balancer/extproc/responses.py. */
 static int grpc_status_in(void *filter, int kind) {
   const int absent = -1;
   struct text found;

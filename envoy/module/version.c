@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* As balancer/extproc/versions.py: into the path of REST, and before a message of gRPC, where one of the client's own
+/* As inference_bytes.py of extproc: into the path of REST, and before a message of gRPC, where one of the client's own
    would stay in force. */
 
 enum { VERSION_TAG = 2 << 3 | 2, MOST_PATH = 16384, MODEL_SLASHES = 3 };

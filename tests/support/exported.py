@@ -16,7 +16,7 @@ from balancer.discovery.inference.pods import PoolCounts
 from balancer.discovery.pods.watch import PodCounts
 from balancer.extproc.endpoints import Ads
 from balancer.extproc.picker import Picker
-from balancer.fleet_api.counts import FleetCallCounts as FleetCounts
+from balancer.fleet_api.fan_out import FleetCallCounts as FleetCounts
 from balancer.native.layouts import COUNTS
 from balancer.reports.collector import ReportCounts
 from balancer.scheduler.canary.split import Splits

@@ -14,7 +14,7 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.grpc import service_pb2
 
-from balancer.channels.links import Links
+from balancer.channels.channels import Links
 from balancer.config.config import from_mapping
 from balancer.discovery.workers import WorkerSpec, changes
 from balancer.extproc.picker import Picker

@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2
 from balancer import bounds
 from balancer.bounds import OutOfBoundsError, RefusedInputError, shown
 from balancer.extproc import wire
-from balancer.proxy.rules.tensors import DTYPES, LENGTH_BYTES, MOST_RANK, ONLY_BINARY, TEXT, elements
+from balancer.proxy.messages import DTYPES, LENGTH_BYTES, MOST_RANK, ONLY_BINARY, TEXT, elements
 
 _BINARY_BYTES, _BINARY, _BINARY_DEFAULT = "binary_data_size", "binary_data", "binary_data_output"
 _REGION = "shared_memory_region"

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.extproc.kserve import Kind
-from balancer.extproc.responses import ERRORS, INVALID_CODES
-from balancer.extproc.verdict import By
+from balancer.extproc.responses import ERRORS, INVALID_CODES, By
 from balancer.native.layouts import ENDERS, LINE, OUTCOME, UNKNOWN_MODEL, VOIDS, DrawFlags, Source
 from balancer.native.router import SharedRouter
 from balancer.scheduler.canary.split import VersionDraw

@@ -13,7 +13,7 @@ import numpy as np
 
 from balancer import bounds
 from balancer.bounds import OutOfBoundsError
-from balancer.extproc.versions import pinned_version
+from balancer.extproc.inference_bytes import pinned_version
 from balancer.kernel.checked_answer import answer
 from balancer.kernel.view import LiveView
 from balancer.scheduler.after_decision import Answered

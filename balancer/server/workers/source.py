@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
-from balancer.channels.links import Links
+from balancer.channels.channels import Links
 from balancer.config.config import Config
 from balancer.discovery.cluster.api import MISSING, is_installed
 from balancer.discovery.cluster.watch import WatchCounts

@@ -17,8 +17,8 @@ from support.raw_http2 import Upload
 from support.waiting import PATIENCE_S, eventually
 from tritonclient.grpc import service_pb2
 
-from balancer.bootstrap.fleet import FleetOptions
-from balancer.bootstrap.without_balancer import Kept
+from balancer.bootstrap.native import Kept
+from balancer.bootstrap.proxy import FleetOptions
 from balancer.proxy.messages import INFER, STREAM
 
 pytestmark = pytest.mark.integration

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balancer.proxy.rules.kept import Cache, Once
+from balancer.proxy.sharing import Cache, Once
 
 EVENTS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2000), st.floats(0, 3)), max_size=60)
 

@@ -19,11 +19,10 @@ from balancer.extproc.inference_bytes import read
 from balancer.extproc.kserve import HeaderNames, read_call
 from balancer.proxy.attempts import Clocks
 from balancer.proxy.batching import Batching
-from balancer.proxy.callers import Callers
+from balancer.proxy.breakers import AttemptLatencies
 from balancer.proxy.messages import INFER, OK, UNAVAILABLE, Arrived, ProxyAnswer
-from balancer.proxy.rules.latencies import AttemptLatencies
 from balancer.proxy.settings import ModelProxySection, ProxySection, ProxySettings
-from balancer.proxy.sharing import Sharing
+from balancer.proxy.sharing import Callers, Sharing
 
 JOINED: dict[str, Any] = {"repeatable": True, "batch": {"max_rows": 4, "wait_s": 0.0}}
 SETTINGS = ProxySettings(

@@ -17,7 +17,7 @@ from tritonclient.utils import np_to_triton_dtype
 from balancer.bounds import OutOfBoundsError
 from balancer.extproc.inference_bytes import read
 from balancer.proxy.rest.reading import DTYPES, OutputFormat, WantedOutputs, read_request
-from balancer.proxy.rest.writing import UnwritableError, binary_parts, json_parts
+from balancer.proxy.rest.service import UnwritableError, binary_parts, json_parts
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 SHAPES = arrays.array_shapes(max_dims=3, max_side=4, min_side=0)

@@ -18,9 +18,8 @@ from tritonclient.grpc import service_pb2
 from balancer.extproc.inference_bytes import read
 from balancer.extproc.kserve import HeaderNames, read_call
 from balancer.proxy.attempts import Clocks
-from balancer.proxy.cascading import Cascades, CascadeStep, answer_s, in_time, next_step
+from balancer.proxy.cascading import Cascades, CascadeStep, answer_s, confidence, in_time, next_step
 from balancer.proxy.messages import INFER, OK, Arrived, ProxyAnswer
-from balancer.proxy.rules.confidence import confidence
 from balancer.proxy.settings import ConfidenceCascadeSection, ProxySection, ProxySettings
 from policies.base import Request
 

@@ -12,8 +12,8 @@ from support.bootstrap import check_accepted, options_of
 from support.certificates import Authority
 from support.tokens import Issuer
 
+from balancer.bootstrap.access import MOST_KEYS, read_jwks, read_keys
 from balancer.bootstrap.bootstrap import BootstrapOptions, render_with_secrets, write_secrets
-from balancer.bootstrap.keys import MOST_KEYS, read_jwks, read_keys
 from balancer.bootstrap.native import NativeOptions
 from balancer.bootstrap.nodes import manager_of
 from balancer.bootstrap.sections import (

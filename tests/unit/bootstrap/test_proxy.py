@@ -11,9 +11,9 @@ from support.bootstrap import options_of
 
 from balancer import bounds
 from balancer.bootstrap.bootstrap import BootstrapOptions, render
-from balancer.bootstrap.fleet import FleetOptions
 from balancer.bootstrap.native import NativeOptions
 from balancer.bootstrap.nodes import manager_of, routes_of
+from balancer.bootstrap.proxy import FleetOptions
 from balancer.bootstrap.sections import BalancerTlsSection
 from balancer.extproc import names
 

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from balancer.bootstrap.bootstrap import render
-from balancer.bootstrap.fleet import FleetOptions
 from balancer.bootstrap.nodes import manager_of, mutations_of, routes_of
+from balancer.bootstrap.proxy import FleetOptions
 from balancer.config.config import ConfigError, from_mapping
 from balancer.config.for_envoy import bootstrap_options
 from balancer.extproc import names

@@ -11,7 +11,7 @@ from balancer.config import config
 from balancer.config.for_envoy import bootstrap_options
 from balancer.config.placing import MOST_HELD_S
 from balancer.extproc import names
-from balancer.extproc.holding import longest_answer_s
+from balancer.extproc.picker import longest_answer_s
 from balancer.kernel.settings import HeldModel, HoldingSettings
 
 

@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balancer.extproc.outcomes_wire import read_message
+from balancer.extproc.wire import read_message
 
 
 def message(*ids: str) -> als_pb2.StreamAccessLogsMessage:

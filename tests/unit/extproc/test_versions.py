@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from balancer.extproc.kserve import Kind, rest_call
-from balancer.extproc.verdict import By, of_version
-from balancer.extproc.versions import (
+from balancer.extproc.inference_bytes import (
     COMPRESSED,
     UNREADABLE,
     LeftError,
@@ -17,6 +15,8 @@ from balancer.extproc.versions import (
     path_with_version,
     pinned_version,
 )
+from balancer.extproc.kserve import Kind, rest_call
+from balancer.extproc.responses import By, of_version
 from balancer.kernel.settings import ModelSettings, Settings
 from balancer.scheduler.events import ModelReport, Report, WorkerAdded
 from balancer.scheduler.router import Router

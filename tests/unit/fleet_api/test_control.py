@@ -14,9 +14,8 @@ from balancer.config.config import from_mapping
 from balancer.discovery.workers import WorkerSpec
 from balancer.fleet_api import control
 from balancer.fleet_api.control import Control
-from balancer.fleet_api.counts import FleetCallCounts
-from balancer.fleet_api.fan_out import FanOut
-from balancer.fleet_api.members import Members
+from balancer.fleet_api.fan_out import FanOut, FleetCallCounts
+from balancer.fleet_api.questions import Members
 from balancer.scheduler.router import Router
 from policies.round_robin import RoundRobin
 

@@ -9,7 +9,7 @@ import aiohttp
 from aiohttp import web
 from support.fleets import make_router
 
-from balancer.channels.links import Links
+from balancer.channels.channels import Links
 from balancer.config.config import from_mapping
 from balancer.extproc.names import FLEET_HEALTH_PATH
 from balancer.server.fleet_front import FleetFront

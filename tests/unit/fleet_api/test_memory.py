@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2
 
-from balancer.fleet_api import memory
-from balancer.fleet_api.memory import Memory, MemoryChange, TooMuchError
+from balancer.fleet_api import control
+from balancer.fleet_api.control import Memory, MemoryChange, TooMuchError
 
 
 def load(model: str, config: str = "") -> MemoryChange:
@@ -110,7 +110,7 @@ def test_a_folder_that_cannot_be_written_is_logged(tmp_path: Path, caplog: pytes
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MOST_CHANGES", 2)
+    monkeypatch.setattr(control, "MOST_CHANGES", 2)
     kept = Memory(lambda: None)
     for name in ("a", "b"):
         kept.make_room(load(name))
@@ -118,6 +118,6 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     kept.make_room(load("a"))
     with pytest.raises(TooMuchError, match="more than 2 changes"):
         kept.make_room(load("c"))
-    monkeypatch.setattr(memory, "MOST_BYTES", 100)
+    monkeypatch.setattr(control, "MOST_BYTES", 100)
     with pytest.raises(TooMuchError, match="100 bytes"):
         kept.make_room(load("a", "x" * 200))

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from balancer.bootstrap import fleet as bootstrap_fleet
-from balancer.fleet_api import changes
+from balancer.bootstrap import proxy
+from balancer.fleet_api import rest_calls
 from balancer.fleet_api.fan_out import FailedError
 from balancer.fleet_api.rest_calls import read_path
 
@@ -51,7 +51,7 @@ def test_any_other_asks_for_none(path: str) -> None:
 
 def test_what_envoy_sends_is_known() -> None:
     """The routes that are added, each with every way that its pattern can be met."""
-    for pattern in (bootstrap_fleet._READ_REST, bootstrap_fleet._CHANGED_REST):
+    for pattern in (proxy._READ_REST, proxy._CHANGED_REST):
         paths = [
             *("/v2/trace/setting", "/v2/models/m/trace/setting", "/v2/logging"),
             *(f"/v2/{kind}sharedmemory/{verb}" for kind in ("system", "cuda") for verb in ("status", "unregister")),
@@ -68,14 +68,14 @@ def test_what_envoy_sends_is_known() -> None:
 
 
 def test_json_of_a_change_becomes_its_message() -> None:
-    request = changes.request_of(
+    request = rest_calls.request_of(
         "RepositoryModelLoad", "m", b'{"parameters": {"config": "{}", "file:1/model.py": "aGk=", "n": 3, "b": true}}'
     )
     assert request.parameters["config"].string_param == "{}"  # type: ignore[attr-defined]  # of the generated message
     assert request.parameters["file:1/model.py"].bytes_param == b"hi"  # type: ignore[attr-defined]  # likewise
     assert request.parameters["n"].int64_param == 3  # type: ignore[attr-defined]  # likewise
     assert request.parameters["b"].bool_param is True  # type: ignore[attr-defined]  # likewise
-    traces = changes.request_of("TraceSetting", "", b'{"trace_level": ["TIMESTAMPS"], "trace_rate": null}')
+    traces = rest_calls.request_of("TraceSetting", "", b'{"trace_level": ["TIMESTAMPS"], "trace_rate": null}')
     settings = traces.settings  # type: ignore[attr-defined]  # likewise
     assert {key: list(value.value) for key, value in settings.items()} == {
         "trace_level": ["TIMESTAMPS"],
@@ -102,5 +102,5 @@ def test_json_of_a_change_becomes_its_message() -> None:
 )
 def test_json_that_does_not_fit_is_refused_in_words(call: str, body: bytes) -> None:
     with pytest.raises(FailedError, match="JSON") as error:
-        changes.request_of(call, "m", body)
+        rest_calls.request_of(call, "m", body)
     assert error.value.failure.http_status == 400

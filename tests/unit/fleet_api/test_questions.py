@@ -12,10 +12,8 @@ from support.fleets import make_router
 
 from balancer.config.config import from_mapping
 from balancer.discovery.workers import WorkerSpec
-from balancer.fleet_api.counts import FleetCallCounts
-from balancer.fleet_api.fan_out import FailedError, Failure, FanOut
-from balancer.fleet_api.members import Members
-from balancer.fleet_api.questions import Question, Questions
+from balancer.fleet_api.fan_out import FailedError, Failure, FanOut, FleetCallCounts
+from balancer.fleet_api.questions import Members, Question, Questions
 from policies.round_robin import RoundRobin
 
 AWAY = FailedError(Failure(grpc.StatusCode.UNAVAILABLE, "not there"))

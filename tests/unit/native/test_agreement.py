@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from support.c_programs import compiled
 
-from balancer.extproc.responses import CODES
-from balancer.extproc.verdict import verdict
+from balancer.extproc.responses import CODES, verdict
 from balancer.kernel.compiled.library import Library
 from balancer.native import envoy_module as module
 from balancer.native.build import SOURCES

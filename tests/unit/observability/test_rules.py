@@ -14,7 +14,7 @@ import pytest
 import yaml
 from support.exported import PROMETHEUS_OWN, TARGET_LABELS, dashboard, declared, labels_of, problems, selectors
 
-from balancer.extproc.verdict import By
+from balancer.extproc.responses import By
 from balancer.native.layouts import COUNTS
 from balancer.server.logs import Reason
 from balancer.server.metrics.metrics import _STATUSES

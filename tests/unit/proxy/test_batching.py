@@ -19,10 +19,10 @@ from balancer.extproc.inference_bytes import read
 from balancer.extproc.kserve import HeaderNames, read_call
 from balancer.proxy.attempts import Clocks
 from balancer.proxy.batching import Batching
-from balancer.proxy.callers import Callers
+from balancer.proxy.breakers import AttemptLatencies
 from balancer.proxy.messages import OK, Arrived, ProxyAnswer
-from balancer.proxy.rules.latencies import AttemptLatencies
 from balancer.proxy.settings import MOST_WAIT_S, BatchSection, ModelProxySection, ProxySettings
+from balancer.proxy.sharing import Callers
 
 LONG_S = 0.004
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from balancer.proxy.rules.confidence import MOST_BYTES, confidence
+from balancer.proxy.cascading import MOST_BYTES, confidence
 
 TYPES = {"FP16": np.float16, "FP32": np.float32, "FP64": np.float64}
 

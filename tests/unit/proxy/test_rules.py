@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balancer.proxy.attempts import wait_s
-from balancer.proxy.rules.breakers import Breakers
-from balancer.proxy.rules.latencies import AttemptLatencies
+from balancer.proxy.breakers import AttemptLatencies, Breakers
 from balancer.proxy.settings import ProxyConstants, ProxySection, ProxySettings, TenantsSection
 from balancer.proxy.tenants import TenantLimits
 

@@ -9,10 +9,10 @@ from tritonclient.grpc import service_pb2
 
 from balancer import bounds
 from balancer.bounds import RefusedInputError
+from balancer.proxy.batching import joinable
+from balancer.proxy.messages import MOST_RANK, SIZES, TEXT, elements
 from balancer.proxy.rest.reading import WantedOutputs, read_request
-from balancer.proxy.rest.writing import UnwritableError, json_parts
-from balancer.proxy.rules.batches import joinable
-from balancer.proxy.rules.tensors import MOST_RANK, SIZES, TEXT, elements
+from balancer.proxy.rest.service import UnwritableError, json_parts
 
 LARGEST = 2**63 - 1
 

@@ -11,7 +11,7 @@ import pytest
 from support.fleets import model, report
 from support.fronts import one_of
 
-from balancer.extproc.holding import Holding
+from balancer.extproc.picker import Holding
 from balancer.kernel.settings import HeldModel, HoldingSettings, Order, Settings
 from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.events import Finished, WorkerAdded

@@ -1,7 +1,9 @@
-"""Circuit breakers: closed, open after failures in a row, half-open with one request that tries."""
+"""What is known of attempts lately: circuit breakers, and how long a model's inferences took."""
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+from collections import deque
 from dataclasses import dataclass
 
 from balancer.proxy.settings import CONSTANTS
@@ -86,3 +88,28 @@ class Breakers:
         if breaker.opened_s is None:
             return False
         return breaker.probe is not None or now_s - breaker.opened_s < self._open_s
+
+
+_KEPT = 512
+_ENOUGH = 50
+
+
+class AttemptLatencies:
+    """The latest of each model."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[deque[float], list[float]]] = {}
+
+    def took(self, model: str, latency_s: float) -> None:
+        if model not in self._of and len(self._of) >= _MOST_MODELS:
+            return
+        order, ranked = self._of.setdefault(model, (deque(), []))
+        order.append(latency_s)
+        insort(ranked, latency_s)
+        if len(order) > _KEPT:
+            del ranked[bisect_left(ranked, order.popleft())]
+
+    def quantile_s(self, model: str, share: float) -> float | None:
+        """What that share of them stayed below; None while too few are known."""
+        ranked = self._of.get(model, (None, []))[1]
+        return ranked[min(len(ranked) - 1, int(share * len(ranked)))] if len(ranked) >= _ENOUGH else None

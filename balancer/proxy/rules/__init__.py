@@ -1,1 +1,0 @@
-"""What is decided of a forwarded request: pure, time and chance as arguments."""
