@@ -166,17 +166,6 @@ async def test_fallback_spares_workers_that_drain_or_are_unwell(rig: Rig) -> Non
     await eventually(lambda: rig.ends(30), until=lambda ends: ends == {"w0", "w1", "w2"})
 
 
-async def test_workers_come_and_go(rig: Rig) -> None:
-    gone = rig.workers.pop()
-    rig.announce()
-    await until_served_by(rig, "w0", "w1")
-    rig.workers.append(gone)
-    rig.announce()
-    await eventually(lambda: rig.ends(30), until=lambda ends: ends == {"w0", "w1", "w2"})
-    assert await rig.statistic(r"cluster\.triton_grpc\.update_rejected") == 0
-    assert (rig.balancers[0].ads.connected, rig.balancers[0].ads.rejections) == (1, 0)
-
-
 async def test_an_update_that_envoy_refuses_leaves_the_last(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     name, rig.workers[0].address = rig.workers[0].name, "no-address"
     rig.announce()

@@ -122,23 +122,6 @@ async def test_a_request_waits_for_room_for_longer_than_envoy_waits_for_a_pick(t
         assert found.counted("placed") == 2
 
 
-async def test_beyond_the_bound_requests_are_refused(tmp_path: Path) -> None:
-    async with holding(tmp_path, order="arrival", max_requests=2) as found:
-        first, through = await occupied(found)
-        waiting = await found.ask_in_turn(2)
-        code, words = await found.ask()
-        assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "2 requests" in words
-        async with found.rig.http.post(
-            f"http://{found.rig.envoy.endpoint}/v2/models/m/infer", json={}, headers={"x-batch-rows": "1"}
-        ) as response:
-            assert response.status == 429
-        through.set()
-        await found.gate.serve(2)
-        assert await asyncio.gather(first, *waiting) == 3 * ["w0"]
-        assert found.counted("refused") == 2
-
-
 async def test_a_client_that_leaves_waits_no_longer(tmp_path: Path) -> None:
     async with holding(tmp_path) as found:
         first, through = await occupied(found)
@@ -166,14 +149,3 @@ async def test_where_the_balancer_goes_those_who_wait_go_on_without_it(tmp_path:
         await balancer.stop()
         await found.gate.serve(1)
         assert await third == "w0"
-
-
-async def test_at_the_end_all_are_placed(tmp_path: Path) -> None:
-    async with holding(tmp_path) as found:
-        first, through = await occupied(found)
-        (second,) = await found.ask_in_turn(1)
-        found.rig.picker.holding.place_all()
-        assert found.held() == 0
-        through.set()
-        await found.gate.serve(1)
-        assert await asyncio.gather(first, second) == 2 * ["w0"]

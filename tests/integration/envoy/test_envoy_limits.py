@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -11,13 +10,10 @@ from typing import Any
 
 import grpc
 import pytest
-import yaml
-from support.certificates import Authority
 from support.envoy_fakes import Rig
 from support.fake_rate_limits import FakeRateLimitService
 from support.guarded_listener import by_front, grpc_status, guarded, overlay, rest_status
 from support.tokens import AUDIENCE, ISSUER, Issuer
-from support.waiting import PATIENCE_S
 
 from balancer.bootstrap.sections import ApiKeysSection, JwtSection, LocalRateLimitSection, RateLimitSection
 
@@ -27,7 +23,6 @@ WORDS = "rate limit: more requests than are allowed here; send fewer, or try aga
 KEYS = {"acme": "acme-acme-acme-acme", "other": "other-other-other-other"}
 # Of an hour, so that nothing is filled up again while a test runs.
 THREE = LocalRateLimitSection(per="principal", requests=3, every_s=3600)
-OVERLAYS = Path(__file__).parents[3] / "docs" / "operate" / "overlay"
 
 
 def limited(folder: Path, **limits: Any) -> dict[str, Any]:
@@ -100,10 +95,10 @@ async def service() -> AsyncIterator[FakeRateLimitService]:
     await service.stop()
 
 
-def kept_by(front: str, folder: Path, service: FakeRateLimitService, refuse: bool = False, clusters: Any = None) -> Rig:
+def kept_by(front: str, folder: Path, service: FakeRateLimitService, refuse: bool = False) -> Rig:
     """With patience: a slow machine must not look like a service that is away."""
     typed = {"domain": "triton", "timeout": "10s", "failure_mode_deny": refuse}
-    further = overlay(folder, {"envoy.filters.http.ratelimit": typed}, **(clusters or {}))
+    further = overlay(folder, {"envoy.filters.http.ratelimit": typed})
     limit = RateLimitSection(per="principal", service=service.endpoint)
     return guarded(front, folder, **limited(folder, rate_limit=limit), overlay=str(further))
 
@@ -133,36 +128,3 @@ async def test_while_the_service_is_away_requests_pass_or_not_as_configured(
         assert code == (grpc.StatusCode.UNAVAILABLE if refuse else OK)
         assert ("does not answer" in words) == refuse
         assert (await rest_status(rig, {"x-api-key": KEYS["acme"]}))[0] == (503 if refuse else 200)
-
-
-@pytest.mark.parametrize(("name", "code"), [("limits.example", OK), ("another", grpc.StatusCode.UNAVAILABLE)])
-async def test_a_service_by_another_name_is_not_asked(tmp_path: Path, name: str, code: grpc.StatusCode) -> None:
-    authority = Authority(tmp_path / "certificates")
-    client = authority.issue("envoy", dns="envoy")
-    text = (OVERLAYS / "limits.yaml").read_text()
-    for path, file in {"ca.pem": authority.file, "limits.crt": client.cert, "limits.key": client.key}.items():
-        text = text.replace(f"/etc/envoy/{path}", str(file))
-    (cluster,) = yaml.safe_load(text)["static_resources"]["clusters"]
-    service = FakeRateLimitService(credentials=authority.issue("limits", dns=name).server(authority)[0])
-    await service.start()
-    try:
-        async with kept_by("pick", tmp_path, service, True, {cluster.pop("name"): cluster}).running() as rig:
-            assert (await grpc_status(rig, x_api_key=KEYS["acme"]))[0] == code
-            assert service.counts.total() == (code == OK)
-    finally:
-        await service.stop()
-
-
-async def test_one_connection_more_than_allowed_is_closed_and_the_others_live_on(tmp_path: Path) -> None:
-    rig = guarded("native", tmp_path, max_connections=2)
-    async with rig.running():
-        assert await rig.infer() in {"w0", "w1", "w2"}
-        host, port = rig.envoy.endpoint.split(":")
-        _, second = await asyncio.open_connection(host, int(port))
-        reader, third = await asyncio.open_connection(host, int(port))
-        try:
-            assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
-            assert await rig.infer() in {"w0", "w1", "w2"}
-        finally:
-            second.close()
-            third.close()

@@ -97,27 +97,6 @@ async def test_an_outcome_of_rest(rig: Rig) -> None:
     assert verdict_of(outcome) == FAULT
 
 
-async def test_errors_and_whose_they_are(rig: Rig) -> None:
-    for code, void in (
-        (grpc.StatusCode.INTERNAL, "request"),
-        (grpc.StatusCode.UNAVAILABLE, ""),
-        (grpc.StatusCode.CANCELLED, ""),
-        (grpc.StatusCode.INVALID_ARGUMENT, "client"),
-        (grpc.StatusCode.NOT_FOUND, "client"),
-    ):
-
-        async def fail(request: Any, context: Any, code: grpc.StatusCode = code) -> Any:
-            await context.abort(code, "on purpose")
-
-        for worker in rig.workers:
-            worker.infer = fail
-        with pytest.raises(grpc.aio.AioRpcError):
-            await rig.infer()
-        outcome = await next_outcome(rig.balancers[0])
-        assert (outcome.grpc_status, outcome.by) == (code.value[0], "")
-        assert verdict_of(outcome) == (False, void)
-
-
 async def test_a_client_that_leaves_is_no_fault(rig: Rig) -> None:
     executing = asyncio.Event()
 

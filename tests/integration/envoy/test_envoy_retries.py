@@ -37,24 +37,6 @@ async def test_no_connection_goes_to_the_fallback(rig: Rig) -> None:
     assert w1.requests == []
 
 
-async def test_no_connection_of_a_stream_goes_to_the_fallback(rig: Rig) -> None:
-    w0, _, w2 = rig.workers
-    await w0.stop()
-    pick(rig, w0, w2)
-    call = rig.stub.ModelStreamInfer(timeout=PATIENCE_S)
-    await call.write(a_request())
-    assert (await call.read()).infer_response.id == "w2"
-    await call.done_writing()
-
-
-async def test_no_connection_of_rest_goes_to_the_fallback(rig: Rig) -> None:
-    w0, _, w2 = rig.workers
-    await w0.stop()
-    rig.balancers[0].respond = lambda _: go_on(f"{w0.http_endpoint},{w2.http_endpoint}")
-    async with rig.http.post(f"http://{rig.envoy.endpoint}/v2/models/m/infer", data=b"{}") as response:
-        assert (response.status, await response.text()) == (200, "w2")
-
-
 async def test_a_stopping_triton_goes_to_the_fallback(rig: Rig) -> None:
     w0, _, w2 = rig.workers
     pick(rig, w0, w2)
@@ -62,14 +44,6 @@ async def test_a_stopping_triton_goes_to_the_fallback(rig: Rig) -> None:
         w0.infer = failing(code, details)
         assert await rig.infer() == "w2"
     assert len(w0.requests) == 2
-
-
-async def test_a_large_request_is_sent_again_whole(rig: Rig) -> None:
-    w0, _, w2 = rig.workers
-    w0.infer = failing(grpc.StatusCode.NOT_FOUND, DRAINING)
-    pick(rig, w0, w2)
-    response = await rig.stub.ModelInfer(a_request(payload_bytes=16 * 2**20), timeout=PATIENCE_S)
-    assert (response.id, len(response.raw_output_contents[0])) == ("w2", 16 * 2**20)
 
 
 FINAL = (

@@ -1,20 +1,22 @@
-"""Through a real Envoy: TLS towards clients, and towards the balancer, with real certificates."""
+"""Through a real Envoy: TLS towards clients, the balancer, and the workers (fake ones), with real certificates.
+
+Triton has TLS at its gRPC port only, so for REST the workers stand for a proxy beside it.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import ssl
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from support.bootstrap import changed
-from support.certificates import Authority, Identity, shown_serial
-from support.envoy_fakes import FakeBalancer, Rig, a_request, go_on
-from support.waiting import PATIENCE_S, eventually
+from support.certificates import Authority, Identity
+from support.envoy_fakes import FakeBalancer, FakeWorker, Rig, a_request
+from support.guarded_listener import by_front, grpc_status, guarded, rest_status
+from support.waiting import PATIENCE_S
 
-from balancer.bootstrap.sections import BalancerTlsSection, EnvoyTlsSection
+from balancer.bootstrap.sections import BalancerTlsSection, EnvoyTlsSection, TritonTlsSection
 
 pytestmark = pytest.mark.integration
 
@@ -32,17 +34,6 @@ def listening(directory: Path, authority: Authority, client: Identity | None = N
     section = EnvoyTlsSection(cert_file=str(own.cert), key_file=str(own.key), **tls)
     rig.options = changed(rig.options, tls=section)
     return rig
-
-
-async def test_grpc_and_rest_over_tls_on_one_port(tmp_path: Path, authority: Authority) -> None:
-    async with listening(tmp_path, authority).running() as rig:
-        rig.balancers[0].respond = lambda _: go_on(rig.workers[1].grpc_endpoint)
-        assert await rig.infer() == "w1"
-        rig.balancers[0].respond = lambda _: go_on(rig.workers[2].http_endpoint)
-        context = ssl.create_default_context(cafile=str(authority.file))
-        url = f"https://{rig.envoy.endpoint}/v2/models/m/infer"
-        async with rig.http.post(url, data=b"{}", ssl=context) as response:
-            assert await response.text() == "w2"
 
 
 async def test_clients_must_show_a_certificate_where_a_client_ca_is_set(tmp_path: Path, authority: Authority) -> None:
@@ -69,15 +60,6 @@ def asking(directory: Path, authority: Authority, name: str, client: Identity | 
     return rig
 
 
-@pytest.mark.parametrize("mutual", [False, True])
-async def test_tls_towards_the_balancer(tmp_path: Path, authority: Authority, mutual: bool) -> None:
-    client = authority.issue("envoy", dns="envoy") if mutual else None
-    async with asking(tmp_path, authority, "balancer.example", client).running() as rig:
-        # Endpoints came over TLS, or nobody would serve; and so does the pick.
-        rig.balancers[0].respond = lambda _: go_on(rig.workers[1].grpc_endpoint)
-        assert {await rig.infer() for _ in range(5)} == {"w1"}
-
-
 async def test_a_balancer_with_another_name_is_not_trusted(tmp_path: Path, authority: Authority) -> None:
     async with asking(tmp_path, authority, "impostor.example").running() as rig:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
@@ -86,21 +68,33 @@ async def test_a_balancer_with_another_name_is_not_trusted(tmp_path: Path, autho
         assert rig.balancers[0].seen == []
 
 
-async def test_a_certificate_that_was_renewed_is_shown_without_a_restart(tmp_path: Path, authority: Authority) -> None:
-    trusted = ssl.create_default_context(cafile=str(authority.file))
-    async with listening(tmp_path, authority).running() as rig:
+TRITON_NAME = "triton.example"
 
-        async def shown() -> int:
-            return await asyncio.to_thread(shown_serial, rig.envoy.endpoint, trusted, "127.0.0.1")
 
-        assert await rig.infer() in {"w0", "w1", "w2"}
-        before = await shown()
-        # Both halves are renewed by renaming, one after the other: what does not fit together is not taken.
-        new, folder = authority.issue("renewed", ip="127.0.0.1"), authority.folder
-        new.key.rename(folder / "listener.key")
-        assert await shown() == before
-        new.cert.rename(folder / "listener.crt")
-        await eventually(shown, until=lambda found: found != before)
-        # Connections that were open live on.
-        assert await rig.infer() in {"w0", "w1", "w2"}
-        assert await rig.statistic(r"http\.inference\.downstream_cx_destroy_local") == 0
+def rig_of(front: str, directory: Path, authority: Authority, name: str, shown: Identity | None) -> Rig:
+    """All workers have a certificate by `name`; Envoy expects NAME."""
+    rig = guarded(front, directory)
+    own = authority.issue("worker", dns=name)
+    rig.workers = [FakeWorker(f"w{number}", tls=own.server(authority)) for number in range(3)]
+    pair = {} if shown is None else {"cert_file": str(shown.cert), "key_file": str(shown.key)}
+    triton_tls = TritonTlsSection(ca_file=str(authority.file), server_name=TRITON_NAME, **pair)
+    rig.options = changed(rig.options, triton_tls=triton_tls)
+    return rig
+
+
+@by_front
+async def test_requests_go_to_workers_by_mutual_tls(tmp_path: Path, authority: Authority, front: str) -> None:
+    async with rig_of(front, tmp_path, authority, TRITON_NAME, authority.issue("envoy", dns="envoy")).running() as rig:
+        assert {(await grpc_status(rig))[0] for _ in range(3)} == {grpc.StatusCode.OK}
+        assert {(await rest_status(rig))[0] for _ in range(3)} == {200}
+
+
+@pytest.mark.parametrize(("name", "shows"), [("another.example", True), (TRITON_NAME, False)])
+async def test_a_worker_by_another_name_gets_nothing_nor_does_one_that_wants_a_certificate(
+    tmp_path: Path, authority: Authority, name: str, shows: bool
+) -> None:
+    shown = authority.issue("envoy", dns="envoy") if shows else None
+    async with rig_of("pick", tmp_path, authority, name, shown).running() as rig:
+        assert (await grpc_status(rig))[0] == grpc.StatusCode.UNAVAILABLE
+        assert (await rest_status(rig))[0] == 503
+        assert not any(worker.requests or worker.http_requests for worker in rig.workers)

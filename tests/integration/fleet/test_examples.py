@@ -67,25 +67,6 @@ async def test_contents_stand_in_the_message_by_type(stack: Stack) -> None:
         assert answer.raw_output_contents[0] == b"\3\0\0\0ONE\3\0\0\0TWO"
 
 
-async def test_own_parameters_and_arguments_of_the_channel(stack: Stack) -> None:
-    """Custom parameters go along; keep-alive and channel arguments hold the connection."""
-
-    def once() -> str:
-        keep = triton_grpc.KeepAliveOptions(keepalive_time_ms=10_000, keepalive_permit_without_calls=True)
-        arguments = [("grpc.max_send_message_length", 2**20), ("grpc.primary_user_agent", "an-example")]
-        found = []
-        for options in ({"keepalive_options": keep}, {"channel_args": arguments}):
-            with triton_grpc.InferenceServerClient(stack.url, **options) as client:
-                text = input_of(triton_grpc, "TEXT", np.array([["custom"]], np.object_))
-                own = {"my_number": 3, "my_text": "x", "my_flag": True}
-                result = client.infer("string_upper", [text], request_id="7", parameters=own)
-                assert result.get_response().id == "7"
-                found.append(result.as_numpy("UPPER")[0, 0].decode())
-        return ",".join(found)
-
-    assert await asyncio.to_thread(once) == "CUSTOM,CUSTOM"
-
-
 async def test_sequences_by_a_stream(stack: Stack) -> None:
     """Two of them, interleaved on one stream."""
 
@@ -174,23 +155,6 @@ async def test_generate_and_its_stream(stack: Stack) -> None:
                     text = (await response.text()).replace("worker-1", "worker-0").replace("worker-2", "worker-0")
                     answers.append((response.status, text))
             assert answers[0] == answers[1]
-
-
-async def test_errors_are_those_of_a_triton(stack: Stack) -> None:
-    """A wrong shape, datatype and name of a tensor, in the words of whoever serves."""
-    direct = f"127.0.0.1:{stack.specs[0].grpc_port}"
-
-    def answers(url: str) -> list[str]:
-        words = []
-        with triton_grpc.InferenceServerClient(url) as client:
-            for name, shape, kind in (("A", [1, 3], "INT32"), ("A", [1, 4], "INT64"), ("C", [1, 4], "INT32")):
-                tensor = input_of(triton_grpc, name, np.zeros(shape, np.int32 if kind == "INT32" else np.int64))
-                with pytest.raises(InferenceServerException) as error:
-                    client.infer("several_outputs", [tensor, numbers(triton_grpc, "B", [1, 2, 3, 4])])
-                words.append(str(error.value))
-        return words
-
-    assert await asyncio.to_thread(answers, stack.url) == await asyncio.to_thread(answers, direct)
 
 
 async def test_a_call_that_tritons_restrict_stays_restricted(stack: Stack) -> None:

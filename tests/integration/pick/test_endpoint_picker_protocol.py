@@ -216,7 +216,6 @@ async def test_what_served_is_read_back_where_it_is_sent() -> None:
 
 
 MODES = processing_mode_pb2.ProcessingMode
-BACK = (MODES.FULL_DUPLEX_STREAMED, MODES.GRPC)
 
 
 def bodies(kind: str) -> list[ext_proc.ProcessingRequest]:
@@ -307,20 +306,6 @@ async def test_the_path_names_the_model_whatever_the_headers_say() -> None:
 
 ALONE = (("x-ext-proc-headers-only", "true"),)
 """Metadata of a stream of which the gateway says that the headers are all: the answer ends it."""
-
-
-@pytest.mark.parametrize("path", ["/v2/models/m/infer", "/v2/models/unknown/infer"])
-async def test_one_answer_ends_a_stream_of_headers_alone(path: str) -> None:
-    async with gateway() as g:
-        stream = g._process(metadata=ALONE)
-        await stream.write(headers(path))
-        response = await stream.read()
-        if "unknown" in path:
-            assert response.immediate_response.status.code == 404
-        else:
-            assert response.dynamic_metadata["envoy.lb"][KEY].startswith("10.0.0.1:20")
-        assert await stream.read() is grpc.aio.EOF
-        assert await stream.code() == grpc.StatusCode.OK
 
 
 @pytest.mark.parametrize(

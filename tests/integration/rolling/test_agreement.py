@@ -1,7 +1,10 @@
 """Two gateways share nothing but the agents' reports: they agree on what hashes tell, and know what the other has in
-flight."""
+flight. Balancers, Envoys and all workers are restarted or replaced, one after the other, while clients go on."""
 
 from __future__ import annotations
+
+import asyncio
+from pathlib import Path
 
 import aiohttp
 import numpy as np
@@ -11,6 +14,12 @@ from support.inputs import input_of
 from support.load import steady_load
 from support.replicas import Gateways
 from support.waiting import eventually
+
+from balancer.cli.drain import STILL_BUSY
+from balancer.files.schema import split_address
+from balancer.load.result import LoadResult
+from balancer.stack.envoyproxy import EnvoyProcess
+from balancer.stack.process import Child
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
 
@@ -101,3 +110,127 @@ async def test_they_still_do_once_one_of_the_balancers_was_killed_and_is_back(ga
         assert await of_sequences(second, 2) == [(worker, 3) for worker, _ in begun]
     assert not load.failures()
     assert not at_second.failures()
+
+
+CLIENTS = 2
+"""Of each gateway."""
+
+
+async def test_a_rolling_restart_of_the_balancers_fails_no_request(gateways: Gateways) -> None:
+    stack, second = gateways.stack, gateways.second
+    async with (
+        steady_load(stack.url, clients=CLIENTS) as first,
+        steady_load(second.url, clients=CLIENTS) as at_second,
+    ):
+        await stack.balancer.stop()
+        await stack.start_balancer()
+        await gateways.all_ready()
+        await second.balancer.stop()
+        await second.start_balancer()
+        await gateways.all_ready()
+        for load in (first, at_second):
+            await load.more(50, "requests are served")
+    assert not first.failures()
+    assert not at_second.failures()
+
+
+async def drained(envoy: EnvoyProcess) -> None:
+    """Have Envoy send its clients away, and wait until none can come any more and the last has left."""
+    async with aiohttp.ClientSession() as session:
+        async with session.post(f"{envoy.admin_url}/drain_listeners?graceful") as response:
+            assert response.status == 200, await response.text()
+
+        async def left() -> bool:
+            page = f"{envoy.admin_url}/stats?filter=^http.inference.downstream_cx_active$"
+            async with session.get(page) as response:
+                return (await response.text()).strip().endswith(": 0")
+
+        async def closed() -> bool:
+            try:
+                _, writer = await asyncio.open_connection(*split_address(envoy.endpoint))
+            except ConnectionRefusedError:
+                return True
+            writer.close()
+            return False
+
+        await eventually(closed, "it takes no connections any more")
+        await eventually(left, "the last client has left")
+
+
+async def test_a_rolling_restart_of_the_envoys_fails_no_request(gateways: Gateways) -> None:
+    stack, second = gateways.stack, gateways.second
+    # Clients go to the first Envoy, and to the second while the first does not take them.
+    async with steady_load(gateways.url, clients=2 * CLIENTS) as load:
+        await drained(stack.envoy)
+        await stack.envoy.stop()
+        await load.more(50, "the second Envoy serves all")
+        await stack.start_envoy()
+        await gateways.all_ready()
+        await drained(second.envoy)
+        await second.envoy.stop()
+        await load.more(50, "the first Envoy serves all")
+        await second.start_envoy()
+        await gateways.all_ready()
+    assert not load.failures()
+
+
+"""Of each gateway."""
+
+
+async def drain(gateways: Gateways, worker: str, log_path: Path, *options: str) -> int:
+    """`balancer drain` for all balancers; its exit status."""
+    arguments = (argument for admin in gateways.admins for argument in ("--balancer", admin))
+    command = Child(["drain", worker, *arguments, *options], log_path=log_path)
+    await command.start()
+    return await command.wait()
+
+
+def answered(result: LoadResult) -> set[str]:
+    """The workers that did."""
+    return {result.workers[worker] for worker in result.worker.tolist()}
+
+
+async def test_a_rolling_update_of_all_workers_fails_no_request(gateways: Gateways, tmp_path: Path) -> None:
+    stack, log_path = gateways.stack, tmp_path / "drain.log"
+    # The first keeps its name, as a pod of a StatefulSet does; the others get new ones.
+    names = [stack.specs[0].name, "new-1", "new-2"]
+    async with (
+        steady_load(stack.url, clients=CLIENTS) as first,
+        steady_load(gateways.second.url, clients=CLIENTS) as second,
+    ):
+        for number, new in enumerate(names):
+            old = stack.specs[number].name
+            status = await drain(gateways, old, log_path, "--wait", "--timeout", "60")
+            assert status == 0, log_path.read_text()
+            for load in (first, second):
+                load.mark(f"{old} is drained")
+            await stack.tritons[number].stop()
+            await stack.agents[number].stop()
+            for load in (first, second):
+                load.mark("another one starts")
+            await stack.replace_worker(number, new)
+            await gateways.all_ready()
+        for load in (first, second):
+            load.mark("rolled")
+            await load.more(100, "requests are served")
+    for load in (first, second):
+        assert not load.failures()
+        served = {phase: answered(part) for phase, part in load.phases().items()}
+        assert served["rolled"] == set(names)
+        for phase, workers in served.items():
+            assert phase.removesuffix(" is drained") not in workers, phase
+
+
+async def test_a_drain_waits_for_what_runs_and_gives_up_in_time(gateways: Gateways, tmp_path: Path) -> None:
+    stack, log_path = gateways.stack, tmp_path / "drain.log"
+    leaving = stack.specs[1].name
+    async with steady_load(stack.url, clients=CLIENTS) as load:
+        # An agent that is stopped leaves nobody to say that nothing is left.
+        await stack.agents[1].stop()
+        assert await drain(gateways, leaving, log_path, "--wait", "--timeout", "1") == STILL_BUSY
+        assert "its agent is silent" in log_path.read_text()
+        page = await stack.get("/workers")
+        assert [each["worker"] for each in page["workers"] if each["drained_by_hand"]] == [leaving]
+        assert await stack.metric("balancer_worker_drained", worker=leaving) == 1
+        await load.more(50, "requests served by the others")
+    assert not load.failures()

@@ -17,7 +17,6 @@ from balancer.extproc.names import ENDPOINTS_TYPE_URL, LAST_KNOWN
 BOTH = ["triton_grpc", "triton_http"]
 A = Endpoint("a", "10.0.0.1", 8001, 8000)
 B = Endpoint("b", "10.0.0.2", 8001, 8000, "draining")
-C = Endpoint("c", "10.0.0.3", 8001, 8000, "unhealthy")
 
 
 class Subscriber:
@@ -73,17 +72,6 @@ def assignments(response: discovery_pb2.DiscoveryResponse) -> dict[str, list[tup
     return found
 
 
-async def test_both_clusters_and_every_state(ads: Ads, subscribe: Any) -> None:
-    ads.update([B, A, C])
-    envoy = subscribe()
-    await envoy.ask(BOTH)
-    states = [("10.0.0.1", "HEALTHY"), ("10.0.0.2", "DRAINING"), ("10.0.0.3", "UNHEALTHY")]
-    assert assignments(await envoy.response()) == {
-        "triton_grpc": [(address, 8001, state) for address, state in states],
-        "triton_http": [(address, 8000, state) for address, state in states],
-    }
-
-
 async def test_nothing_is_sent_before_the_fleet_is_known(ads: Ads, subscribe: Any) -> None:
     envoy = subscribe()
     await envoy.ask(BOTH, version_info="of a former life")
@@ -123,21 +111,6 @@ async def test_an_answer_to_an_older_response_changes_nothing(ads: Ads, subscrib
     await envoy.ask(BOTH, answering=second)
     ads.update([B])
     assert set(assignments(await envoy.response())) == set(BOTH)
-
-
-async def test_a_refusal_is_counted_and_not_answered_with_the_same(
-    ads: Ads, subscribe: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    ads.update([A])
-    envoy = subscribe()
-    await envoy.ask(BOTH)
-    refused = await envoy.response()
-    await envoy.ask(BOTH, answering=refused, error_detail={"code": 13, "message": "no such address"})
-    ads.update([B])
-    accepted = await envoy.response()
-    assert (ads.rejections, accepted.nonce) == (1, "2")
-    (record,) = [record for record in caplog.records if record.name == "balancer.extproc.endpoints"]
-    assert record.__dict__["detail"] == "no such address"
 
 
 async def test_every_envoy_gets_changes_and_those_that_left_are_forgotten(ads: Ads, subscribe: Any) -> None:

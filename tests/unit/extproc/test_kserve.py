@@ -50,10 +50,6 @@ def test_a_grpc_inference() -> None:
     assert math.isinf(float(call.request.deadline_s))
 
 
-def test_a_stream_is_a_kind_of_its_own() -> None:
-    assert infer(method="ModelStreamInfer").kind is Kind.STREAM
-
-
 @pytest.mark.parametrize(
     ("fields", "sequence_id"),
     [
@@ -246,9 +242,3 @@ def test_rest_paths(path: str, kind: Kind, model: str, version: str) -> None:
 def test_grpc_methods_about_servers(method: str, kind: Kind) -> None:
     path = {":path": f"/inference.GRPCInferenceService/{method}"}
     assert read_call(GRPC | path, {}, HeaderNames()).kind is kind
-
-
-def test_grpc_methods_about_a_model() -> None:
-    path = {":path": "/inference.GRPCInferenceService/ModelConfig"}
-    call = read_call(GRPC | path, {"name": ["m"], "version": ["2"]}, HeaderNames())
-    assert (call.kind, call.request.model, call.request.version) == (Kind.MODEL, "m", "2")

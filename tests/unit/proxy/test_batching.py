@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-from support.fake_worker import Gate, echoed
+from support.fake_worker import echoed
 from support.proxied import proxied, request
 from support.waiting import eventually
 from tritonclient.grpc import service_pb2
+from tritonclient.grpc.service_pb2 import InferParameter
 
 from balancer.config.config import ConfigError, from_mapping
 from balancer.extproc.inference_bytes import read
 from balancer.extproc.kserve import HeaderNames, read_call
 from balancer.proxy.attempts import Clocks
-from balancer.proxy.batching import Batching
+from balancer.proxy.batching import Batching, joinable
 from balancer.proxy.breakers import AttemptLatencies
-from balancer.proxy.messages import OK, Arrived, ProxyAnswer
+from balancer.proxy.messages import MOST_RANK, OK, Arrived, ProxyAnswer
 from balancer.proxy.settings import MOST_WAIT_S, BatchSection, ModelProxySection, ProxySettings
 from balancer.proxy.sharing import Callers
 
@@ -36,28 +38,6 @@ def rows_of(data: bytes) -> list[float]:
     [output], [raw] = answer.outputs, answer.raw_output_contents
     tensor = np.frombuffer(raw, np.float32).reshape(list(output.shape))
     return [float(row[0]) for row in tensor]
-
-
-async def test_requests_go_together_and_each_gets_its_own_rows_and_id() -> None:
-    async with proxied(models=batched()) as rig:
-        await rig.infer(request("other"))
-        sent = [request(value=float(number), name=str(number), rows=1 + number % 2) for number in range(5)]
-        rounds = 0
-
-        async def some_joined() -> bool:
-            nonlocal rounds
-            rounds += 1
-            before = len(rig.worker.requests)
-            for number, each in enumerate(await asyncio.gather(*(rig.infer(each) for each in sent))):
-                assert rows_of(each) == [float(number)] * (1 + number % 2)
-                assert service_pb2.ModelInferResponse.FromString(each).id == str(number)
-            return len(rig.worker.requests) < before + len(sent)
-
-        # They join where they come within milliseconds, which a busy machine may not manage at once.
-        await eventually(some_joined)
-        assert rig.metric("balancer_proxy_batches_total", result="requests") == 5 * rounds
-        assert rig.metric("balancer_decisions_total") == len(rig.worker.requests)
-        assert rig.in_flight == 0
 
 
 async def test_a_full_batch_does_not_wait_and_none_is_larger() -> None:
@@ -82,24 +62,31 @@ async def test_what_is_unlike_goes_apart() -> None:
         assert len(rig.worker.requests) == 5
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 7, b"\0" * 9, b"\0" * 16])
-async def test_a_message_whose_bytes_do_not_fit_goes_alone_for_triton_to_refuse(content: bytes) -> None:
-    async def strict(data: bytes, context: Any) -> bytes:
-        message = service_pb2.ModelInferRequest.FromString(data)
-        if len(message.raw_input_contents[0]) != 8 * message.inputs[0].shape[0]:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "unexpected size")
-        return echoed(data)
+def spoilt(change: Callable[[Any], object]) -> bytes:
+    message = service_pb2.ModelInferRequest.FromString(request())
+    change(message)
+    data: bytes = message.SerializeToString()
+    return data
 
-    async with proxied(strict, models=batched()) as rig:
-        wrong = service_pb2.ModelInferRequest.FromString(request())
-        wrong.raw_input_contents[0] = content
-        good, bad = await asyncio.gather(
-            rig.infer(request(value=3.0)), rig.infer(wrong.SerializeToString()), return_exceptions=True
-        )
-        assert isinstance(good, bytes)
-        assert rows_of(good) == [3.0]
-        assert isinstance(bad, grpc.aio.AioRpcError)
-        assert bad.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(
+            spoilt(lambda m, size=size: m.raw_input_contents.__setitem__(0, bytes(size)))  # type: ignore[misc]
+            for size in (0, 7, 9, 16)
+        ),
+        spoilt(lambda m: m.outputs.add(name="X").parameters["shared_memory_region"].CopyFrom(InferParameter())),
+        spoilt(lambda m: m.inputs[0].shape.extend([1] * MOST_RANK)),
+        spoilt(lambda m: m.inputs.add(name="X")),
+        request(parameters={"mine": 1}),
+        b"\xff",
+    ],
+)
+def test_what_is_not_certain_to_be_right_is_not_joined(data: bytes) -> None:
+    assert joinable(request()) is not None
+    assert joinable(spoilt(lambda m: m.inputs[0].shape.extend([1] * (MOST_RANK - 2)))) is not None
+    assert joinable(data) is None
 
 
 async def test_one_that_the_model_fails_at_does_not_fail_the_others() -> None:
@@ -128,27 +115,6 @@ async def test_where_an_answer_has_no_rows_requests_are_sent_again_one_by_one() 
         assert [rows_of(each) for each in answers] == [[1.0], [2.0], [3.0]]
 
 
-async def test_those_who_leave_do_not_end_the_others_and_the_last_ends_all() -> None:
-    async with proxied(gate := Gate(), models=batched()) as rig:
-        calls = [rig.call(request(value=float(number))) for number in range(3)]
-        waiting = [asyncio.ensure_future(call.code()) for call in calls]
-        await eventually(lambda: rig.metric("balancer_proxy_batches_total", result="requests") == 3)
-        calls[0].cancel()
-        gate.goes_on.set()
-        await asyncio.gather(*waiting)
-        assert [rows_of(await call) for call in calls[1:]] == [[1.0], [2.0]]
-        gate.goes_on.clear()
-        calls = [rig.call(request()) for _ in range(2)]
-        waiting = [asyncio.ensure_future(call.code()) for call in calls]
-        await eventually(lambda: rig.metric("balancer_proxy_batches_total", result="requests") == 5)
-        sent = len(rig.worker.requests)
-        for call in calls:
-            call.cancel()
-        await asyncio.gather(*waiting)
-        await eventually(lambda: rig.in_flight == 0)
-        assert rig.worker.cancelled <= sent
-
-
 def test_only_repeatable_requests_are_joined() -> None:
     with pytest.raises(ConfigError, match=r"models\.m\.proxy\.batch\.max_rows: 8 is not allowed: needs repeatable"):
         from_mapping({"models": {"m": {"proxy": {"batch": {"max_rows": 8}}}}})
@@ -175,14 +141,6 @@ async def test_joined_requests_have_the_headers_of_each_and_those_of_others_go_a
             return len(rig.worker.requests) < before + len(sent)
 
         await eventually(some_joined)
-
-
-async def test_what_is_in_shared_memory_goes_alone() -> None:
-    async with proxied(models=batched()) as rig:
-        given = service_pb2.ModelInferRequest.FromString(request())
-        given.outputs.add(name="X").parameters["shared_memory_region"].string_param = "region"
-        await asyncio.gather(*(rig.infer(given.SerializeToString()) for _ in range(6)))
-        assert len(rig.worker.requests) == 6
 
 
 TURNS = 50

@@ -107,35 +107,11 @@ async def test_an_answer_without_the_output_is_not_sure() -> None:
         assert judged(rig, "unread") == 2
 
 
-async def test_models_without_a_worker_are_passed_over() -> None:
-    worker = Unsure(middle=0.1)
-    async with rig_of(worker) as rig:
-        has(rig, {"middle": 0.001})
-        assert await served(rig) == "middle"
-        assert judged(rig, "no_worker") == 1
-    worker = Unsure(fast=0.1)
-    async with rig_of(worker) as rig:
-        has(rig, {"fast": 0.001, "slow": 0.001})
-        assert await served(rig) == "slow"
-        assert worker.executed == ["fast", "slow"]
-
-
 async def test_without_any_worker_the_first_is_refused_by_name() -> None:
     async with rig_of(Unsure()) as rig:
         has(rig, {"other": 0.001})
         with pytest.raises(grpc.aio.AioRpcError, match="unknown model: 'fast'"):
             await rig.infer(request("vision"))
-
-
-async def test_a_model_that_would_be_late_executes_nothing() -> None:
-    worker = Unsure(fast=0.1)
-    async with rig_of(worker) as rig:
-        has(rig, {"fast": 0.001, "slow": 2 * LONG_S})
-        assert await served(rig, timeout_s=LONG_S) == "fast"
-        assert worker.executed == ["fast"]
-        assert judged(rig, "late") == 1
-        # Without a deadline nothing is late.
-        assert await served(rig) == "slow"
 
 
 async def test_where_the_next_takes_too_long_the_first_answer_is_given() -> None:
@@ -148,16 +124,6 @@ async def test_where_the_next_takes_too_long_the_first_answer_is_given() -> None
         assert worker.executed == ["fast", "middle"]
         assert judged(rig, "late") == 1
         assert rig.in_flight == 0
-
-
-@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INVALID_ARGUMENT])
-async def test_where_the_next_fails_the_first_answer_is_given(code: grpc.StatusCode) -> None:
-    worker = Unsure(fast=0.1)
-    worker.failing = {"middle": code}
-    async with rig_of(worker) as rig:
-        has(rig, SERVICE_S)
-        assert await served(rig) == "fast"
-        assert judged(rig, "failed") == 1
 
 
 async def test_sequences_and_outputs_in_shared_memory_get_the_first_alone() -> None:
@@ -256,16 +222,6 @@ async def test_the_best_model_that_is_in_time_serves() -> None:
         assert await served(rig, timeout_s=5.0) == "small"
         assert await served(rig, timeout_s=LONG_S) == "large"
         assert rig.metric("balancer_proxy_cascades_total", result="small") == 1
-
-
-async def test_a_model_without_a_worker_gives_way_and_without_any_the_first_is_refused_by_name() -> None:
-    async with rig_of(Unsure(), proxy=IN_TIME) as rig:
-        has(rig, {"other": 0.001})
-        with pytest.raises(grpc.aio.AioRpcError, match="unknown model: 'large'"):
-            await rig.infer(request("vision"))
-    async with rig_of(Unsure(), proxy=IN_TIME) as rig:
-        has(rig, {"small": 0.001})
-        assert await served(rig) == "small"
 
 
 def test_a_cascade_of_cascades_is_refused() -> None:

@@ -12,7 +12,7 @@ import aiohttp
 import grpc
 import pytest
 from aiohttp.test_utils import RawTestServer
-from support.fake_worker import FakeWorker, Gate, aborting
+from support.fake_worker import Gate, aborting
 from support.proxied import Rig, proxied, request
 from support.waiting import eventually
 from tritonclient.grpc import service_pb2
@@ -130,19 +130,6 @@ async def test_an_answer_that_is_none_is_a_bad_gateway() -> None:
         status, content, _ = await rest.post(BODY)
         assert (status, content["error"]) == (500, "the worker's answer has outputs without their bytes")
         assert rig.metric("balancer_handler_errors_total") == 0
-
-
-async def test_full_workers_turn_away_with_a_time_to_come_back() -> None:
-    worker, limits = FakeWorker("a", gate := Gate()), {"max_pending_per_worker": 1}
-    async with proxied([worker], {"pushback_s": 4}, limits=limits) as rig, served(rig) as rest:
-        first = asyncio.create_task(rest.post(BODY))
-        await gate.begun.wait()
-        status, content, headers = await rest.post(BODY)
-        gate.goes_on.set()
-        assert (await first)[0] == 200
-        assert status == 429
-        assert 2 <= int(headers["retry-after"]) <= 6
-        assert content["error"]
 
 
 async def test_what_is_too_large_or_no_call_is_refused() -> None:

@@ -1,12 +1,24 @@
-"""Budgets, breakers and latencies, by hand-computed cases; time is an argument."""
+"""Budgets, breakers and latencies, shapes from outside, and how sure an answer says it is, by hand-computed cases."""
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2
 
+from balancer import bounds
+from balancer.bounds import RefusedInputError
 from balancer.proxy.attempts import wait_s
 from balancer.proxy.breakers import AttemptLatencies, Breakers
+from balancer.proxy.cascading import MOST_BYTES, confidence
+from balancer.proxy.messages import MOST_RANK, TEXT, elements
+from balancer.proxy.rest.reading import WantedOutputs, read_request
+from balancer.proxy.rest.service import UnwritableError, json_parts
 from balancer.proxy.settings import ProxyConstants, ProxySection, ProxySettings, TenantsSection
 from balancer.proxy.tenants import TenantLimits
 
@@ -79,3 +91,101 @@ def test_quantiles_are_of_the_latest(latencies: list[float]) -> None:
         found.took("m", latency_s)
     latest = sorted(latencies[-512:])
     assert found.quantile_s("m", 0.95) == latest[int(0.95 * len(latest))]
+
+
+LARGEST = 2**63 - 1
+
+
+def test_elements_are_counted_up_to_a_number_of_dimensions() -> None:
+    assert elements([]) == 1
+    assert elements([2, 3, 4]) == 24
+    assert elements([LARGEST, 0]) == 0
+    assert elements([1] * MOST_RANK) == 1
+    assert elements([1] * (MOST_RANK + 1)) is None
+    assert elements([LARGEST] * 50_000) is None
+    assert elements([2, -1]) is None
+
+
+def test_a_shape_of_json_with_more_dimensions_is_refused() -> None:
+    def body(shape: list[int]) -> bytes:
+        return json.dumps({"inputs": [{"name": "X", "datatype": "FP32", "shape": shape, "data": [1]}]}).encode()
+
+    read_request(body([1] * MOST_RANK), None, "m", "")
+    largest = body([LARGEST] * 49_000)
+    assert len(largest) < bounds.MAX_JSON_BYTES
+    with pytest.raises(RefusedInputError, match="'shape': it has 49000 dimensions; in JSON 32 at most are read"):
+        read_request(largest, None, "m", "")
+
+
+@pytest.mark.parametrize("datatype", ["FP32", TEXT])
+def test_an_answer_with_more_dimensions_is_not_written_as_json(datatype: str) -> None:
+    answer = service_pb2.ModelInferResponse(model_name="m")
+    answer.outputs.add(name="Y", datatype=datatype, shape=[1] * (MOST_RANK + 1))
+    answer.raw_output_contents.append(bytes(4))
+    with pytest.raises(UnwritableError, match="does not match size of output"):
+        list(json_parts(answer, WantedOutputs({})))
+
+
+TYPES = {"FP16": np.float16, "FP32": np.float32, "FP64": np.float64}
+
+
+def answer(values: Any, datatype: str = "FP32", *, shape: list[int] | None = None, name: str = "P") -> bytes:
+    """A ModelInferResponse with a label and one tensor, as raw bytes."""
+    tensor = np.array(values, TYPES.get(datatype, np.int64))
+    message = service_pb2.ModelInferResponse(model_name="m", id="1")
+    message.outputs.add(name="LABEL", datatype="INT64", shape=[1])
+    message.outputs.add(name=name, datatype=datatype, shape=tensor.shape if shape is None else shape)
+    message.raw_output_contents.extend([np.array([7]).tobytes(), tensor.tobytes()])
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def explicit(datatype: str, **contents: list[Any]) -> bytes:
+    message = service_pb2.ModelInferResponse(model_name="m")
+    (count,) = (len(each) for each in contents.values())
+    output = message.outputs.add(name="P", datatype=datatype, shape=[1, count])
+    for field, values in contents.items():
+        getattr(output.contents, field).extend(values)
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def test_explicit_contents_are_read_too() -> None:
+    assert confidence(explicit("FP32", fp32_contents=[0.25, 0.5]), "P") == 0.5
+    assert confidence(explicit("FP64", fp64_contents=[0.25, 0.5]), "P") == 0.5
+
+
+@pytest.mark.parametrize(
+    ("what", "data"),
+    [
+        ("no such output", answer([[0.5]], name="Q")),
+        ("integers", answer([[1]], "INT64")),
+        ("unknown type", answer([[1]], "FP8")),
+        ("not a number", answer([[0.5, float("nan")], [0.5, 0.5]])),
+        ("no element", answer([[]])),
+        ("no row", answer([], shape=[0, 4])),
+        ("fewer bytes than the shape", answer([[0.5, 0.5]], shape=[1, 3])),
+        ("more bytes than the shape", answer([[0.5, 0.5]], shape=[1, 1])),
+        ("a negative shape", answer([[0.5, 0.5]], shape=[-1, -2])),
+        ("a huge shape", answer([[0.5, 0.5]], shape=[2**62, 2**62])),
+        ("too many dimensions", answer([[0.5]], shape=[1] * 33)),
+        ("half an element", answer([[0.5]])[:-1]),
+        ("too large", answer(np.ones((1, MOST_BYTES // 4 + 1)))),
+        ("explicit, of another type", explicit("FP32", fp64_contents=[0.5])),
+        ("explicit, integers", explicit("INT64", int64_contents=[1])),
+        ("nothing", b""),
+        ("no message", b"\xff\xff"),
+    ],
+)
+def test_what_cannot_be_read_is_none(what: str, data: bytes) -> None:
+    assert confidence(data, "P") is None
+
+
+def test_the_largest_that_is_read() -> None:
+    assert confidence(answer(np.full((2, MOST_BYTES // 8), 0.5)), "P") == 0.5
+
+
+def test_an_output_without_its_bytes_is_none() -> None:
+    message = service_pb2.ModelInferResponse.FromString(answer([[0.5]]))
+    del message.raw_output_contents[0]
+    assert confidence(message.SerializeToString(), "P") is None

@@ -32,25 +32,6 @@ async def code_of(call: Any) -> grpc.StatusCode:
     return caught.value.code()
 
 
-@pytest.mark.parametrize(
-    ("data", "headers"),
-    [
-        (request(name="8"), {}),
-        (request(value=2.0, name="7"), {}),
-        (request(name="7"), {"x_tenant": "other"}),
-        (request(name="7"), {"x_gateway_principal": "other"}),
-        (request(name="7"), {"authorization": "Bearer other"}),
-        (request(name="7"), {"triton_grpc_protocol_key": "secret"}),
-        (request(name="7"), {"own": "other"}),
-    ],
-)
-async def test_what_is_another_request_is_executed(data: bytes, headers: dict[str, str]) -> None:
-    async with proxied(models=ONCE) as rig:
-        await infer(rig, request(name="7"))
-        await infer(rig, data, **headers)
-        assert len(rig.worker.requests) == 2
-
-
 async def test_an_id_that_is_running_is_joined_and_goes_on_though_its_clients_leave() -> None:
     async with proxied(gate := Gate(), models=ONCE) as rig:
         left = rig.call(request(name="7"))
@@ -120,27 +101,33 @@ async def test_an_equal_request_gets_the_kept_answer_with_its_own_id() -> None:
         assert rig.metric("balancer_proxy_cache_bytes") > 0
 
 
-@pytest.mark.parametrize(
-    ("data", "headers"),
-    [
-        (request(value=2.0), {}),
-        (request(parameters={"mine": 1}), {}),
-        (request(), {"x_tenant": "other"}),
-        (request(), {"x_gateway_principal": "other"}),
-        (request(), {"authorization": "Bearer other"}),
-        (request(), {"triton_grpc_protocol_key": "secret"}),
-        (request(), {"triton_grpc_protocol_traceparent": "secret"}),
-        (request(), {"own": "other"}),
-        (request(), {"own": ""}),
-        (request(), {"cache_control": "no-cache"}),
-        (request(parameters={"sequence_id": 3}), {}),
-    ],
-)
-async def test_what_is_not_equal_is_executed(data: bytes, headers: dict[str, str]) -> None:
-    async with proxied(models=CACHED) as rig:
-        await infer(rig, request())
+OTHERS = [
+    (request(value=2.0, name="7"), {}),
+    (request(name="7"), {"x_tenant": "other"}),
+    (request(name="7"), {"x_gateway_principal": "other"}),
+    (request(name="7"), {"authorization": "Bearer other"}),
+    (request(name="7"), {"triton_grpc_protocol_key": "secret"}),
+    (request(name="7"), {"triton_grpc_protocol_traceparent": "secret"}),
+    (request(name="7"), {"own": "other"}),
+    (request(name="7"), {"own": ""}),
+    (request(parameters={"mine": 1}, name="7"), {}),
+    (request(parameters={"sequence_id": 3}, name="7"), {}),
+]
+
+
+@pytest.mark.parametrize("models", [ONCE, CACHED], ids=["once", "cached"])
+@pytest.mark.parametrize(("data", "headers"), OTHERS)
+async def test_what_is_another_request_is_executed(
+    models: dict[str, Any], data: bytes, headers: dict[str, str]
+) -> None:
+    async with proxied(models=models) as rig:
+        await infer(rig, request(name="7"))
         await infer(rig, data, **headers)
-        assert len(rig.worker.requests) == 2
+        if models is ONCE:
+            await infer(rig, request(name="8"))
+        else:
+            await infer(rig, request(name="7"), cache_control="no-cache")
+        assert len(rig.worker.requests) == 3
 
 
 def in_memory(**names: str) -> bytes:
