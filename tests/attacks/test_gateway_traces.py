@@ -1,4 +1,4 @@
-"""What a stranger tries with the headers of a trace, by either front end, and with the ids of requests: a real Envoy."""
+"""What a stranger tries with the headers of a trace, by either front end, and with the ids of requests."""
 
 from __future__ import annotations
 
