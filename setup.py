@@ -1,7 +1,5 @@
 """What pyproject.toml cannot say: a wheel that carries compiled libraries is one for a platform."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

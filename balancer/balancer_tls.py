@@ -1,7 +1,5 @@
 """What Envoy and the agents need for TLS towards the balancer, and the balancer towards the workers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +13,6 @@ class BalancerTls:
     """One side's files, PEM, and the name that it expects of the balancer. The side that connects reads the files."""
 
     ca: Path
-    """What signed the balancer's certificate."""
     server_name: str
     """Required in the certificate's alternative names."""
     certificate: Path | None = None

@@ -5,8 +5,6 @@ requests in `balancer.extproc.kserve`, outcomes in `balancer.extproc.outcomes`, 
 `balancer.reports.codec`. What passed a gate is finite, non-negative and small, so estimators need not look again.
 """
 
-from __future__ import annotations
-
 MAX_TEXT_BYTES = 256
 """Of a name, version, id or key, as UTF-8."""
 MAX_ROWS = 65_536

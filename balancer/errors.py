@@ -1,7 +1,5 @@
 """Errors that the operator can mend, shown as a message and not as a traceback."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 

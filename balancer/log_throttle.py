@@ -1,7 +1,5 @@
 """How often a log tells of what strangers can bring about as often as they like: once a second, or less often."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
@@ -9,10 +7,7 @@ _EVERY_S = 1.0
 
 
 class LogThrottle:
-    """Says when the next line of each kind is due."""
-
     def __init__(self, clock: Callable[[], float], every_s: float = _EVERY_S) -> None:
-        """`clock` gives seconds that only grow."""
         self._clock, self._every_s = clock, every_s
         self._logged_s: dict[str, float] = {}
 

@@ -1,7 +1,5 @@
 """A real browser without a window, over its own protocol (Chrome DevTools): Debian's Chromium, where there is one."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib
@@ -107,7 +105,6 @@ class Tab:
         raise TimeoutError(f"never so: {expression}; problems: {self.problems}; the page says: {body}")
 
     async def press(self, key: str) -> None:
-        """Press a key, such as `Tab` or `Enter`."""
         codes = {"Tab": 9, "Enter": 13, "ArrowDown": 40, "ArrowRight": 39}
         text = {"text": "\r"} if key == "Enter" else {}
         common = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key]}
@@ -115,7 +112,6 @@ class Tab:
         await self.call("Input.dispatchKeyEvent", type="keyUp", **common)
 
     async def picture(self, whole: bool = False) -> bytes:
-        """A PNG of the window, or of the whole page."""
         found = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         return base64.b64decode(found["data"])
 
@@ -148,7 +144,6 @@ async def tab() -> AsyncIterator[Tab]:
 
 
 async def _port(file: Path, process: asyncio.subprocess.Process) -> int:
-    """Where the browser listens, once it does."""
     async with asyncio.timeout(_PATIENCE_S):
         while not (file.exists() and "\n" in file.read_text()):
             if process.returncode is not None:

@@ -3,8 +3,6 @@
 They are those of whatever runs at URL, such as `balancer up` with `balancer load` beside it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import io
 from pathlib import Path

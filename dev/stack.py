@@ -1,7 +1,5 @@
 """Stacks of this machine for the tools: the demo's, with emulated GPUs, and Tritons whose model costs nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from collections.abc import Coroutine, Mapping
@@ -14,13 +12,11 @@ from balancer.stack.tritonserver import TritonServer
 from balancer.stack.up import EMULATED_GPUS
 
 MODEL = "identity"
-"""Returns what it gets."""
 POLICY = "expected_latency"
 _T = TypeVar("_T")
 
 
 def new_tritons(directory: Path, count: int = 2) -> list[TritonServer]:
-    """With this one model, to be started."""
     models = directory / "models"
     models.mkdir(parents=True)
     (models / MODEL).symlink_to(REPOSITORY / "triton" / "feature_models" / MODEL)

@@ -1,7 +1,5 @@
 """Policies: pure functions from a view of the fleet to a probability for each worker (see README.md)."""
 
-from __future__ import annotations
-
 from policies.base import Policy
 from policies.consistent_hash import ConsistentHash
 from policies.expected_latency import ExpectedLatency

@@ -5,8 +5,6 @@ value, and `out`, the shares to be written; it returns the worker that has it al
 what is written to one is read from that alone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -23,7 +21,6 @@ _FEW = 96
 _IN_GROUP = 8
 """So many or more are in a group, on average, but not twice as many."""
 _GOLDEN = 0.6180339887498949
-"""The golden ratio, less 1."""
 _LEAST_SCALE_S = 1e-9
 """Keeps the division defined where the best worker is expected to take no time at all."""
 
@@ -302,7 +299,6 @@ def fill_softmin(cost: FloatArray, eligible: BoolArray, option: float, scratch: 
 def fill_in_proportion(
     cost: FloatArray, eligible: BoolArray, option: float, scratch: FloatArray, out: FloatArray
 ) -> int:
-    """Shares in proportion."""
     sums = 0.0
     for w in range(len(out)):
         sums += cost[w] if eligible[w] else 0.0

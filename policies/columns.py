@@ -4,8 +4,6 @@ What is written down, shown or observed of a fleet goes by this declaration: the
 `/explain`, the metrics of workers and the observations of the simulator's environments.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -21,7 +19,6 @@ Of = Literal["worker", "moment", "request"]
 
 
 def column(unit: Unit, of: Of) -> Any:
-    """Declare a column."""
     return dataclasses.field(metadata={"unit": unit, "of": of})
 
 
@@ -49,8 +46,6 @@ class Columns:
 
 
 class Declared(NamedTuple):
-    """What is known of a column."""
-
     unit: Unit
     of: Of
     says: str
@@ -61,9 +56,7 @@ DECLARED = {
     for field in dataclasses.fields(Columns)
     if field.name != "eligible"
 }
-"""Of all columns of numbers, in order."""
 COLUMNS = tuple(DECLARED)
-"""Their names."""
 QUANTITIES = tuple(name for name in COLUMNS if name != "name_hash")
 """Those that mean something to people."""
 

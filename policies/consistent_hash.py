@@ -1,7 +1,5 @@
 """Consistent hash: weighted rendezvous hashing with bounded load."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar, Literal
 
@@ -48,12 +46,10 @@ class ConsistentHash(CostPolicy):
     facts: ClassVar = {"total_load": total_of("load"), "total_weight": total_of("weight")}
 
     def columns(self) -> dict[str, str]:
-        """The load is pending or in flight."""
         return {"load": self.load}
 
     @staticmethod
     def cost(draw: FloatArray, weight: FloatArray) -> FloatArray:
-        """The worker's bid for the key."""
         return rendezvous_cost(draw, weight)
 
     @staticmethod

@@ -1,7 +1,5 @@
 """Policies that are a cost for each worker and a choice among costs, written once for one worker or many."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -39,7 +37,6 @@ def quantile_of(column: str, option: str) -> Fact:
 
 
 def total(column: FloatArray, eligible: BoolArray, option: float, scratch: FloatArray) -> float:
-    """See `total_of`."""
     found = 0.0
     for w in range(len(column)):
         if eligible[w]:
@@ -48,7 +45,6 @@ def total(column: FloatArray, eligible: BoolArray, option: float, scratch: Float
 
 
 def most(column: FloatArray, eligible: BoolArray, option: float, scratch: FloatArray) -> float:
-    """See `most_of`."""
     found = 0.0
     for w in range(len(column)):
         if eligible[w] and column[w] > found:
@@ -114,10 +110,8 @@ class _Call(NamedTuple):
 
     function: Callable[..., Any]
     columns: tuple[tuple[str, str], ...]
-    """Of the view."""
     options: dict[str, FloatArray]
     rest: tuple[str, ...]
-    """What the request, its key's draw and facts give."""
 
 
 class CostPolicy(Policy):
@@ -130,7 +124,6 @@ class CostPolicy(Policy):
     """
 
     choice: ClassVar[Choice]
-    """Among the costs."""
     cost: ClassVar[Callable[..., Any]]
     """What each worker costs; infinite and unknown (NaN) ones come last."""
     candidate: ClassVar[Callable[..., Any] | None] = None
@@ -211,7 +204,6 @@ class CostPolicy(Policy):
 
 @functools.cache
 def parameters(function: Callable[..., Any] | None) -> tuple[str, ...]:
-    """Names of a function's parameters, in order."""
     return () if function is None else tuple(inspect.signature(function).parameters)
 
 

@@ -1,7 +1,5 @@
 """Expected latency: least expected completion time of this request, softened so that balancers do not herd."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, ClassVar, TypeAlias
 

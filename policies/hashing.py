@@ -1,7 +1,5 @@
 """Stable hashing for sampling and rendezvous: equal in every process, Python version and machine."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 
@@ -29,7 +27,6 @@ def mix(value: int) -> int:
 
 
 def mix_array(values: Any) -> Any:
-    """`mix` for arrays, element by element, and for compiled code."""
     values = values + _GAMMA_U64  # a copy: what follows works in place, as allocation is half of its cost
     values ^= values >> _SHIFT_1
     values *= _M1_U64
@@ -45,7 +42,6 @@ def unit(value: int) -> float:
 
 
 def unit_array(values: UintArray) -> FloatArray:
-    """`unit` for arrays, element by element."""
     units: FloatArray = np.multiply(values >> _SHIFT_TO_53, 2.0**-53)
     return units
 

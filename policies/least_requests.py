@@ -1,7 +1,5 @@
 """Least requests: fewest requests in flight from this balancer."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 
@@ -24,5 +22,4 @@ class LeastRequests(CostPolicy):
 
     @staticmethod
     def cost(in_flight: FloatArray) -> FloatArray:
-        """Requests in flight."""
         return in_flight

@@ -1,7 +1,5 @@
 """Peak EWMA: latency average times requests in flight, of two sampled workers."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Power of two choices: sample two workers, take the shorter queue."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 
@@ -28,10 +26,8 @@ class PowerOfTwo(CostPolicy):
     choice = least_of("choices")
 
     def columns(self) -> dict[str, str]:
-        """What pending is divided by."""
         return {"divisor": "weight" if self.weighted else ONE}
 
     @staticmethod
     def cost(pending: FloatArray, divisor: FloatArray) -> FloatArray:
-        """Requests pending, by weight where the option says so."""
         return pending / divisor

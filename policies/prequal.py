@@ -1,7 +1,5 @@
 """Prequal: the hot-cold lexicographic rule, fed by reports rather than probes."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """Random: every eligible worker with equal probability, or in proportion to its weight."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 
@@ -23,7 +21,6 @@ class RandomChoice(CostPolicy):
     choice = IN_PROPORTION
 
     def columns(self) -> dict[str, str]:
-        """What shares are in proportion to."""
         return {"share": "weight" if self.weighted else ONE}
 
     @staticmethod

@@ -1,7 +1,5 @@
 """Round robin: the eligible workers in turn."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar

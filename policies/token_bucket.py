@@ -1,7 +1,5 @@
 """Token bucket: most tokens first; the refill follows the queue, so tokens are room that the worker has shown."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar, Literal
 
@@ -41,5 +39,4 @@ class TokenBucket(CostPolicy):
 
     @staticmethod
     def cost(pending: FloatArray) -> FloatArray:
-        """The queue."""
         return pending

@@ -1,7 +1,5 @@
 """Weighted least pending requests: the shortest queue for its worker's capacity, this request included."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 
@@ -31,5 +29,4 @@ class WeightedLeastPending(CostPolicy):
 
     @staticmethod
     def cost(pending: FloatArray, weight: FloatArray, count_self: float) -> FloatArray:
-        """Requests pending, and this one, by weight."""
         return (pending + count_self) / weight

@@ -28,7 +28,6 @@ class Extras:
 
     @staticmethod
     def none(requests: int) -> Extras:
-        """Nothing of all that."""
         return Extras(
             sequence=np.full(requests, -1, np.int32),
             starts=np.zeros(requests, np.bool_),

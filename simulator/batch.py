@@ -227,7 +227,6 @@ class Batch:
         return choices
 
     def result(self) -> Result:
-        """All that happened so far."""
         x, d = self.sim.state, self.sim.demand
         n = self.sim.sizes.workers
         to_client_s = np.array([[fleet.network.to_client_s] for fleet in self.fleets])

@@ -19,8 +19,6 @@ ones, nor can requests of many rows fill them exactly, so a real fleet saturates
 the table rises from small batches, and the less waits in each queue.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

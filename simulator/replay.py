@@ -26,10 +26,8 @@ from simulator.engine import rows
 
 _BATCH = 4096
 _SAME = ("probabilities", "picks", "fallbacks")
-"""What is compared, in the order of the fields of `Compared`."""
 _MOST_SHOWN = 10
 _NOT_IN_FORCE = ("baseline", "rollout")
-"""Roles of policies that decided instead of the one in force."""
 
 
 def columns_of(decisions: Sequence[RecordedDecision]) -> Columns:
@@ -48,12 +46,8 @@ def columns_of(decisions: Sequence[RecordedDecision]) -> Columns:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """A decision that the replay makes otherwise."""
-
     decision: int
-    """Index into `DecisionLog.decisions`."""
     what: str
-    """probabilities, picks or fallbacks."""
     recorded: str
     replayed: str
 
@@ -78,12 +72,10 @@ class ReplayResult:
     recorded: IntArray
     """Index of the worker that was picked; -1: shed."""
     replayed: IntArray
-    """The same, of the replay."""
     probability: FloatArray
     """That the replayed policy gives to the recorded pick; 0 where that was none. Divided by the recorded propensity it
     is the importance weight of off-policy evaluation."""
     compared: tuple[Compared, ...]
-    """By the policy that was asked in production."""
     mismatches: tuple[Mismatch, ...]
     left_out: BoolArray
     """Decisions that the given policy was not asked about, since neither was the one in force: a guard's baseline or a
@@ -163,7 +155,6 @@ class _Again:
     picks: IntArray
     propensity: FloatArray
     given: FloatArray
-    """Probability of the recorded pick."""
     fallbacks: list[tuple[str, ...]]
 
 
@@ -194,7 +185,6 @@ def _answers(policy: Policy, decision: RecordedDecision) -> bool:
 
 
 def _decide(decider: Policy | None, batch: Sequence[RecordedDecision], runs: Sequence[Run]) -> _Again:
-    """As `Router.route` does, for many at once."""
     view = columns_of(batch)
     probabilities = _answered(decider, _request(batch), view, runs[0].compiled)
     picks, propensity, given = np.full(len(batch), -1), np.zeros(len(batch)), np.zeros(len(batch))

@@ -1,7 +1,5 @@
 """What a run tells: one record a request, and some sums."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -12,8 +10,6 @@ from policies.base import FloatArray
 
 
 class Status(IntEnum):
-    """How a request ended."""
-
     OK = 0
     ERROR = 1
     """Answered with an error, lost in a crash, or of a sequence that its worker does not know."""
@@ -26,7 +22,6 @@ class Status(IntEnum):
     UNFINISHED = 5
     """Left on a worker that is stalled for good."""
     CANCELLED = 6
-    """Its client gave up."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

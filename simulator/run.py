@@ -1,7 +1,5 @@
 """Run a policy over arrivals: the one call behind commands, scoreboard and tests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Literal
 

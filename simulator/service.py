@@ -133,7 +133,6 @@ def _unlike_tensorrt_fp16(each: Table) -> tuple[bool, bool, bool]:
 
 
 def _of_model(name: str, path: Path = OFFLINE) -> list[Table]:
-    """The tables of the one model that `name` stands for."""
     models = list(dict.fromkeys(each.model for each in tables(path)))
     wanted = name.lower()
     ends = [model for model in models if f"-{model.lower()}".endswith(f"-{wanted}")]
@@ -184,7 +183,6 @@ def ascending_means(at: FloatArray, values: FloatArray, weight: FloatArray) -> t
 
 
 def from_profile(profile: Profile) -> dict[str, ServiceTime]:
-    """Service times by model of a profile that was read."""
     times = {}
     for model in profile.models:
         points = model.points

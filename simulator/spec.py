@@ -4,8 +4,6 @@ A worker is a Triton server: per-model queues, dynamic batching, instance groups
 copies a Triton setting, its name and meaning are Triton's (docs: "model configuration").
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -57,8 +55,6 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class BatchingSpec:
-    """Triton's dynamic batcher for one model."""
-
     max_batch_rows: int = 1
     """1: the model does not batch."""
     queue_delay_s: float = 0.0
@@ -78,8 +74,6 @@ class BatchingSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A model as workers hold it."""
-
     name: str
     service: dict[str, ServiceTime]
     """By device kind; `*` for any other."""
@@ -105,8 +99,6 @@ class DeviceSpec:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedWorker:
-    """One worker."""
-
     name: str
     device: str = "*"
     """Device kind, which selects the service time."""
@@ -123,14 +115,11 @@ class SimulatedWorker:
     """Where it stands, as discovery tells balancers; empty: unknown, which counts as near."""
 
     def holds(self, model: str) -> bool:
-        """Whether the model is loaded at the start."""
         return not self.models or model in self.models
 
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """The agents' report streams."""
-
     period_s: float = 0.05
     delay_s: float = 0.001
     """From sample to balancer."""
@@ -142,8 +131,6 @@ class Reports:
 
 @dataclass(frozen=True, slots=True)
 class NetworkSpec:
-    """Delays between the parts."""
-
     to_worker_s: float = 0.0
     """From a balancer's decision to the worker's queue: the gateway's work included."""
     to_client_s: float = 0.0
@@ -162,8 +149,6 @@ FaultKind = Literal["slow", "stall", "crash", "errors", "join", "leave", "silent
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that happens to one worker."""
-
     kind: FaultKind
     """slow: device seconds times `amount` (thermal). stall: nothing executes. crash: all its requests fail, it is
     unreachable for the duration and comes back cold. errors: a share `amount` of requests is answered at once with an
@@ -180,8 +165,6 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class ColdStart:
-    """A worker that has just joined or restarted."""
-
     executions: int = 0
     """Its first so many executions are slower."""
     factor: float = 1.0
@@ -214,8 +197,6 @@ class CacheSpec:
 
 @dataclass(frozen=True, slots=True)
 class FleetSpec:
-    """All that does not depend on the requests."""
-
     models: tuple[ModelSpec, ...]
     workers: tuple[SimulatedWorker, ...]
     balancers: int = 1
@@ -249,13 +230,11 @@ class FleetSpec:
         return self.zones[balancer] if self.zones else self.settings.zones.own
 
     def may_hold(self, worker: SimulatedWorker, model: str) -> bool:
-        """Whether the worker has the model at any time."""
         return worker.holds(model) or any(
             fault.kind == "load" and fault.worker == worker.name and fault.model == model for fault in self.faults
         )
 
     def settings_of(self, balancer: int) -> Settings:
-        """The settings of a balancer's router."""
         return replace(self.settings, zones=replace(self.settings.zones, own=self.zone_of(balancer)))
 
     def across_s(self, balancer: int, worker: SimulatedWorker) -> float:

@@ -1,7 +1,5 @@
 """Many fleets as policies see them: the core's own columns, with the environments as leading axis."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

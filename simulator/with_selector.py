@@ -40,17 +40,13 @@ _VOID = (int(Status.CANCELLED), at.REFUSED)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SelectedResult:
-    """What a run tells, and who decided in it."""
-
     result: Result
     decided: npt.NDArray[np.int8]
     """Who decided each request, `(e, k)`: `BY_POLICY`, `BY_BASELINE`, `BY_NEW` (the policy that is rolled out);
     `NOBODY`: its key placed it, or no worker could serve it.
     """
     changes: tuple[tuple[PolicyChange, ...], ...]
-    """Falls and returns of the guards of each environment, in time."""
     rollouts: tuple[tuple[RolloutChange, ...], ...] = ()
-    """Steps and ends of the rollouts of each environment, in time."""
     selectors: tuple[tuple[PolicySelector, ...], ...] = ()
     """Of each balancer of each environment, as the run left them: what `/guard` shows in production."""
 
@@ -159,7 +155,6 @@ class _Environment(CanaryListener):
         return probabilities
 
     def observe_outcomes(self) -> None:
-        """End the tickets of requests whose outcomes balancers have received by now."""
         x, e = self._batch.sim.state, self._e
         received = int(x.counts[e, at.RECEIVED])
         for k in x.received[e, self._observed : received].tolist():
@@ -175,7 +170,6 @@ class _Environment(CanaryListener):
 
 
 def _requests(batch: Batch) -> list[Request]:
-    """What waits, one of each environment."""
     names_of = ("model", "rows", "number", "key", "deadline_s", "priority", "sequence")
     columns = [getattr(batch.sim.pending, name).tolist() for name in names_of]
     return [

@@ -1,7 +1,5 @@
 """Runs beside one Triton and tells every balancer how it fares, 20 to 100 times a second while requests flow."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Batch statistics that only grow, though Triton clears those of a model whenever it loads the model anew."""
 
-from __future__ import annotations
-
 from balancer.agent.metrics_text import ModelKey
 
 Batches = tuple[tuple[int, int, float], ...]

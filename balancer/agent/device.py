@@ -1,7 +1,5 @@
 """The devices of a worker: kind, memory and utilisation, from NVML where it is there."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -1,7 +1,5 @@
 """The drain of the agent's own worker before its Triton stops: every balancer knows, and nothing is left to do."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 
@@ -34,7 +32,6 @@ class Drain:
         self._activity = Activity()
 
     def begin(self) -> None:
-        """The worker is to get nothing new."""
         if not self.draining:
             logger.info("asked to drain: the balancers are told that this worker gets nothing new")
         self.draining = True

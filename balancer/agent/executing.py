@@ -1,7 +1,5 @@
 """How many requests execute at a Triton, which it does not say: by Little's law, from the time that they took."""
 
-from __future__ import annotations
-
 from collections import deque
 
 _MIN_WINDOW_S = 0.15

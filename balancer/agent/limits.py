@@ -1,7 +1,5 @@
 """Keeps an agent's reports within bounds: what balancers would refuse is left out or cut, and the log says so once."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections import Counter

@@ -4,8 +4,6 @@ By hand rather than with aiohttp: at 100 pages a second beside every Triton the 
 microseconds of CPU a page, measured), and one GET of one known server needs little of HTTP.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 _MAX_PAGE_BYTES = 64 * 1024 * 1024

@@ -4,8 +4,6 @@ A page is the same text every time but for the numbers, so what a line means is 
 text before the number from then on: about a tenth of what a general parser costs.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 
@@ -35,11 +33,8 @@ class ModelMetrics:
     """One version of one model; counters are cumulative, and summed over GPUs and failure reasons."""
 
     pending: float = 0.0
-    """Requests that wait for execution now."""
     succeeded: float = 0.0
-    """Requests."""
     failed: float = 0.0
-    """Requests, whatever the reason."""
     compute_us: float = 0.0
     """Microseconds of input, inference and output, of every request that succeeded: a batch of 8 counts 8 times."""
 

@@ -1,7 +1,5 @@
 """When a Triton is quiet: how long until nothing executes there, and how often its agent looks meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math
@@ -79,7 +77,6 @@ class Pace:
         return self._pause_s
 
     def wake(self) -> None:
-        """Something happens, so that all who pause go on."""
         self._flows.set()
 
     async def pause(self, full_s: float) -> None:

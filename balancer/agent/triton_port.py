@@ -44,7 +44,6 @@ class TritonPort:
         self._host, self._port = host.strip("[]"), int(port)
         self._held: _Connection | None = None
         self._was_open = False
-        """In this life of Triton's."""
         self._stopping = False
 
     @property

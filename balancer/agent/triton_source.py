@@ -5,8 +5,6 @@ or is broken, though the others serve, and over HTTP it stays true while the ser
 fails at once. No HTTP connection is kept to Triton's inference port: an idle one delays the server's exit.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time
@@ -98,7 +96,6 @@ class TritonSource:
         self._problems: dict[str, str] = {}
 
     async def watch(self) -> None:
-        """Keep the index and the statistics fresh, until cancelled."""
         async with await self._channel() as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             async with asyncio.TaskGroup() as group:
@@ -258,7 +255,6 @@ def _next_incarnation(last: int) -> int:
 
 
 def _fell(before: dict[ModelKey, ModelMetrics], now: dict[ModelKey, ModelMetrics]) -> bool:
-    """Whether any counter is lower than it was."""
     for key, new in now.items():
         old = before.get(key)
         if old is not None and (

@@ -4,8 +4,6 @@ They stand on the listener that clients reach, never on the internal one. Whoeve
 which Envoy alone sets: limits count by it and the audit log tells it. A refusal is told as Triton tells an error.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass
@@ -114,8 +112,6 @@ _HTTP = 80
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What the listener asks of clients."""
-
     envoy: EnvoySection
     tenant_header: str
     jwks_ca: Path
@@ -124,12 +120,10 @@ class Access:
 
     @property
     def client_certificates(self) -> bool:
-        """Whether the listener verifies one of each client."""
         return self.envoy.tls is not None and self.envoy.tls.client_ca_file is not None
 
     @property
     def counts_by(self) -> set[Per]:
-        """What limits count by."""
         return {limit.per for limit in (self.envoy.local_rate_limit, self.envoy.rate_limit) if limit is not None}
 
     @property
@@ -145,7 +139,6 @@ class Access:
 
 
 def guard_listener(bootstrap: Node, access: Access, secrets: Secrets) -> None:
-    """Put the filters into a complete bootstrap, on its first listener."""
     if not access.names_principals:
         return
     resources = bootstrap["static_resources"]

@@ -5,8 +5,6 @@ structure without them. It is read as package data: `bootstrap.yaml` beside this
 carry as a file.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import importlib.resources
@@ -73,9 +71,7 @@ class BootstrapOptions:
     jwks_ca: Path = Path("/etc/ssl/certs/ca-certificates.crt")
     """What signed the certificate of the server of `jwt.jwks_url`: by default whom Envoy's machine trusts (Debian)."""
     tenant_header: str = "x-tenant"
-    """That the balancer reads."""
     names_principals: bool = False
-    """Whether the balancer has to know who asks."""
     native: NativeOptions | None = None
     """To decide within Envoy, and ask the balancer where that cannot be; None: to ask it always."""
     fleet: FleetOptions | None = None

@@ -9,8 +9,6 @@ promises, it refuses instead (503, UNAVAILABLE), model by model. Where the balan
 knows its model, so requests go around by a listener within Envoy that does.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -33,11 +31,8 @@ _ROOM_HEADERS = 16
 @dataclass(frozen=True, slots=True)
 class NativeOptions:
     module: Path
-    """That Envoy loads."""
     kernel: Path
-    """That the module loads."""
     folder: Path
-    """That the balancer shares."""
     endpoints: Path | None = None
     """Where the files of `endpoints.LastKnown` are, so that Envoy follows them; None: it follows the stream."""
 
@@ -156,7 +151,6 @@ def _module_filter(native: NativeOptions, forwarded: tuple[str, ...], leaves_met
 
 
 def list_of(models: Iterable[str]) -> str:
-    """Names as the module reads them, whatever is in them."""
     return "".join(f"{len(name.encode())}:{name}" for name in models)
 
 
@@ -313,5 +307,4 @@ def in_lua(text: str) -> str:
 
 
 def _insert(listener: Node, new: Node) -> None:
-    """Before the router."""
     nodes.manager_of(listener)["http_filters"].insert(-1, new)

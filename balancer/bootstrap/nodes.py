@@ -1,7 +1,5 @@
 """Nodes of Envoy's bootstrap: where the template's are, and those of which several parts add one."""
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Iterable
 from typing import Any
@@ -11,7 +9,6 @@ from balancer.extproc import names
 from balancer.files.schema import UNIX, split_address
 
 Node = dict[str, Any]
-"""A mapping of the bootstrap, as YAML gives it."""
 
 
 def manager_of(listener: Node) -> Node:
@@ -21,7 +18,6 @@ def manager_of(listener: Node) -> Node:
 
 
 def routes_of(manager: Node) -> list[Node]:
-    """Its routes, in the order in which Envoy tries them."""
     (host,) = manager["route_config"]["virtual_hosts"]
     routes: list[Node] = host["routes"]
     return routes
@@ -52,18 +48,15 @@ def script(name: str, code: str) -> Node:
 
 
 def cel_filter(expression: str) -> Node:
-    """A log's filter: this expression must be true."""
     typed = {"@type": names.CEL_FILTER_TYPE, "expression": expression}
     return {"extension_filter": {"name": names.CEL_FILTER, "typed_config": typed}}
 
 
 def all_of(*filters: Node) -> Node:
-    """A log's filter: all of these must pass."""
     return filters[0] if len(filters) == 1 else {"and_filter": {"filters": list(filters)}}
 
 
 def without_header(name: str) -> Node:
-    """A log's filter: the request must not have this header."""
     return {"header_filter": {"header": {"name": name, "present_match": True, "invert_match": True}}}
 
 
@@ -141,7 +134,6 @@ def cluster_of(name: str, server: str) -> Node:
 
 
 def grpc_cluster(name: str, server: str) -> Node:
-    """The same, by HTTP/2."""
     options = {"@type": names.HTTP_OPTIONS_TYPE, "explicit_http_config": {"http2_protocol_options": {}}}
     return cluster_of(name, server) | {"typed_extension_protocol_options": {names.HTTP_OPTIONS: options}}
 

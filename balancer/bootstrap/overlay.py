@@ -5,8 +5,6 @@ bootstrap has. An overlay adds and changes, and takes nothing away that the bala
 against Envoy's API as the package xds-protos has it, field by field: the bootstrap itself may use newer fields.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import math

@@ -5,8 +5,6 @@ And the bootstrap in which the balancer answers calls that concern the fleet; wh
 Changes of workers never go to a worker: without a balancer they are answered 503, UNAVAILABLE.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 
@@ -224,7 +222,6 @@ class FleetOptions:
 
 
 def ask_the_balancer(bootstrap: Node, fleet: FleetOptions, tls: BalancerTls | None, secrets: Secrets) -> None:
-    """Change a complete bootstrap, its first listener."""
     resources = bootstrap["static_resources"]
     listeners = resources["listeners"]
     manager = nodes.manager_of(listeners[0])

@@ -3,8 +3,6 @@
 The text under a field is its documentation, in `docs/config.md` too.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit

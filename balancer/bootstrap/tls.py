@@ -1,7 +1,5 @@
 """TLS in Envoy's bootstrap: certificates by their files, or by files that tell Envoy to read them anew (SDS)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from balancer.balancer_tls import BalancerTls
@@ -24,7 +22,6 @@ class Secrets:
         """What the folder must hold, by file name."""
 
     def certificate(self, name: str, chain: Path, key: Path) -> Node:
-        """The part of a context that shows this certificate."""
         content = {"certificate_chain": _file(chain), "private_key": _file(key)}
         if self._folder is None:
             return {"tls_certificates": [content]}
@@ -111,7 +108,6 @@ def balancer_socket(tls: BalancerTls, secrets: Secrets, protocol: str = "h2") ->
 
 
 def triton_sockets(tls: TritonTlsSection, secrets: Secrets) -> dict[str, Node]:
-    """The transport sockets of the workers' clusters, by the cluster's name."""
     protocols = {GRPC_CLUSTER: "h2"} | ({HTTP_CLUSTER: "http/1.1"} if tls.rest else {})
     return {
         cluster: server_socket(tls.trust(), secrets, "triton_authority", "triton_client_certificate", protocol)

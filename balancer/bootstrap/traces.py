@@ -5,8 +5,6 @@ and hands the W3C trace context on to the worker, so that Triton's own spans (qu
 https://www.w3.org/TR/trace-context/
 """
 
-from __future__ import annotations
-
 import copy
 
 from balancer.bootstrap import nodes
@@ -25,7 +23,6 @@ _TRACED_FLUSH = "1s"
 
 
 def add_traces(bootstrap: Node, traces: TracesSection) -> None:
-    """Change a bootstrap with one listener so that its requests are traced."""
     resources = bootstrap["static_resources"]
     (listener,) = resources["listeners"]
     manager = nodes.manager_of(listener)
@@ -98,7 +95,6 @@ def _from_metadata(tag: str, namespace: str, key: str) -> Node:
 
 
 def access_logger(path: str) -> Node:
-    """One line for each request, with all that tells where its time went."""
     return _logger(
         names.FILE_LOG,
         path,

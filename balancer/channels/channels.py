@@ -4,8 +4,6 @@ A gRPC channel each, opened at its first use and closed once its worker has left
 request, since an idle one delays the end of a Triton.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import ssl
@@ -245,7 +243,6 @@ class Links:
         self.rest.update(listed)
 
     def tick(self, now_s: float) -> None:
-        """Look after the certificates at times."""
         busy = self._renewing is not None and not self._renewing.done()
         if self._encrypted and not busy and now_s - self._renewed_s >= _RENEW_EVERY_S:
             self._renewed_s = now_s

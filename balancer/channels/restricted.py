@@ -1,7 +1,5 @@
 """Headers by which clients make calls that a Triton restricts, in the form of either protocol."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -9,7 +7,6 @@ from typing import Any
 Headers = tuple[tuple[str, str], ...]
 
 _GRPC = "triton-grpc-protocol-"
-"""Begins them in gRPC."""
 _OF_THE_WAY = re.compile(
     r"host|connection|keep-alive|te|upgrade|transfer-encoding|content-.*|accept.*|user-agent|cookie|authorization|expect"
     r"|x-request-id|x-forwarded-.*|x-envoy-.*|x-gateway-.*|x-ot-.*|traceparent|tracestate|grpc-.*",
@@ -21,7 +18,6 @@ _VISIBLE = re.compile(r"[\x20-\x7e]{0,1024}")
 
 
 _REFUSAL = "This protocol is restricted"
-"""Begins Triton's words to whoever has no such header."""
 _FORBIDDEN = 403
 
 
@@ -31,7 +27,6 @@ def status_of(words: str) -> int:
 
 
 def of_grpc(headers: Iterable[tuple[str, Any]]) -> Headers:
-    """Those among the headers of a client of gRPC."""
     return tuple(sorted((name, value) for name, value in headers if name.startswith(_GRPC) and isinstance(value, str)))
 
 

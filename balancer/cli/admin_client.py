@@ -23,7 +23,6 @@ _ANSWER_S = 10.0
 _RESOLVE_S = 60.0
 _MOST_BYTES = 2**25
 _MOST_WORDS = 500
-"""Of what a stranger says, in a message."""
 Answer = dict[str, Any]
 
 
@@ -37,10 +36,7 @@ class _UnreachedError(AnswerError):
 
 @dataclass(frozen=True, slots=True)
 class Balancers:
-    """Whom to ask, and how."""
-
     addresses: tuple[str, ...]
-    """`host:port`."""
     tls: BalancerTls | None = None
     token_file: Path | None = None
 

@@ -100,7 +100,6 @@ def _host_port(address: str, tls: bool) -> str:
 
 
 def _together(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Several options as one decorator, shown in this order."""
 
     def add(command: Command) -> Command:
         for option in reversed(options):

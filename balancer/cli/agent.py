@@ -1,7 +1,5 @@
 """`balancer agent`: beside a Triton."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from pathlib import Path

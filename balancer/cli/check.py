@@ -1,7 +1,5 @@
 """`balancer check`: is a config file good, what does it amount to, and what would it change at a balancer?"""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

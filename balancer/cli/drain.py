@@ -1,7 +1,5 @@
 """The commands `balancer drain` and `balancer undrain`, by which an operator drains a worker at the balancers."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`balancer envoy`: Envoy's bootstrap for a config."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from pathlib import Path

@@ -45,9 +45,7 @@ _EXTRAS = {
     "scoreboard": "sim",
     "train": "train",
 }
-"""The optional dependencies that a command needs."""
 _EXTRAS_OF_MODULES = {"ray": "ray", "kubernetes": "kubernetes"}
-"""Those that only an option or a section of the config needs, by module."""
 _OURS = ("balancer", "policies", "simulator")
 
 

@@ -1,7 +1,5 @@
 """`balancer policies`: what there is to choose from."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -87,7 +85,6 @@ def _described(policy: type[Policy], distribution: str, library: Library | None)
 
 
 def _decided(policy: Policy, library: Library | None) -> dict[str, str]:
-    """How it decides with its default options, and why it is no program."""
     if library is None:
         return {"decides": "python", "because": ""}
     if library.answers(policy):

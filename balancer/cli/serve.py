@@ -1,7 +1,5 @@
 """`balancer serve`: the balancer alone."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

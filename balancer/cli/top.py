@@ -1,7 +1,5 @@
 """`balancer top`: the page of a balancer, in a terminal."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import select

@@ -3,8 +3,6 @@
 As in `sections`, the text under a field is its documentation, and defaults are the core's.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from itertools import pairwise
 from typing import Annotated, Literal, Self

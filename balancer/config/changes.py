@@ -1,7 +1,5 @@
 """What one config changes of another, field by field, in words that the page and `balancer check --against` share."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The section `discovery` of the config file. The text under a field is its documentation, in `docs/config.md` too."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Self
 

@@ -1,7 +1,5 @@
 """The section `fleet` of the config file. The text under a field is its documentation, in `docs/config.md` too."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """What Envoy's bootstrap is printed from, as the config's sections say."""
 
-from __future__ import annotations
-
 import logging
 
 from balancer.bootstrap.bootstrap import BootstrapOptions

@@ -1,7 +1,5 @@
 """What of a config about forwarding does nothing, or less than it seems to, and what ends at this gateway."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from balancer.config.config import Config

@@ -1,7 +1,5 @@
 """Fields of the config that the command line sets over the file (`balancer serve --set`)."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import logging

@@ -1,7 +1,5 @@
 """The page of all config fields, from the schema: `python -m balancer.config.page docs/config.md`; or to stdout."""
 
-from __future__ import annotations
-
 import json
 import sys
 import types

@@ -1,7 +1,5 @@
 """The sections about where a request goes beside the policy: `holding`, `zones`, `models.NAME.split`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import inf
 from typing import Annotated, Literal, Self

@@ -8,8 +8,6 @@ A distribution adds a policy with, in its pyproject.toml:
 where the entry point's name is the policy's `name`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import logging

@@ -1,7 +1,5 @@
 """The options of a policy as a pydantic model, built from the policy's dataclass fields, so each is declared once."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

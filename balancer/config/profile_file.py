@@ -3,8 +3,6 @@
 Written there; read by the balancer as the prior of its service times (`estimators.profiles`) and by the simulator.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Self
 

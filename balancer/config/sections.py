@@ -3,8 +3,6 @@
 Defaults of what the core and Envoy's bootstrap use are theirs, not repeated here.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

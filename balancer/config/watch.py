@@ -1,7 +1,5 @@
 """The config file followed while the balancer runs, and the state of the config that `/config` and metrics show."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections import deque

@@ -1,7 +1,5 @@
 """Workers from a name in DNS, such as a headless service's: every address that it has is one. Asked again and again."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -38,7 +36,6 @@ class DnsSource:
         resolve: Callable[[str], Iterable[str]] = addresses_of,
         every_s: float = 5.0,
     ) -> None:
-        """`ports`: of all workers behind the name."""
         self._name, self._ports, self._resolve, self._every_s = name, ports, resolve, every_s
         self._failed = False
 

@@ -2,8 +2,6 @@
 changes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
@@ -16,8 +14,6 @@ from balancer.files.yaml_document import ConfigError, dump, read_document, read_
 
 
 class WorkersFile(StrictModel):
-    """What a workers file holds."""
-
     workers: WorkerList
     """All workers; `[]` for none."""
 
@@ -41,7 +37,6 @@ def load_workers(path: Path) -> tuple[WorkerSpec, ...]:
 
 
 def dump_workers(workers: tuple[WorkerSpec, ...]) -> str:
-    """The content of a file that lists `workers`."""
     return dump(WorkersFile(workers=workers).model_dump(mode="json"))
 
 

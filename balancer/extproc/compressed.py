@@ -4,8 +4,6 @@ What stands before the tensors decides, and nothing is kept of the rest. It is i
 that decides must not come again behind them, as the last is the one that a worker takes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import zlib
@@ -37,8 +35,6 @@ def _refused(words: str, field: str = "message") -> RefusedInputError:
 
 
 class CompressedMessage:
-    """The first message of a body."""
-
     def __init__(self, *, inference: bool) -> None:
         """`inference`: a ModelInferRequest; else one that asks about a model."""
         self._inference = inference
@@ -47,19 +43,16 @@ class CompressedMessage:
         self._unpacker: zlib._Decompress | None = None
         self._packed_bytes = self._inflated_bytes = 0
         self._buffer = bytearray()
-        """A field that has not come whole."""
         self._skip = 0
         self._read_bytes = 0
         self._tensors = False
         self._over = False
         self._kept = bytearray()
-        """The fields that decide."""
         self._parameters = self._count = 0
         self._rows: Sequence[object] = ()
 
     @property
     def is_decided(self) -> bool:
-        """Whether all that decides is there."""
         return self._tensors or self._over
 
     async def feed(self, data: bytes) -> None:
@@ -93,7 +86,6 @@ class CompressedMessage:
             raise _refused("ends before it is whole")
 
     def fields(self) -> Fields:
-        """Of what decides, as Envoy extracts them."""
         found = read(bytes(self._kept)).fields
         if self._inference:
             return {**found, "inputs.shape": self._rows}

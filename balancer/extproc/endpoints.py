@@ -1,7 +1,5 @@
 """Tells Envoys which workers exist: EDS over the aggregated discovery service (ADS), state of the world."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib
@@ -221,7 +219,6 @@ class LastKnown:
         self._try(self._unwritten, now_s)
 
     def retry(self, now_s: float) -> None:
-        """Write what could not be written, at most once a second."""
         if self._unwritten is not None and now_s - self._tried_s >= _AGAIN_AFTER_S:
             self._try(self._unwritten, now_s)
 

@@ -5,8 +5,6 @@ is said differs by the mode in which a body is sent
 (https://www.envoyproxy.io/docs/envoy/latest/api-v3/service/ext_proc/v3/external_processor.proto).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,7 +72,6 @@ class Exchange:
         self._status = 0
         self._grpc_status = -1
         self.answered = False
-        """Whether response headers came."""
         self.left = ""
         """Why the request got no version, though it was to: a label."""
 
@@ -192,7 +189,6 @@ class Extracted(Mapping[str, Sequence[object]]):
         return flatten(self._fields[path])
 
     def get(self, path: str, default: Any = ()) -> Any:  # the inherited one takes an exception for every field not sent
-        """The leaves of a field, in order."""
         return flatten(self._fields[path]) if path in self._fields else default
 
     def __iter__(self) -> Iterator[str]:

@@ -6,8 +6,6 @@ was decided about. A version is written before a message, of which only the star
 names behind it stays in force.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
@@ -30,7 +28,6 @@ _MOST_MESSAGE = 2**32 - 1
 VERSION_FIELD = 2
 """Of ModelInferRequest: https://github.com/triton-inference-server/common, grpc_service.proto."""
 _MOST_FIELDS = 64
-"""That are looked at."""
 _MODEL_IN_PATH = re.compile(r"(/[^/?]+){3}(?=/)")
 """Up to the model; whatever is encoded in it."""
 
@@ -69,7 +66,6 @@ def framed_with_version(body: bytes, version: str) -> bytes:
 
 
 def path_with_version(path: str, version: str) -> str:
-    """The path of a REST inference, for that version."""
     found = _MODEL_IN_PATH.match(path)
     return path if found is None else f"{found[0]}/versions/{version}{path[found.end() :]}"
 
@@ -135,7 +131,6 @@ Fields = Mapping[str, Sequence[object]]
 class RoutingFields:
     fields: Fields
     id_spans: tuple[tuple[int, int], ...]
-    """Where the message says its id."""
     in_memory: bool = False
     """Whether an input or output may be in shared memory."""
 
@@ -205,7 +200,6 @@ def digest(data: bytes, without: Sequence[tuple[int, int]] = ()) -> bytes:
 
 
 def with_id(data: bytes, name: str) -> bytes:
-    """A ModelInferResponse with another id."""
     kept, at = [], 0
     for part in wire.parts(data):
         if part.number == RESPONSE_ID:

@@ -5,8 +5,6 @@ client can say: what passes is within `balancer.bounds`. What each front of the 
 and the headers that stand in for the rest, is tabled in the README beside this.
 """
 
-from __future__ import annotations
-
 import enum
 import math
 import re
@@ -58,7 +56,6 @@ class Kind(enum.Enum):
     STREAM = "stream"
     """A stream of inferences; all of it goes to one worker, and its duration is no latency."""
     MODEL = "model"
-    """About a model: metadata, config, readiness, statistics."""
     SERVER = "server"
     """About a server: any will do."""
     PER_SERVER = "per_server"
@@ -127,7 +124,6 @@ class Call:
     compressed: bool = False
     """Whether gRPC's messages may be."""
     message_rows: int = 1
-    """That the message seems to have, whatever a header says."""
 
 
 def declared_bytes(headers: Mapping[str, str]) -> int:
@@ -137,7 +133,6 @@ def declared_bytes(headers: Mapping[str, str]) -> int:
 
 
 def is_grpc(headers: Mapping[str, str]) -> bool:
-    """Whether the call speaks gRPC, and so must its answer."""
     return headers.get("content-type", "").startswith("application/grpc")
 
 
@@ -233,7 +228,6 @@ def _grpc_call(path: str, fields: Mapping[str, Sequence[object]]) -> tuple[Kind,
 
 
 def rest_call(path: str) -> tuple[Kind, str, str]:
-    """What a path of HTTP asks for, the model and the version that it names."""
     decoded = unquote(path)
     if decoded.count("/") != path.count("/") or not decoded.isprintable():
         # A slash within a name is a path of another call to whoever decodes it earlier.

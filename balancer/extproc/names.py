@@ -1,7 +1,5 @@
 """Names that Envoy, its bootstrap (`envoy/bootstrap.yaml`) and this package must agree on; each stands here alone."""
 
-from __future__ import annotations
-
 # gRPC services that Envoy calls.
 PICKS_SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 OUTCOMES_SERVICE = "envoy.service.accesslog.v3.AccessLogService"
@@ -43,13 +41,10 @@ GATEWAY_REQUEST_ID_HEADER = "x-gateway-request-id"
 PRINCIPAL_HEADER = "x-gateway-principal"
 """Who sent a request, as Envoy verified it; a client's own is removed."""
 MISSING_HEADER = "x-gateway-missing-workers"
-"""In an answer about the fleet: workers that did not answer in time."""
 
 # Headers of the Gateway API Inference Extension, read for gateways other than our own Envoy.
 GATEWAY_MODEL_HEADER = "x-gateway-model-name"
-"""The model, set by a router that reads bodies."""
 OBJECTIVE_HEADER = "x-gateway-inference-objective"
-"""The name of an InferenceObjective."""
 FAIRNESS_HEADER = "x-gateway-inference-fairness-id"
 """The tenant."""
 
@@ -90,9 +85,7 @@ BALANCER_CLUSTER = "balancer"
 PROXY_CLUSTER = "proxy"
 """Who forwards, with the front end `proxy`: the balancer's processes, and the way around them while all are away."""
 PROXY_GRPC_CLUSTER = "proxy_grpc"
-"""The balancer's processes, for inferences that they forward."""
 PROXY_REST_CLUSTER = "proxy_rest"
-"""The balancer's processes by HTTP, likewise."""
 PROXY_HEALTH_PATH = "/proxy/health"
 """What Envoy asks there before it sends inferences."""
 FORWARDED_FILTER = "balancer.forwarded"
@@ -107,7 +100,6 @@ FORWARDABLE = "forwardable"
 MOST_FORWARDED = 256
 LUA_TYPE = f"{_EXTENSIONS}filters.http.lua.v3.Lua"
 PROXIED = "proxied"
-"""The route of what the balancer forwards."""
 AROUND = "around"
 """The listener within Envoy by which forwarded requests go around a balancer that is away, and its cluster."""
 KEPT_FILTER = "balancer.kept"
@@ -124,10 +116,8 @@ ENDPOINTS_CLUSTER = "balancer_endpoints"
 FLEET_SERVICE = "balancer.fleet"
 """What Envoy asks after in the health service of the listener for calls about the fleet."""
 FLEET_HEALTH_PATH = "/fleet/health"
-"""Likewise, by HTTP."""
 FLEET_GRPC_CLUSTER = "fleet_grpc"
 FLEET_REST_CLUSTER = "fleet_rest"
-"""All processes: calls about the fleet."""
 OR_WORKER = "_or_worker"
 """Ends the name of a cluster that falls back to the workers, or to the way around, while no balancer answers there."""
 FLEET_HEADER = f"{DESTINATION}-fleet"
@@ -135,7 +125,6 @@ FLEET_HEADER = f"{DESTINATION}-fleet"
 
 RATE_LIMIT_CLUSTER = "rate_limit"
 JWKS_CLUSTER = "jwks"
-"""Where the keys of tokens are published."""
 
 
 def process_cluster(process: int) -> str:
@@ -146,7 +135,6 @@ def process_cluster(process: int) -> str:
 # Decisions within Envoy.
 NATIVE_FILTER = "balancer.native"
 NATIVE = "native"
-"""What the module's filter is called."""
 LEAVES_METADATA = "metadata"
 """In its config: what was decided is left in metadata."""
 MODULE_TYPE = f"{_EXTENSIONS}filters.http.dynamic_modules.v3.DynamicModuleFilter"

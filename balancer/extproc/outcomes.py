@@ -3,8 +3,6 @@
 This is on the hot path, once a request, so it reads each field of an entry once and makes one tuple of it.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -66,7 +64,6 @@ _NUMBER = re.compile(rf"(?P<run>[0-9a-z]{{1,32}}){re.escape(RUN_SEPARATOR)}(?P<n
 # Of version 00; the last bit of the flags says that it is sampled. https://www.w3.org/TR/trace-context/#traceparent-header
 _SAMPLED = re.compile(r"00-(?P<trace>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-[0-9a-f][13579bdf]")
 _MOST_TRACED = 4
-"""Of a message, that are looked at."""
 Entry: TypeAlias = accesslog_pb2.HTTPAccessLogEntry
 Read = TypeVar("Read")
 
@@ -108,7 +105,6 @@ class UpstreamAnswer(NamedTuple):
     gateway_id: str
     path: str
     upstream: str
-    """As of `Outcome`, and so are the next ones."""
     latency_s: float
     http_status: int
     """0: the worker waits for the rest of the request, and counts as free until then."""
@@ -116,10 +112,7 @@ class UpstreamAnswer(NamedTuple):
 
 
 class OutcomeListener(Protocol):
-    """Is called with what Envoy logged, on the event loop."""
-
-    def outcomes(self, outcomes: list[Outcome]) -> None:
-        """So these requests ended."""
+    def outcomes(self, outcomes: list[Outcome]) -> None: ...
 
     def answered(self, answers: list[UpstreamAnswer]) -> None:
         """Workers are done with these, though their clients may not be."""
@@ -130,13 +123,11 @@ class OutcomeListener(Protocol):
     def out_of_bounds(self, field: str) -> None:
         """A value of an outcome was refused; the rest of it counts."""
 
-    def failed_internally(self, error: Exception) -> None:
-        """An internal error: an outcome is lost."""
+    def failed_internally(self, error: Exception) -> None: ...
 
 
 class AccessLog:
     def __init__(self, listener: OutcomeListener, run: str = "0") -> None:
-        """`run` as in `responses.decision`."""
         self._listener = listener
         self._run = run
 

@@ -4,8 +4,6 @@
 the hot path, and each layer left out is a tenth of it.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -34,32 +32,24 @@ _TOO_MANY = "too many compressed messages are being read; retry later, or send i
 _EXHAUSTED_CODES = (429, 8)
 
 UNREADABLE = object()
-"""In the place of a message that protobuf cannot read."""
 
 Stream = grpc.aio.ServicerContext[ext_proc.ProcessingRequest, bytes]
 
 
 class TurnedAway(NamedTuple):
-    """What the client gets whose tenant has sent too many requests."""
-
     words: str
     wait_s: float
 
 
 class PickListener(Protocol):
-    """Is called with what the service did."""
-
     def picked(self, call: Call, pick: Pick, seconds: float) -> None:
         """A call was answered, in that many seconds of this process."""
 
-    def served(self, call: Call, served: Served) -> None:
-        """A gateway reported how a request ended."""
+    def served(self, call: Call, served: Served) -> None: ...
 
-    def refused(self, error: OutOfBoundsError) -> None:
-        """A request was refused because a field of it was out of bounds."""
+    def refused(self, error: OutOfBoundsError) -> None: ...
 
-    def failed_internally(self, error: Exception) -> None:
-        """An internal error: the request at hand was answered with one."""
+    def failed_internally(self, error: Exception) -> None: ...
 
 
 class ExternalProcessor:
@@ -80,12 +70,10 @@ class ExternalProcessor:
         self._ready = ready
         self._turned_away = turned_away
         self._inflating = 0
-        """Requests of our own Envoy that may be compressed."""
         self._reporting: dict[str, None] = {}
         """Connections by which response headers came, oldest first."""
 
     def may_wait(self) -> bool:
-        """Whether a request may be held: then an answer may take two messages."""
         return self._picker.holding.is_on
 
     def add_to(self, server: grpc.aio.Server) -> None:

@@ -1,8 +1,6 @@
 """From a call to an answer: asks the router, and knows which calls are no inference; requests that wait for
 capacity, while their callers wait for the answer."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -28,7 +26,6 @@ _MOST_SHOWN = 20
 
 
 def longest_answer_s(held_s: float) -> float:
-    """How long Envoy waits for a request that may be held for so many seconds."""
     return held_s + _MARGIN_S
 
 
@@ -37,20 +34,16 @@ def _finite(value: Any) -> float | None:
 
 
 class HoldingListener(Protocol):
-    """Is called with what became of those who waited."""
-
     def held(self, request: Request, seconds: float, how: str) -> None:
         """A request waits no longer: `placed`, `refused` or `withdrawn`, after so many seconds."""
 
-    def failed_internally(self, error: Exception) -> None:
-        """An internal error kept a dispatch from its end."""
+    def failed_internally(self, error: Exception) -> None: ...
 
 
 class Holding:
     """The waiting room of one router, in one event loop. Whoever has the router observe something calls `soon`."""
 
     def __init__(self, router: AnyRouter, clock: Callable[[], float]) -> None:
-        """`clock`: the event loop's."""
         self.waiting = Waiting(router)
         self._clock = clock
         self.listener: HoldingListener | None = None
@@ -152,7 +145,6 @@ class Holding:
             self._count(request, self._clock() - since_s, "withdrawn")
 
     def _arm(self) -> None:
-        """Come back when somebody will have waited for as long as may be."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -229,7 +221,6 @@ class Later:
     allowed: Allowed
     outcome: asyncio.Future[Decision | RoutingError]
     longest_answer_s: float
-    """How long Envoy is asked to wait."""
     draw: VersionDraw | None = None
     version: str = ""
 
@@ -249,7 +240,6 @@ class Picker:
         self.fallbacks_for_all = False
         self.holding = Holding(router, clock)
         self.splits = Splits()
-        """By which requests that name no version may get one."""
         self._clock = clock
         self._process = process
         self._run = run
@@ -278,7 +268,6 @@ class Picker:
         return self._picked(call, decision, allowed, own, draw, version)
 
     def holds(self, call: Call) -> bool:
-        """Whether the call waits until a worker has room."""
         may_wait = call.kind is Kind.INFERENCE or call.kind is Kind.STREAM
         return may_wait and self.holding.waiting.holds(call.request)
 
@@ -295,7 +284,6 @@ class Picker:
         return Later(call, allowed, outcome, longest_answer_s(self.holding.waiting.settings.max_s), draw, version)
 
     def later(self, waited: Later) -> Pick:
-        """The answer to who waited, once its outcome is there."""
         outcome = waited.outcome.result()
         if isinstance(outcome, RoutingError):
             return self._turned_away(waited.call, outcome, waited.draw)
@@ -339,14 +327,12 @@ class Picker:
         return Pick(responses.immediate(*responses.INVALID_CODES, str(error), grpc) + self._refused)
 
     def over_limit(self, words: str, wait_s: float, grpc: bool) -> Pick:
-        """Refuse a request whose tenant has sent too many."""
         return Pick(responses.immediate(*responses.CODES[Shed], words, grpc, wait_s) + self._refused)
 
     def unready(self, why: str, grpc: bool) -> Pick:
         return Pick(responses.refusal(NoEligibleWorker(why), grpc) + self._refused)
 
     def failed(self, grpc: bool) -> Pick:
-        """Refuse a request that an internal error kept from being decided."""
         return Pick(responses.immediate(*responses.INTERNAL_CODES, _FAILED, grpc) + self._refused)
 
     def _log_metadata(self, call: Call, policy: str = "") -> bytes:

@@ -5,8 +5,6 @@ endpoints alone and is kept, and a small one with the number of the decision. Bu
 would cost more than the decision does. And the statuses by which requests end, and what those say of a worker.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from functools import cache, lru_cache
@@ -42,7 +40,6 @@ CODES: dict[type[RoutingError], tuple[int, int]] = {
     Shed: (429, 8),
 }
 ERRORS = {grpc_status: error for error, (_, grpc_status) in CODES.items()}
-"""By gRPC's status."""
 HTTP_STATUSES = {
     **{grpc_status: http_status for http_status, grpc_status in CODES.values()},
     **{3: 400, 4: 504, 6: 409, 7: 403, 12: 501},
@@ -122,14 +119,12 @@ def for_logs(model: str, policy: str) -> bytes:
 
 @lru_cache(maxsize=256)
 def version(text: str) -> bytes:
-    """The part that tells our own Envoy the version to write into the request."""
     metadata = struct_pb2.Struct()
     metadata.update({SPLIT_NAMESPACE: {VERSION_KEY: text}})
     return _bytes(ext_proc.ProcessingResponse(dynamic_metadata=metadata))
 
 
 def path(text: str) -> bytes:
-    """The part that has a gateway send the request to another path."""
     mutation = ext_proc.HeaderMutation()
     _set(mutation, ":path", text)
     return _of_headers(mutation)
@@ -155,7 +150,6 @@ def wait(longest_s: float) -> bytes:
 
 
 def refusal(error: RoutingError, grpc: bool) -> bytes:
-    """An immediate answer to the client for a request that gets no worker."""
     http_status, grpc_status = CODES[type(error)]
     wait_s = pushback_ms() / 1000 if isinstance(error, Shed) else 0.0
     return immediate(http_status, grpc_status, str(error), grpc, wait_s)

@@ -8,8 +8,6 @@ lost, and their requests would count in flight until they expire. So each entry 
 cannot be read either, the fields that quote headers of the request are left out where they are no text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -25,14 +23,12 @@ MOST_FIELDS = 4096
 """Of one message; one inference has one for each tensor, parameter and output, and some more."""
 _VARINT, _BYTES = 0, 2
 _FIXED = {1: 8, 5: 4}
-"""Bytes of the kinds that have always as many."""
 _MOST_VARINT_BYTES = 10
 
 
 class WireField(NamedTuple):
     number: int
     begin: int
-    """Of the field, with its tag."""
     start: int
     """Of what it holds; of a number, its first byte."""
     end: int
@@ -108,7 +104,6 @@ def tagged(number: int, value: bytes) -> bytes:
 
 
 def head(number: int, size_bytes: int) -> bytes:
-    """What precedes the bytes of such a field."""
     return _number(number << 3 | _BYTES) + _number(size_bytes)
 
 

@@ -17,7 +17,6 @@ class OffLoop(Generic[T]):
     """Runs one call at a time in a thread of its own. Belongs to the event loop that awaits it."""
 
     def __init__(self, limit_s: float) -> None:
-        """`limit_s`: seconds that a caller waits."""
         self.limit_s = limit_s
         self._running: asyncio.Future[T] | None = None
 

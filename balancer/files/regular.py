@@ -1,7 +1,5 @@
 """Files that an operator names: read without waiting for a FIFO, a device or a file without end, and written whole."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

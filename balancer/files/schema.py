@@ -1,7 +1,5 @@
 """What every file schema of the balancer shares: the strict model, common types, and errors that name the remedy."""
 
-from __future__ import annotations
-
 import difflib
 import ipaddress
 import json
@@ -97,7 +95,6 @@ def _address(value: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_address)]
-"""`host:port`."""
 
 
 def _beside_config(name: str, info: ValidationInfo) -> str:
@@ -117,7 +114,6 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 
 Name = Annotated[str, Field(min_length=1, max_length=bounds.MAX_TEXT_BYTES)]
-"""Of a model or a tenant."""
 HeaderName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 """Lower case, as HTTP/2 carries it."""
 
@@ -204,7 +200,6 @@ def _problems(errors: Iterable[Any], model: type[BaseModel], prefix: Path, docum
 
 
 def _message(error: Mapping[str, Any], field: Mapping[str, Any], parent: Mapping[str, Any]) -> str:
-    """Offending value, what is allowed, remedy."""
     kind, value = error["type"], error["input"]
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         hint = did_you_mean(str(error["loc"][-1]), parent.get("properties", {}))

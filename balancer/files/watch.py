@@ -19,7 +19,6 @@ _log = logging.getLogger(__name__)
 _CHANGES = 0x2 | 0x8 | 0x40 | 0x80 | 0x100 | 0x200
 """IN_MODIFY, IN_CLOSE_WRITE, IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE and IN_DELETE: <sys/inotify.h>."""
 _REST_S = 0.05
-"""A folder that never rests is looked at this often."""
 _SETTLE_S = 0.03
 """A content is believed when it reads the same twice this far apart: writers truncate first."""
 _MAX_SETTLES = 20

@@ -4,8 +4,6 @@ Stricter than YAML where YAML surprises: an empty file and duplicate keys are re
 stay text, and `1e3` is a number (as in YAML 1.2 and JSON). Anchors and aliases work; merge keys and tags do not.
 """
 
-from __future__ import annotations
-
 import pathlib
 import re
 from collections.abc import Hashable, Iterable, Mapping
@@ -40,10 +38,7 @@ def dotted(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with a file."""
-
     source: str
-    """The file, as it was named."""
     line: int | None
     """Counted from 1; None where no line is to blame."""
     field: str
@@ -66,8 +61,6 @@ class ConfigError(OperatorError):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The data of one file, JSON-like, and where each part of it stands."""
-
     source: str
     data: Mapping[str, Any]
     lines: Mapping[Path, int] = field(default_factory=dict)

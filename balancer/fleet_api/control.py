@@ -1,7 +1,5 @@
 """Changes of workers that a client asks the fleet for: who may, where, and again at workers that join later."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import binascii
@@ -34,7 +32,6 @@ from balancer.log_throttle import LogThrottle
 MOST_CHANGES = 4096
 MOST_BYTES = 64 * 2**20
 _FILE_BYTES = 2 * MOST_BYTES
-"""Of the file, in which bytes are written as text."""
 _LOAD, _UNLOAD = "RepositoryModelLoad", "RepositoryModelUnload"
 _REGISTER, _UNREGISTER = "SharedMemoryRegister", "SharedMemoryUnregister"
 
@@ -48,7 +45,6 @@ class MemoryChange:
     method: str
     request: Any
     headers: Headers = ()
-    """That Triton's restricted protocols want."""
 
     @property
     def model(self) -> str:
@@ -103,7 +99,6 @@ class Memory:
         self._write()
 
     def _forget_regions(self, change: MemoryChange) -> None:
-        """Without a name it is about all of its kind."""
         if not change.request.name:
             kind = change.method.replace(_UNREGISTER, _REGISTER)
             for about in [about for about, each in self._changes.items() if each.method == kind]:
@@ -306,7 +301,6 @@ class Control:
                 logger.info("a worker that joined was changed as the others were", extra=about)
 
     def workers(self, listed: tuple[WorkerSpec, ...]) -> None:
-        """Another list: whoever left it has nothing to catch up with."""
         names = {worker.name for worker in listed}
         for name in [name for name in self._catching_up if name not in names]:
             self._stop(name)

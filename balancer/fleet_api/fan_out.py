@@ -38,12 +38,9 @@ _AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDE
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a worker, or nobody, answered in place of an answer."""
-
     code: grpc.StatusCode
     words: str
     status: int = 0
-    """Of HTTP."""
     body: bytes | None = None
     """Of HTTP, as the worker wrote it; None: `words` in Triton's JSON."""
 
@@ -158,7 +155,6 @@ class FanOut:
 
 
 def _look_at(ended: asyncio.Future[Any]) -> None:
-    """Nobody may be waiting any more, and then nobody else looks at its error."""
     if not ended.cancelled():
         ended.exception()
 
@@ -178,7 +174,6 @@ RESPONSES: Mapping[str, type[Message]] = {name: GetMessageClass(its.output_type)
 
 
 def gone(worker: str) -> FailedError:
-    """Of a worker that has left since."""
     return FailedError(Failure(grpc.StatusCode.UNAVAILABLE, f"{worker} is not listed any more"))
 
 
@@ -228,8 +223,6 @@ def message(of: type[Message], content: dict[str, Any]) -> Message:
 
 
 class FleetCallCounts:
-    """Labels are names of calls, which the code knows."""
-
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"balancer_fleet_{name}", text, labels, registry=registry)

@@ -20,8 +20,6 @@ from balancer.scheduler.worker import objections
 
 
 class Members:
-    """The workers that discovery lists, and what the router knows of them."""
-
     def __init__(self, router: AnyRouter) -> None:
         self._router = router
         self.listed: tuple[WorkerSpec, ...] = ()
@@ -85,12 +83,10 @@ class Members:
 
 
 _MOST = 2**64 - 1
-"""What Triton's counters can say."""
 _NAMED_BY: Mapping[str, tuple[str, ...]] = {
     "batch_stats": ("batch_size",),
     "memory_usage": ("type", "id"),
 }
-"""Lists of a model's statistics, by what tells their entries apart."""
 _SAME = frozenset({"name", "version", *(field for fields in _NAMED_BY.values() for field in fields)})
 _LATEST = frozenset({"last_inference"})
 # As Triton spells them, from the best. Whatever else there is counts as worse.
@@ -162,7 +158,6 @@ def _badness(entry: Mapping[str, Plain]) -> int:
 
 
 def metadata(answers: Sequence[Mapping[str, Plain]]) -> Mapping[str, Plain]:
-    """The first one's, with the versions that any worker has."""
     versions = {str(version) for answer in answers for version in answer.get("versions", ())}
     return {**answers[0], "versions": sorted(versions, key=lambda version: (len(version), version))}
 
@@ -184,22 +179,18 @@ ANSWER_TIMEOUT_S = 2.0
 SERVER_NAME = "triton"
 """That the server's metadata says; what Triton calls itself by default."""
 _MOST_KEPT = 4096
-"""Statistics that workers gave last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
     call: str
-    """As gRPC names it."""
     protocol: str
     ask: Callable[[str], Awaitable[Plain]]
     """Asks a worker, in plain data; raises FailedError."""
     model: str = ""
     version: str = ""
     ready: bool = False
-    """Of the index: only what is ready."""
     headers: Hashable = ()
-    """Of the client, that go to workers."""
 
     @property
     def key(self) -> Hashable:

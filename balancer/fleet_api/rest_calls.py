@@ -30,7 +30,6 @@ from balancer.fleet_api.questions import Question, Questions
 
 Plain = Any
 _FILE = "file:"
-"""Begins a parameter of a load that is the content of a file."""
 
 
 def refused(words: str) -> FailedError:
@@ -140,7 +139,6 @@ def _of_trace(key: str, values: list[str]) -> Plain:
 
 
 def written(content: Plain) -> bytes:
-    """JSON as Triton writes it."""
     return json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
@@ -169,9 +167,7 @@ _PATTERNS = tuple((re.compile(pattern), *call) for pattern, call in _CALLS.items
 
 class PathCall(NamedTuple):
     method: str
-    """As gRPC names it."""
     verbs: str
-    """The HTTP methods of this path, separated by bars."""
     name: str
     """The model or shared-memory region that the path names; empty: none."""
     version: str = ""

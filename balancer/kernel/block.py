@@ -5,8 +5,6 @@ that the block may lie at another address elsewhere. Numbers are in the machine'
 one process writes, and who else reads or writes has to agree with it on when.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 

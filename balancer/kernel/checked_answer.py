@@ -1,7 +1,5 @@
 """A policy's answer to a request, or what is wrong with it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,20 +12,16 @@ from policies.traced import examples
 
 @dataclass(frozen=True)
 class _LeastPending(Policy):
-    """The eligible workers with the least pending, in equal parts."""
-
     name = "least_pending"
     summary = source = ""
 
     def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
-        """See `Policy`."""
         return least(fleet.pending, fleet.eligible)
 
 
 LEAST = _LeastPending()
 """Decides where no policy has a valid answer."""
 LEAST_PENDING = "the least pending worker is picked"
-"""What happens where no policy has a valid answer."""
 
 
 def answer(policy: Policy, request: Request, view: FleetView) -> tuple[FloatArray | None, str]:

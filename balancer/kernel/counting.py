@@ -1,7 +1,5 @@
 """What balancers count and learn: picks, outcomes, and service times that fade. By rows of workers, see `state.py`."""
 
-from __future__ import annotations
-
 import math
 
 from balancer.kernel.estimators.caches import learn as learn_savings
@@ -23,12 +21,10 @@ from balancer.kernel.worker_columns import is_noted, key_and_model, token_limits
 
 
 def refill(x: FleetState, e: int, r: int, now_s: float) -> None:
-    """Bring a worker's bucket up to date after its queue changed."""
     advance(x.tokens, r, x.queue.in_flight[r] + x.queue.peer_in_flight[r], token_limits(x, e), now_s)
 
 
 def count_in(x: FleetState, e: int, r: int, model: int, rows: float, now_s: float) -> None:
-    """Count a pick of ours in, and take its token."""
     sent(x.queue, x.service, r, model, rows, now_s)
     refill(x, e, r, now_s)
     take(x.tokens, r)
@@ -61,7 +57,6 @@ def remember_outcome(
 
 
 def count_out(x: FleetState, e: int, r: int, model: int, rows: float, now_s: float) -> None:
-    """Count a request of ours out."""
     ended(x.queue, x.service, r, model, rows, now_s)
     refill(x, e, r, now_s)
 

@@ -59,7 +59,6 @@ def keep_answered(x: FleetState, e: int) -> None:
 
 
 def keep_one(x: FleetState, e: int, one: int) -> None:
-    """Leave this worker alone in `decision.mask`."""
     for w in range(x.decision.mask.shape[1]):
         x.decision.mask[e, w] = w == one
 
@@ -71,7 +70,6 @@ def take(x: FleetState, e: int, first: int, w: int, request: RequestFeatures, no
 
 
 def deciding(answer: Answer, compiler: Compiler) -> Decide:
-    """The decision by an answer."""
     source = compiler.source
     to_fresh, to_limits, to_answered, to_one = (
         source(keep_fresh),

@@ -1,7 +1,5 @@
 """One fleet's state in a block: the scratch and the estimators' arrays, while workers and models come and go."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -22,20 +20,16 @@ KINDS: dict[str, type[Any]] = {
     "decision": DecisionScratch,
     **{"queue": Queue, "service": Service, "latency": Latency, "tokens": Tokens, "caches": Caches},
 }
-"""Of the records, by the fields of `FleetState`."""
 RECORDS = {name: declared(kind) for name, kind in KINDS.items()}
-"""All arrays of the fleet's state, by the fields of `FleetState`."""
 FIELDS = {f"{record}.{name}": field for record, fields in RECORDS.items() for name, field in fields.items()}
 """The same, in the order in which they lie in a block."""
 _AXES = {name: axes.split() for name, (axes, _, _) in FIELDS.items()}
 _WORKER = ("n", "r")
-"""Axes of workers."""
 _KEPT = FIELDS.keys() - {f"decision.{name}" for name in ROOM}
 _LEAST_ROOM = FleetSizes(8, 4)
 
 
 def _shapes(sizes: FleetSizes) -> dict[str, tuple[int, ...]]:
-    """Of all arrays."""
     lengths = lengths_of(*sizes)
     return {name: tuple([lengths[axis] for axis in axes]) for name, axes in _AXES.items()}
 
@@ -117,7 +111,6 @@ def _doubled(room: int, size: int) -> int:
 
 
 def _close(array: AnyArray, axis: int, row: int) -> None:
-    """Let later rows move up by one, over this one."""
     lead = (slice(None),) * axis
     array[(*lead, slice(row, -1))] = array[(*lead, slice(row + 1, None))]
 

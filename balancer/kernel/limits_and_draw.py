@@ -1,7 +1,5 @@
 """Who is left within the limits, who is drawn, and who is tried next. Over one fleet's arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,14 +28,12 @@ from policies.hashing import hash_draw, mix_array, unit_array
 
 
 def received(x: FleetState, r: int, now_s: float) -> None:
-    """A report of the worker in row `r` was taken in."""
     x.decision.reported_s[r] = now_s
     if x.decision.since_s[r] == -np.inf:
         x.decision.since_s[r] = now_s
 
 
 def is_fresh(x: FleetState, e: int, r: int, now_s: float) -> bool:
-    """Whether the last report of the worker in row `r` is young enough."""
     return bool(now_s - x.decision.reported_s[r] <= x.decision.settings[e, STALE_AFTER_S])
 
 

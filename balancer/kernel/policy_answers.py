@@ -35,14 +35,10 @@ class Compiler(NamedTuple):
     """Turns functions into compiled ones; by default, into themselves."""
 
     source: Callable[[Any], Any] = lambda function: function
-    """For functions of policies and core, with all of theirs that they call."""
     step: Callable[[Any], Any] = lambda function: function
-    """For what is put together here."""
 
 
 class Answering(NamedTuple):
-    """A policy's answer."""
-
     name: str
     """Tells apart what differs in code; options differ in numbers alone."""
     answer: Answer
@@ -69,12 +65,10 @@ def answering(policy: Policy, compiler: Compiler) -> Answering | None:
 
 
 def is_shipped(policy: Policy) -> bool:
-    """Whether it came with the balancer."""
     return BUILTIN.get(policy.name) is type(policy)
 
 
 def options_of(found: Answering, workers: int) -> Options:
-    """What the answer is given, for fleets of at most so many workers."""
     scratch = max(scratch_size(workers, found.weights), found.scratch_lines * workers)
     return Options(np.array((*found.options, 0.0)), found.weights, np.zeros(scratch))
 
@@ -104,7 +98,6 @@ def _by_network(compiler: Compiler) -> Answer:
 
 
 def by_program(compiler: Compiler) -> Answer:
-    """Of any program: it stands in the options."""
     fill = compiler.source(fill_program)
     fill_columns = _one_after_the_other(
         compiler, [_fill_read(compiler, i, compiler.source(OF_WORKER[name])) for i, name in enumerate(OF_PROGRAMS)]
@@ -127,7 +120,6 @@ def by_program(compiler: Compiler) -> Answer:
 
 
 def _fill_read(compiler: Compiler, i: int, of_worker: Any) -> Any:
-    """A step that computes a column where the program reads it."""
     fill_column = _fill_column(compiler, i, of_worker)
 
     def fill(x: FleetState, options: Options, e: int, first: int, request: RequestFeatures, now_s: float) -> None:
@@ -138,7 +130,6 @@ def _fill_read(compiler: Compiler, i: int, of_worker: Any) -> Any:
 
 
 def _filling(compiler: Compiler, columns: Sequence[str]) -> Any:
-    """A step that computes these columns."""
     return _one_after_the_other(
         compiler, [_fill_column(compiler, i, compiler.source(OF_WORKER[name])) for i, name in enumerate(columns)]
     )
@@ -154,7 +145,6 @@ def _fill_column(compiler: Compiler, i: int, of_worker: Any) -> Any:
 
 
 def _one_after_the_other(compiler: Compiler, steps: Sequence[Any]) -> Any:
-    """All of them as one step."""
     if not steps:
         return compiler.step(lambda x, options, e, first, request, now_s: None)
     one, rest = steps[0], _one_after_the_other(compiler, steps[1:])
@@ -191,8 +181,6 @@ def _by_cost(policy: CostPolicy, compiler: Compiler) -> Answering:
 
 
 class _Parts:
-    """What a policy's functions are given, and by whom."""
-
     def __init__(self, policy: CostPolicy, compiler: Compiler) -> None:
         self._policy, self._compiler = policy, compiler
         kind, wiring = type(policy), policy.wiring
@@ -211,11 +199,9 @@ class _Parts:
         return len(self.options) - 1
 
     def columns_filled(self) -> Any:
-        """A step that computes the columns that are needed beforehand."""
         return _filling(self._compiler, self._columns)
 
     def facts(self) -> Any:
-        """A step that finds the facts."""
         return _one_after_the_other(
             self._compiler, [self._find(i, fact) for i, fact in enumerate(self._wiring.facts.values())]
         )
@@ -231,7 +217,6 @@ class _Parts:
         return self._compiler.step(find)
 
     def choose(self) -> Any:
-        """A step that fills the shares."""
         fill, option = self._compiler.source(self._policy.choice.fill), self._option_of(self._policy.choice)
 
         def among_all(
@@ -258,7 +243,6 @@ class _Parts:
         return self._compiler.step(among_candidates)
 
     def together(self, names: Sequence[str]) -> Any:
-        """What gives all of these parameters as one tuple."""
         step = self._compiler.step
         if not names:
             return step(lambda x, options, e, w, r, request, now_s: ())
@@ -271,7 +255,6 @@ class _Parts:
         )
 
     def _parameter(self, name: str) -> Any:
-        """What gives a parameter for one worker."""
         wiring, step, source = self._wiring, self._compiler.step, self._compiler.source
         if name in wiring.columns:
             column = wiring.columns[name]

@@ -1,7 +1,5 @@
 """The kernel as Python runs it, and what stands in for it where it is compiled."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -40,30 +38,22 @@ from policies.traced.program import answered
 new_tuple = tuple.__new__
 """Makes a named tuple of a plain one in half the time: for what every request needs."""
 Lines = Sequence[tuple[float, ...]]
-"""Of a report, in the columns of `reports`."""
 
 
 class PolicyAnswer(NamedTuple):
-    """What a policy answered to a request."""
-
     view: LiveView
-    """That it was shown."""
     probabilities: FloatArray | None
     """`(n,)`; None: it has no valid answer."""
     failure: str
-    """Why not, in words."""
 
 
 class Picked(NamedTuple):
-    """What a decision came to."""
-
     worker: int
     """Row of who was picked; below 0: why nobody was, see `deciding`."""
     propensity: float
     fallbacks: tuple[int, ...]
     """Workers to try next, best first."""
     among: float
-    """How many could have been picked."""
 
 
 class Kernel:
@@ -74,9 +64,7 @@ class Kernel:
 
     compiled = False
     seed = 0
-    """Of the draws, mixed."""
     stamp = ""
-    """Of the compiled functions, for blocks that hold what they work on."""
     policy_answer: PolicyAnswer | None = None
     """Of the last decision, where it answered in Python; None: it did not."""
 
@@ -94,11 +82,9 @@ class Kernel:
 
     @property
     def refused_at(self) -> float:
-        """Of the last decision, where limits left nobody: see `REFUSED_AT`."""
         return float(self._found[REFUSED_AT])
 
     def memory(self, size_bytes: int) -> Any:
-        """For a fleet's block, see `block.Memory`."""
         return ordinary_memory(size_bytes)
 
     def forget(self) -> None:
@@ -111,7 +97,6 @@ class Kernel:
         return mask
 
     def fresh_until_s(self, x: FleetState, now_s: float) -> float:
-        """See `eligibility`."""
         return limits_and_draw.fresh_until_s(x, 0, 0, x.decision.mask.shape[1], now_s)
 
     def admit(self, x: FleetState, request: Request, view: LiveView) -> tuple[int, BoolArray]:
@@ -186,7 +171,6 @@ class Kernel:
             return self._decide(*arguments)
 
     def _answer(self, x: FleetState, options: Any, e: int, first: int, request: RequestFeatures, now_s: float) -> int:
-        """See `policy_answers.Answer`: the host has it."""
         policy, numbered, mask = options
         left = x.decision.mask[0].copy() if mask is None else mask
         answer = self.policy_answer = ask(x, policy, numbered, request.model, left, now_s)  # type: ignore[arg-type]  # see `decide`
@@ -197,7 +181,6 @@ class Kernel:
         return -1
 
     def _draw_worker(self, x: FleetState, e: int, uniform: float, found: Any) -> int:
-        """As in `limits_and_draw`."""
         assert self.policy_answer is not None
         assert self.policy_answer.probabilities is not None
         listed = self.policy_answer.probabilities.tolist()
@@ -209,7 +192,6 @@ class Kernel:
     def _name_fallbacks(
         self, x: FleetState, e: int, first: int, picked: int, request: RequestFeatures, now_s: float, out: Any
     ) -> int:
-        """As in `limits_and_draw`."""
         queue = x.queue
         if self.policy_answer is not None:
             pending = self.policy_answer.view.pending
@@ -222,12 +204,10 @@ class Kernel:
         return limits_and_draw.name_least(line.tolist(), min(len(out), int(x.decision.settings[0, MAX_FALLBACKS])), out)
 
     def take(self, x: FleetState, row: int, column: int, rows: float, key: int | None, now_s: float) -> None:
-        """See `deciding`."""
         with np.errstate(over="ignore"):
             steps.take(x, 0, 0, row, _with_key(column, rows, key), now_s)
 
     def count_out(self, x: FleetState, row: int, column: int, rows: float, now_s: float) -> None:
-        """See `counting`."""
         counting.count_out(x, 0, row, column, rows, now_s)
 
     def look_up(self, x: FleetState, column: int, rows: float, key: int, now_s: float) -> FloatArray:
@@ -259,13 +239,11 @@ class Kernel:
     def take_report(
         self, x: FleetState, row: int, begins: bool, lines: Lines, batches: Lines, balancers: int, now_s: float
     ) -> bool:
-        """See `reports`."""
         models = np.array(lines, np.float64).reshape(-1, reports.LINE_COLUMNS)
         executed = np.array(batches, np.float64).reshape(-1, reports.BATCH_COLUMNS)
         return reports.take_report(x, 0, row, begins, models, len(lines), executed, len(batches), balancers, now_s)
 
     def fade(self, x: FleetState, share: float) -> None:
-        """See `counting`, for all workers."""
         counting.fade(x, 0, 0, x.decision.mask.shape[1], share)
 
 
@@ -276,12 +254,10 @@ def ask(x: LiveFleet, policy: Policy, request: Request, column: int, mask: BoolA
 
 
 def _with_key(column: int, rows: float, key: int | None) -> RequestFeatures:
-    """As much of a request as is counted, and as caches go by."""
     return RequestFeatures(column, rows, mix(key or 0), float(key is not None), math.inf, 0.0, 0)
 
 
 def features_of(request: Request, number: int, column: int) -> RequestFeatures:
-    """The request, as the kernel's functions take it."""
     key = request.key
     assert key is None or isinstance(key, int)  # arrays are for the simulator's views
     rows, deadline_s, priority = float(request.rows), float(request.deadline_s), float(request.priority)

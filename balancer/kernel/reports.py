@@ -4,8 +4,6 @@ The fleet and the simulator's engine ask `order_of`, write what the report says 
 `take_report`.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from balancer.kernel.counting import refill
@@ -38,7 +36,6 @@ LATE, NEXT, BEGINS = range(-1, 2)
 
 _WARM_UP_EXECUTIONS = 3
 _LEAST_S = 1e-9
-"""That a batch is expected to take."""
 
 
 def order_of(report: tuple[int, int, int], last: tuple[int, int, int]) -> int:

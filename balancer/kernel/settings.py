@@ -3,8 +3,6 @@
 All of it may be swapped at any moment while requests flow. Defaults live here, once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf

@@ -4,8 +4,6 @@ Rows: a fleet `e`; a worker as one balancer knows it `r`, those of one fleet one
 fleet, the simulator one for each environment and balancer.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np

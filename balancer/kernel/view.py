@@ -48,11 +48,9 @@ class part(Generic[Value]):
         self.__doc__ = compute.__doc__
 
     def __set_name__(self, owner: type, name: str) -> None:
-        """Take note of the name."""
         self._name = name
 
     def __get__(self, view: Any, owner: type | None = None) -> Value:
-        """Compute it, and leave it where the next read finds it first."""
         value: Value = self._compute(view)
         view.__dict__[self._name] = value
         return value
@@ -62,7 +60,6 @@ class column(part[npt.NDArray[Scalar]]):
     """A part that policies see. Some are the estimators' own arrays, so that none can be written to."""
 
     def __get__(self, view: Any, owner: type | None = None) -> npt.NDArray[Scalar]:
-        """Compute it, and leave it where the next read finds it first."""
         value = read_only(self._compute(view))
         view.__dict__[self._name] = value
         return value
@@ -159,7 +156,6 @@ class View:
         return tokens.level_now(self._tokens, ..., self._settings.tokens, self._now_s)
 
     def _saving_s(self) -> FloatArray:
-        """As if all requests had keys."""
         balancers = self._queue.balancers
         return caches.saving_now_s(self._caches, self._service, self._of_model, self._rows, balancers)
 
@@ -205,7 +201,6 @@ class LiveView(View):
         self.__dict__.pop("eligible", None)
 
     def of_one(self, worker: int) -> LiveView:
-        """The same, with this one worker eligible."""
         return LiveView(
             self._fleet, np.arange(len(self._eligible)) == worker, self.column, self.rows, self.at_s, self.key
         )

@@ -4,8 +4,6 @@ Each takes the fleet's state, the fleet, the worker, its row as the deciding bal
 time.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -61,13 +59,11 @@ def pending_other_models(x: FleetState, e: int, w: int, r: int, request: Request
 
 
 def backlog_s(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
-    """See `FleetView`."""
     left = float(peer_share_left(x.queue, r, now_s)) if x.queue.peer_in_flight[r] > 0 else 0.0
     return float(backlog_now_s(x.queue, r, now_s, left))
 
 
 def completion_s(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
-    """See `FleetView`."""
     before_s = backlog_s(x, e, w, r, request, now_s)
     return float(
         completion_now_s(x.queue, x.service, (r, request.model), request.rows, before_s, _forming(x, r, now_s))
@@ -86,12 +82,10 @@ def _forming(x: FleetState, r: int, now_s: float) -> float:
 
 
 def service_s(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
-    """See `FleetView`."""
     return float(alone_s(x.service, (r, request.model), request.rows))
 
 
 def latency_s(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
-    """See `FleetView`."""
     return float(latency_now_s(x.latency, r, now_s, x.decision.settings[e, LATENCY_DECAY_S]))
 
 
@@ -103,18 +97,15 @@ def error_rate(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, 
 
 
 def token_limits(x: FleetState, e: int) -> TokenLimits:
-    """Of the buckets."""
     settings = x.decision.settings
     return TokenLimits(settings[e, CAPACITY], settings[e, REFILL_PER_S], settings[e, TARGET_PENDING])
 
 
 def tokens(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
-    """See `FleetView`."""
     return float(level_now(x.tokens, r, token_limits(x, e), now_s))
 
 
 def draw(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
-    """See `policies.costs.DRAW`."""
     return float(hash_draw(x.decision.name_hash[e, w], np.uint64(request.mixed_key)))
 
 
@@ -125,7 +116,6 @@ def sequence_bid(x: FleetState, e: int, w: int, mixed_key: int) -> float:
 
 
 def cached(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
-    """See `FleetView`."""
     if not is_noted(x, e, request):
         return 0.0
     if x.queue.balancers[r] > 1 and is_home(x, e, w, r, request, now_s):
@@ -142,7 +132,6 @@ def is_noted(x: FleetState, e: int, request: RequestFeatures) -> bool:
 
 
 def fill_cached(x: FleetState, e: int, first: int, request: RequestFeatures, now_s: float, out: FloatArray) -> None:
-    """Write `cached` of all workers, the first of which is in row `first`."""
     for w in range(len(out)):
         out[w] = cached(x, e, w, first + w, request, now_s)
 
@@ -150,7 +139,6 @@ def fill_cached(x: FleetState, e: int, first: int, request: RequestFeatures, now
 def fill_work_behind(
     x: FleetState, e: int, first: int, request: RequestFeatures, now_s: float, out: FloatArray
 ) -> None:
-    """Write `work_behind_s` of all workers, the first of which is in row `first`."""
     for w in range(len(out)):
         out[w] = work_behind_s(x, e, w, first + w, request, now_s)
 
@@ -179,7 +167,6 @@ def bid_of(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_
 
 
 def saving_s(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
-    """See `FleetView`."""
     if request.keyed == 0:
         return 0.0
     return float(saving_now_s(x.caches, x.service, (r, request.model), request.rows, x.queue.balancers[r]))
@@ -204,7 +191,6 @@ OF_WORKER: dict[str, Callable[[FleetState, int, int, int, RequestFeatures, float
     DRAW: draw,
     ONE: lambda x, e, w, r, request, now_s: 1.0,
 }
-"""By the names that policies know them by."""
 
 OF_REQUEST: dict[str, Callable[[RequestFeatures], float]] = {
     "rows": lambda request: request.rows,
@@ -212,4 +198,3 @@ OF_REQUEST: dict[str, Callable[[RequestFeatures], float]] = {
     "priority": lambda request: request.priority,
     "keyed": lambda request: request.keyed,
 }
-"""See `policies.costs.OF_REQUEST`."""

@@ -4,8 +4,6 @@ All random processes are made by time change: a unit Poisson process read throug
 intensity. Source: Cinlar, "Introduction to Stochastic Processes", 1975, chapter 4, section 7.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -29,7 +27,6 @@ class Bursts:
     """Mean length of the calm between two bursts; above 0."""
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for a value out of range."""
         if not self.factor >= 1:
             raise ValueError(f"burst factor is {self.factor}: give a number of at least 1")
         for name in ("mean_burst_s", "mean_calm_s"):
@@ -38,7 +35,6 @@ class Bursts:
 
     @property
     def burst_share(self) -> float:
-        """Long-run share of time spent in bursts."""
         return self.mean_burst_s / (self.mean_burst_s + self.mean_calm_s)
 
 

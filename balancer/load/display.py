@@ -1,7 +1,5 @@
 """A run as a terminal shows it: one live line while it goes, tables when it is over."""
 
-from __future__ import annotations
-
 import time
 from types import TracebackType
 from typing import Self
@@ -35,18 +33,15 @@ class LiveLine:
         self._shown_s = time.monotonic()
 
     def __enter__(self) -> Self:
-        """Begin to draw."""
         if self._live:
             self._live.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Take the line away."""
         if self._live:
             self._live.stop()
 
     def show(self, progress: Progress, note: str = "") -> None:
-        """Draw where the run stands."""
         line = Text.assemble(
             (f"{note}  " if note else "", "bold"),
             f"{progress.rate_per_s:7,.0f}/s  p50 {milliseconds(progress.p50_s):>6} ms  ",

@@ -1,7 +1,5 @@
 """Tensors for any model, made from what its metadata says of its inputs."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Waiting for a moment more precisely than an event loop's timers, which are whole milliseconds."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import os
@@ -61,16 +59,13 @@ class Pacer:
             await self._due.wait()
 
     def close(self) -> None:
-        """Give the timer back."""
         if self._fd >= 0:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
             self._fd = -1
 
     def __enter__(self) -> Self:
-        """Use as a context that closes."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Close."""
         self.close()

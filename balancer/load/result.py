@@ -25,11 +25,8 @@ class LoadResult:
     """One record a request, in order of its scheduled start: columns of shape `(n,)`, times from the run's start."""
 
     models: tuple[str, ...]
-    """Names that `model` indexes."""
     codes: tuple[str, ...]
-    """Names that `code` indexes."""
     workers: tuple[str, ...]
-    """Names that `worker` indexes."""
     duration_s: float
     """Length of the window: of a whole run, until its last answer."""
     scheduled_s: FloatArray
@@ -45,12 +42,10 @@ class LoadResult:
     """-1 where the answer did not tell."""
 
     def __len__(self) -> int:
-        """Return the number of requests."""
         return len(self.scheduled_s)
 
     @property
     def ok(self) -> BoolArray:
-        """Which requests succeeded."""
         if OK not in self.codes:
             return np.zeros(len(self), dtype=np.bool_)
         chosen: BoolArray = self.code == self.codes.index(OK)
@@ -58,7 +53,6 @@ class LoadResult:
 
     @property
     def lateness_s(self) -> FloatArray:
-        """By how much each request was sent later than scheduled."""
         return self.started_s - self.scheduled_s
 
     def where(self, chosen: BoolArray, duration_s: float | None = None) -> LoadResult:
@@ -99,7 +93,6 @@ class Summary:
     requests: int
     ok: int
     errors: dict[str, int]
-    """How many failed, by code."""
     mean_s: float
     p50_s: float
     p95_s: float
@@ -113,10 +106,8 @@ class Summary:
     late_p99_s: float
     """Lateness of the generator itself: where it nears the latencies, the client was the bottleneck."""
     by_worker: dict[str, int]
-    """Requests that each worker answered, as far as answers tell."""
 
     def as_json(self) -> dict[str, Any]:
-        """The fields, with null for what is not a number."""
         fields = dataclasses.asdict(self)
         return {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -125,7 +116,6 @@ class Summary:
 
 
 def summarise(result: LoadResult) -> Summary:
-    """Reduce records to the numbers that tables show."""
     ok = result.ok
     latency_s = result.latency_s[ok]
     p50_s, p95_s, p99_s, p999_s = quantiles(latency_s, (0.5, 0.95, 0.99, 0.999))
@@ -152,12 +142,10 @@ def summarise(result: LoadResult) -> Summary:
 
 
 def by_model(result: LoadResult) -> dict[str, LoadResult]:
-    """The records of each model that was sent to."""
     parts = {name: result.where(result.model == i) for i, name in enumerate(result.models)}
     return {name: part for name, part in parts.items() if len(part)}
 
 
 def by_worker(result: LoadResult) -> dict[str, LoadResult]:
-    """The records of each worker that answers named."""
     parts = {name: result.where(result.worker == i) for i, name in enumerate(result.workers)}
     return {name: part for name, part in sorted(parts.items()) if len(part)}

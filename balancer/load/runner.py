@@ -29,19 +29,15 @@ PROGRESS_WINDOW_S = 5.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DriveOptions:
-    """How requests are sent."""
-
     protocol: Literal["grpc", "http"] = "grpc"
     connections: int = 4
     """gRPC connections; HTTP opens one for each request in flight."""
     max_in_flight: int = 2048
     """Beyond it, due requests wait for one to end, and count as late."""
     timeout_s: float = 30.0
-    """When a request is given up."""
     send_deadline: bool = False
     """Whether a request is given up at its own deadline, of which gRPC tells the server."""
     key_header: str = "x-routing-key"
-    """Carries the routing key of a workload that has keys."""
     concurrency: int = 0
     """Above 0, a closed loop: so many requests in flight, each answer followed by the next request. The scheduled
     times are not used; the workload's requests are sent in order, over and over, for `duration_s`."""
@@ -54,8 +50,6 @@ class DriveOptions:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RequestOutcome:
-    """What became of one request."""
-
     number: int
     latency_s: float
     """From its scheduled start."""
@@ -64,8 +58,6 @@ class RequestOutcome:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a run stands."""
-
     elapsed_s: float
     planned_s: float
     sent: int
@@ -73,7 +65,6 @@ class Progress:
     failed: int
     in_flight: int
     rate_per_s: float
-    """Answers per second over the last window."""
     p50_s: float
     p99_s: float
     lateness_p99_s: float

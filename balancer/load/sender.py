@@ -1,7 +1,5 @@
 """The unmodified tritonclient as this generator uses it: inputs made once, then one call a request."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import itertools
@@ -37,21 +35,16 @@ class LoadError(OperatorError):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallResult:
-    """What one call came to."""
-
     code: str
     """`OK`, a gRPC status name, `HTTP 503` and the like, `TIMEOUT` or `CONNECTION`."""
     worker: str = ""
-    """Who served, where the answer tells."""
     details: str = ""
-    """What an error says."""
 
 
 class Sender(ABC):
     """One way to send requests: prepared once, which makes the tensors of every (model, rows), then called for each."""
 
     def __init__(self, clients: Sequence[Any], **of_metadata: bool) -> None:
-        """`of_metadata`: arguments of the clients' calls for metadata."""
         self._clients, self._of_metadata = clients, of_metadata
         self._inputs: dict[tuple[str, int], list[Any]] = {}
         self._tells_worker: set[str] = set()
@@ -92,8 +85,7 @@ class Sender(ABC):
                 ]
 
     @abstractmethod
-    def _input(self, name: str, array: np.ndarray[Any, Any], datatype: str) -> Any:
-        """The protocol's own form of one tensor."""
+    def _input(self, name: str, array: np.ndarray[Any, Any], datatype: str) -> Any: ...
 
     @abstractmethod
     async def send(self, model: str, rows: int, timeout_s: float, headers: Mapping[str, str]) -> CallResult:
@@ -101,7 +93,6 @@ class Sender(ABC):
         what the network or a server does."""
 
     async def close(self) -> None:
-        """Close the connections."""
         await asyncio.gather(*(client.close() for client in self._clients))
 
 

@@ -1,7 +1,5 @@
 """Numbers from latencies: quantiles, and intervals that respect that neighbours in time resemble each other."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

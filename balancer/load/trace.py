@@ -1,7 +1,5 @@
 """Recorded arrivals: a CSV file with a time column, and if it has them, model, rows and routing key."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import dataclasses
@@ -33,7 +31,6 @@ class Trace:
     rows: IntArray = dataclasses.field(default_factory=lambda: np.empty(0, dtype=np.int64))
     keys: tuple[str, ...] = ()
     numbers: Mapping[str, FloatArray] = dataclasses.field(default_factory=dict)
-    """Further columns that were asked for, by name."""
 
 
 def read_trace(path: pathlib.Path, numbers: Sequence[str] = ()) -> Trace:

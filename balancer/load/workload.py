@@ -17,8 +17,6 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModelMix:
-    """One model of the mix."""
-
     name: str
     weight: float = 1.0
     """Its share of the requests is its weight over the sum of weights; above 0."""
@@ -41,8 +39,6 @@ class ModelMix:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RowSizes:
-    """How many rows a request has: a distribution over batch sizes."""
-
     values: tuple[int, ...] = (1,)
     shares: tuple[float, ...] = (1.0,)
 
@@ -75,7 +71,6 @@ class LoadWorkload:
     """Requests in order of time: columns of shape `(n,)`."""
 
     models: tuple[str, ...]
-    """Names that `model` indexes."""
     time_s: FloatArray
     """Scheduled start, ascending, from the start of the run."""
     model: IntArray
@@ -94,11 +89,9 @@ class LoadWorkload:
             raise ValueError("time_s of a workload descends or is negative: sort the requests by time")
 
     def __len__(self) -> int:
-        """Return the number of requests."""
         return len(self.time_s)
 
     def until(self, end_s: float) -> LoadWorkload:
-        """The requests scheduled before `end_s`."""
         count = int(np.searchsorted(self.time_s, end_s))
         columns = (self.time_s[:count], self.model[:count], self.rows[:count], self.deadline_s[:count])
         return LoadWorkload(self.models, *columns, self.keys[:count])

@@ -4,8 +4,6 @@ Needs a C compiler (see `balancer.kernel.compiled.c_compiler`), and `kernel.h`, 
 compiled.
 """
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

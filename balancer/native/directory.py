@@ -1,7 +1,5 @@
 """Who may serve what, and where, as one file for the module; `layouts.py` declares what is in it."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from collections import OrderedDict
@@ -34,8 +32,6 @@ UNLISTED_MODEL = "\0"
 
 
 class Candidate(NamedTuple):
-    """A policy that may decide."""
-
     name: str
     needs_key: bool
     options: str
@@ -43,8 +39,6 @@ class Candidate(NamedTuple):
 
 
 class _Strings:
-    """Texts one after the other, each once."""
-
     def __init__(self) -> None:
         self.content = bytearray()
         self._at: dict[bytes, int] = {}
@@ -71,7 +65,6 @@ class Directory:
     def __init__(self, folder: Folder, state: SharedState, library: Library) -> None:
         self._folder, self._state, self._library = folder, state, library
         self.serial = 0
-        """Number of the directory that Envoys decide by."""
         self._basis: tuple[object, ...] | None = None
         """What that file was made of; None: of what does not hold any more."""
         self._policies: tuple[Policy | None, ...] = ()
@@ -92,11 +85,9 @@ class Directory:
 
     @property
     def any_compiled(self) -> bool:
-        """Whether one of them is, so that Envoys can decide at all."""
         return any(self._compiled)
 
     def list_endpoints(self, grpc: Mapping[str, str], http: Mapping[str, str]) -> None:
-        """The workers' `address:port`, by name."""
         self._grpc, self._http, self._basis = dict(grpc), dict(http), None
         self._names = {end: name for table in (grpc, http) for name, end in table.items()}
 
@@ -106,7 +97,6 @@ class Directory:
         self._headers, self._limits_tenants, self._basis = dataclasses.astuple(names), limits_tenants, None
 
     def share_splits(self, splits: Splits) -> None:
-        """Have Envoys draw by these, as they stand at each `publish`."""
         self._splits = splits
 
     def worker_at(self, endpoint: str) -> str:
@@ -114,7 +104,6 @@ class Directory:
         return self._names.get(endpoint, "")
 
     def policy_of(self, serial: int, decider: int) -> str:
-        """Name of the policy by which Envoys decided with that file, as `Decider`."""
         if decider in (Decider.STICKY, Decider.SEQUENCES):
             return STICKY.name
         known = self._deciders.get(serial)
@@ -128,7 +117,6 @@ class Directory:
         return known[1][number - 1] if known is not None and 1 <= number <= len(known[1]) else None
 
     def outdated(self) -> None:
-        """The file in force holds no more, whatever has changed."""
         self._basis = None
 
     def publish(self, fleet: Fleet, journal: Journal | None) -> None:
@@ -165,7 +153,6 @@ class Directory:
             self._deciders.popitem(last=False)
 
     def _candidates(self, fleet: Fleet, serial: int) -> tuple[Candidate, ...]:
-        """In the order of `Decider`."""
         (policy, baseline, new), (compiled, baseline_compiled, new_compiled) = self._policies, self._compiled
         return (
             self._candidate(fleet, policy, compiled, f"options-{serial}-policy"),
@@ -176,7 +163,6 @@ class Directory:
         )
 
     def _candidate(self, fleet: Fleet, policy: Policy | None, compiled: bool, file: str) -> Candidate:
-        """With its options in that file."""
         if policy is None:
             return Candidate("", False, "")
         found = answering(policy, Compiler())
@@ -240,7 +226,6 @@ class Directory:
 
 
 def _given_versions(fleet: Fleet, splits: Mapping[str, Split]) -> Iterator[tuple[str, str]]:
-    """What requests that name none may be for, and what is pinned."""
     for model, split in splits.items():
         yield from ((model, split.settings.old), (model, split.settings.new))
     for model, row in fleet.settings.models.items():
@@ -248,7 +233,6 @@ def _given_versions(fleet: Fleet, splits: Mapping[str, Split]) -> Iterator[tuple
 
 
 def _given(fleet: Fleet, splits: Mapping[str, Split], model: str, version: str, strings: _Strings) -> tuple[Any, ...]:
-    """The part of an entry that says which version a request without one gets."""
     if version or model not in splits:
         return 0, 0.0, 0, (0, 0) if version else strings.add(pinned_version(fleet, model)), (0, 0)
     split, number = splits[model], 1 + list(splits).index(model)

@@ -1,7 +1,5 @@
 """The module's own functions in this process: Envoys load the same library. See envoy/module/state.h."""
 
-from __future__ import annotations
-
 import ctypes
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,6 @@ from balancer.native.header import DIGEST
 
 PATH = Path(__file__).with_name("module.so")
 BUILD = "build it: python -m balancer.native.build"
-"""What to do where it does not fit."""
 
 _PLACE, _NUMBER, _REAL = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_double
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -54,8 +51,6 @@ class ModuleError(Exception):
 
 
 class Module:
-    """The library, loaded."""
-
     def __init__(self, kernel: Library, path: Path = PATH) -> None:
         """Load it.
 
@@ -81,5 +76,4 @@ class Module:
         return function
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """`balancer_state_NAME`."""
         return self._functions[name](*arguments)

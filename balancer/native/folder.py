@@ -63,7 +63,6 @@ class Folder:
             raise
 
     def rename(self, name: str, to: str) -> None:
-        """A file of this folder."""
         (self.path / name).replace(self.path / to)
 
     def keep_only(self, *names: str) -> None:
@@ -87,7 +86,6 @@ class Folder:
         return True
 
     def close(self) -> None:
-        """Let another balancer have it."""
         os.close(self._owner)
 
 

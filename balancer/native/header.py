@@ -5,8 +5,6 @@ what lies in shared memory, and the words of refusals. `DIGEST` tells the conten
 from another one is not loaded, and an Envoy that has such a module does not touch this balancer's files.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from collections.abc import Iterable, Iterator
@@ -143,7 +141,6 @@ def _deadlines() -> dict[str, str]:
 
 
 def _tables() -> dict[str, Iterable[str]]:
-    """Initialisers of arrays."""
     default = kserve.HeaderNames()
     return {
         "METHODS": [_kind(method, kind) for method, kind in kserve.METHODS.items()],

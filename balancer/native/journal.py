@@ -5,8 +5,6 @@ saw it has the state behind the columns, which are made here for many decisions 
 decision in Python calls.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import mmap
@@ -53,8 +51,6 @@ class TornError(Exception):
 
 
 class Member(NamedTuple):
-    """A worker that has a row."""
-
     name: str
     device: str
 
@@ -63,7 +59,6 @@ class DecisionBasis(NamedTuple):
     """What decisions by one directory rest on, beside what is recorded of each."""
 
     changes: int
-    """As `Fleet.changes`."""
     workers: tuple[Member, ...]
     weight: FloatArray
     name_hash: UintArray
@@ -82,8 +77,6 @@ def basis_of(fleet: Fleet, policy: Policy, baseline: Policy | None = None, new: 
 
 
 class JournalDecision(NamedTuple):
-    """What a policy decided."""
-
     at: int
     answered: Answered
     decision: Decision | None
@@ -102,8 +95,6 @@ class JournalRefusal(NamedTuple):
 
 
 class JournalOutcome(NamedTuple):
-    """A request ended."""
-
     at: int
     number: int
     at_s: float
@@ -165,24 +156,20 @@ class Journal:
         return self._module.call(f"journal_{name}", self._address, *arguments)
 
     def stand(self, serial: int, basis: DecisionBasis) -> None:
-        """Decisions by the directory of that number rest on this."""
         if self.caught_up:
             self._bases.clear()
         self._bases[serial] = basis
 
     @property
     def basis(self) -> DecisionBasis:
-        """The last one."""
         return self._bases[max(self._bases)]
 
     @property
     def written(self) -> int:
-        """How far it was written: bytes, ever."""
         return min(int(self._call("written")), self.read + JOURNAL_RING_BYTES)
 
     @property
     def caught_up(self) -> bool:
-        """Whether all of it was read."""
         return not self._left and int(self._call("written")) == self.read
 
     def dropped(self) -> int:
@@ -207,7 +194,6 @@ class Journal:
         del before
 
     def close(self) -> None:
-        """Let go of the file."""
         (self._folder.path / JOURNAL).unlink(missing_ok=True)
 
     def take(self, most_bytes: int) -> list[JournalEntry]:
@@ -242,7 +228,6 @@ class Journal:
         return count
 
     def _understand(self, content: bytes) -> tuple[list[JournalEntry], int]:
-        """What it says, and how much of it was whole."""
         raw: list[_RawDecision | JournalRefusal | JournalOutcome] = []
         at = 0
         while at + 8 <= len(content):
@@ -332,30 +317,25 @@ class _Seen(View):
 
     @column
     def report_age_s(self) -> FloatArray:
-        """See `FleetView`."""
         age_s: FloatArray = self._now_s - self._decision.reported_s
         return age_s
 
     @column
     def cached(self) -> FloatArray:
-        """See `FleetView`."""
         cached: FloatArray = self._decision.cached
         return cached
 
     @column
     def work_behind_s(self) -> FloatArray:
-        """See `FleetView`."""
         work_behind_s: FloatArray = self._decision.work_behind
         return work_behind_s
 
     @column
     def saving_s(self) -> FloatArray:
-        """See `FleetView`."""
         return np.where(self._keyed, self._saving_s(), 0.0)
 
 
 def _decisions(raw: Sequence[_RawDecision], basis: DecisionBasis) -> Iterator[JournalDecision]:
-    """Decisions of one basis."""
     n, count = len(basis.workers), len(raw)
     numbers = np.stack([each.numbers for each in raw], axis=1)
     _check(numbers.shape[-1] == n, f"{numbers.shape[-1]} of {n} workers")

@@ -3,8 +3,6 @@
 NumPy's types are aligned as C aligns them, and the header has the compiler check sizes and places.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields
 from enum import IntEnum, IntFlag
 from typing import Any, NamedTuple, get_args
@@ -21,31 +19,23 @@ from balancer.scheduler.events import Void
 SLOTS, OUTCOMES, LINES, SEATS = 65_536, 16_384, 1024, 64
 """Requests in flight, outcomes and lines that wait to be read, and Envoys, at most."""
 RINGS = ("outcomes", "canary_events", "lines")
-"""What waits to be read."""
 CANARY_EVENTS, OWED = 16_384, 4096
 """Decisions and ends that guard and rollout are to learn of, and numbers left to the balancer, at most."""
 ENDPOINT_BYTES = 64
 """Of an `address:port` with the zero that ends it."""
 ENDPOINT = f"S{ENDPOINT_BYTES}"
 SIDES = 2
-"""That may decide at a time."""
 MODEL_BYTES = 64
 """Of a model's name, for guard and rollout; what is longer is cut."""
 MOST_NAMED = 1 + MAX_FALLBACKS
-"""Workers named for a request."""
 VERSION_BYTES = MAX_VERSION_DIGITS + 1
 """Of a version that is written into requests, with a zero at its end."""
 VOIDS: tuple[Void, ...] = get_args(Void)
-"""Of an outcome's void."""
 ENDERS: tuple[By, ...] = get_args(By)
-"""Of an outcome's aborted."""
 NAMED_HEADERS = tuple(field.name for field in fields(HeaderNames))
-"""Headers that may say what a body does not, in order."""
 UNKNOWN_MODEL = -1
-"""In place of a column: the fleet has not that model."""
 DIRECTORY_MAGIC = int.from_bytes(b"irectory", "little")
 NO_ENTRY = -1
-"""In place of an entry of the directory."""
 
 
 class Source(IntEnum):
@@ -153,8 +143,6 @@ of which those with an axis of models are written for the request's."""
 
 
 class Struct(NamedTuple):
-    """One of C's structures."""
-
     name: str
     says: str
     fields: tuple[tuple[str, Any, str], ...]
@@ -162,7 +150,6 @@ class Struct(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """As NumPy has it."""
         return np.dtype([(name, kind) for name, kind, _ in self.fields], align=True)
 
 
@@ -396,4 +383,3 @@ SIZES = {
     **{"VERSION_BYTES": VERSION_BYTES, "ENDPOINT_BYTES": ENDPOINT_BYTES, "JOURNAL_RING_BYTES": JOURNAL_RING_BYTES},
     **{"JOURNAL_SEEN": sum(map(len, SEEN.values())), "UNKNOWN_MODEL": UNKNOWN_MODEL, "NO_ENTRY": NO_ENTRY},
 }
-"""Further numbers that C needs."""

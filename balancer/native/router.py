@@ -1,7 +1,5 @@
 """A router whose fleet state Envoys read and write too: everything here happens under their common lock."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -40,7 +38,6 @@ class SharedRouter:
     def __init__(
         self, policy: Policy, settings: Settings, seed: int, library: Library, module: Module, folder: Folder
     ) -> None:
-        """`OSError` where there is no room for what is shared."""
         self._router = router = Router(policy, settings, seed, Compiled(library, in_file(folder.path / FLEET_STATE)))
         self.fleet, self.outcomes = router.fleet, router.outcomes
         self.failures, self.failed = router.failures, router.failed
@@ -55,7 +52,6 @@ class SharedRouter:
         self._find_deciders()
         self._selector_feed = SelectorFeed(self.state)
         self.replaced = 0
-        """How often somebody kept the lock."""
         with self._locked():
             pass
 
@@ -79,12 +75,10 @@ class SharedRouter:
         self.state.serve(wanted and not self.not_deciding_because)
 
     def list_endpoints(self, grpc: Mapping[str, str], http: Mapping[str, str]) -> None:
-        """As `Directory.list_endpoints`."""
         with self._locked():
             self.directory.list_endpoints(grpc, http)
 
     def read_headers(self, names: HeaderNames, limits_tenants: bool = False) -> None:
-        """As `Directory.read_headers`."""
         with self._locked():
             self.directory.read_headers(names, limits_tenants)
 
@@ -170,7 +164,6 @@ class SharedRouter:
 
     @property
     def policy(self) -> Policy:
-        """See `Router`, as of all that follows."""
         return self._router.policy
 
     @property

@@ -1,7 +1,5 @@
 """Guard, rollout and shadow of decisions that Envoys make: what is written for Envoys, and what is read from them."""
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Callable, Iterable, Sequence
@@ -74,7 +72,6 @@ class SelectorFeed:
             self._tickets[number] = found, workers[row].name, at_s
 
     def _count(self, guard: Guard | None, side: int, watched: int) -> None:
-        """Decisions that were not reported, since they were quick."""
         if guard is not None:
             guard.were_quick(watched - self._watched[side])
         self._watched[side] = watched
@@ -117,7 +114,6 @@ class SelectorFeed:
         self.dropped([number for number, (_, at, _) in self._tickets.items() if at == worker])
 
     def dropped(self, numbers: Iterable[int]) -> None:
-        """Nobody expects the ends of these any more."""
         for number in numbers:
             ticket = self._tickets.pop(number, None)
             if ticket is not None:
@@ -144,7 +140,6 @@ def _side(side: Side) -> tuple[int, float, float]:
 
 
 def _packed(selector: PolicySelector, standing: Standing) -> bytes:
-    """As `SELECTOR`."""
     shadow = selector.shadow
     draws, share = (shadow.draws, shadow.share) if shadow is not None else (0, 0.0)
     values = 1, standing.draws, draws, standing.share, share, standing.until_s, standing.tickets_from_s

@@ -1,7 +1,5 @@
 """The state that a balancer shares: file `control` of its folder, with the lock over the fleet's state."""
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import math
@@ -39,7 +37,6 @@ class SharedState:
         self._read_lines = np.zeros(LINES, LINE)
         self._lines_share = 0.0
         self._counted = dict.fromkeys(COUNTS, 0)
-        """In files that were given up, as the next."""
         self._left: dict[str, list[npt.NDArray[Any]]] = {}
         self._owned = -1
         self._make(0)
@@ -74,7 +71,6 @@ class SharedState:
         return flying
 
     def close(self) -> None:
-        """To Envoys this balancer exists no more."""
         if self._owned >= 0:
             os.close(self._owned)
         self._owned = -1
@@ -84,12 +80,10 @@ class SharedState:
         return bool(self._call("lock", int(WAIT_S * 1e9)))
 
     def unlock(self) -> None:
-        """Let others have it."""
         self._call("unlock")
 
     @property
     def next(self) -> int:
-        """Number of the next decision."""
         return int(self._call("number"))
 
     @next.setter
@@ -105,15 +99,12 @@ class SharedState:
         return number
 
     def digest(self, content: mmap.mmap) -> int:
-        """By which the module knows what was written here from anything else."""
         return int(self._module.call("digest", ctypes.addressof(ctypes.c_char.from_buffer(content)), len(content)))
 
     def publish(self, serial: int) -> None:
-        """Let Envoys use the directory of that number."""
         self._call("publish", serial)
 
     def beat(self) -> None:
-        """Give a sign of life."""
         self._call("beat")
 
     def serve(self, serving: bool) -> None:
@@ -125,12 +116,10 @@ class SharedState:
         self._call("row_removed", row)
 
     def counts(self) -> dict[str, int]:
-        """What the module counted."""
         return {name: self._counted[name] + int(self._call("count", place)) for place, name in enumerate(COUNTS)}
 
     @property
     def in_flight(self) -> int:
-        """Requests that Envoys counted in and not yet out."""
         return int(self._call("in_flight"))
 
     def outcomes(self) -> Iterator[npt.NDArray[Any]]:

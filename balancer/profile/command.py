@@ -1,7 +1,5 @@
 """`balancer profile`: how long do a Triton's models take, by batch size?"""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 
@@ -43,7 +41,6 @@ def _sizes(_: click.Context, parameter: click.Parameter, text: str) -> tuple[int
 
 
 def _with_port(_: click.Context, parameter: click.Parameter, text: str) -> str:
-    """`HOST[:PORT]` as `HOST:PORT`."""
     try:
         has_port = ":" in text.rpartition("]")[2]
         return join_address(*split_address(text if has_port else f"{text}:{_GRPC_PORT}"))

@@ -47,8 +47,6 @@ class Sweep:
 
 
 class Profiler:
-    """One server, by its gRPC port."""
-
     def __init__(self, address: str, sweep: Sweep, on_point: Callable[[str, ProfilePoint], None]) -> None:
         """`address` is `host:port`; `on_point` hears of each batch size when it is done."""
         self._address = address
@@ -59,7 +57,6 @@ class Profiler:
         """Models to which other clients sent meanwhile: their times may include waiting for each other."""
 
     def close(self) -> None:
-        """Close the connection."""
         self._client.close()
 
     def profile(self, device: str, models: Sequence[str]) -> Profile:
@@ -171,19 +168,15 @@ class Profiler:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What is known of a model before it is measured."""
-
     model: str
     version: str
     max_batch_size: int
     """As configured; 0: it does not batch."""
     instances: int
     batches: Mapping[int, list[triton.InferInput]]
-    """Inputs by rows."""
 
 
 def _nanoseconds(seconds: float) -> float:
-    """Rounded to what Triton counts in."""
     return round(float(seconds), 9)
 
 
@@ -223,7 +216,6 @@ def _inputs(model: str, declared: Sequence[InputShape], rows: int, config: Any) 
 
 
 def _growth(before: Mapping[int, Seconds], after: Mapping[int, Seconds]) -> dict[int, Seconds]:
-    """What was executed in between, by rows."""
     grown = {}
     for rows, (executions, total_s, input_s) in after.items():
         executions_before, total_before_s, input_before_s = before.get(rows, (0, 0.0, 0.0))

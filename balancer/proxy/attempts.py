@@ -1,7 +1,5 @@
 """Sends an inference to a worker, again where that may help, and tells the router how each attempt ended."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections import Counter
@@ -38,7 +36,6 @@ from policies.base import Request
 from policies.hashing import mix, unit
 
 _NO_CONNECTION = "failed to connect to all addresses"
-"""How gRPC begins its words where nothing was sent."""
 _UNREACHED = "no connection to a worker; retry later"
 _NOT_TAKEN = "the worker stopped before it began with the request; retry later"
 _SLOW_SHARE = 0.95
@@ -50,8 +47,6 @@ Found = TypeVar("Found")
 
 
 class AttemptObserver(Protocol):
-    """Is called with what became of requests."""
-
     def placed(self, arrived: Arrived, decision: Decision | None, error: RoutingError | None, seconds: float) -> None:
         """A worker was picked, or none, in that many seconds."""
 
@@ -62,7 +57,6 @@ class AttemptObserver(Protocol):
 @dataclass(slots=True)
 class Clocks:
     now: Callable[[], float]
-    """The router's."""
     stopwatch: Callable[[], float]
 
 
@@ -85,8 +79,6 @@ class Share:
 
 
 class Attempts:
-    """All that are under way at the workers."""
-
     def __init__(
         self,
         router: AnyRouter,
@@ -349,7 +341,6 @@ class Attempts:
 
 
 def failed(error: grpc.aio.AioRpcError, worker: str) -> ProxyAnswer:
-    """What an error of a worker, or of the way to it, is to the client."""
     code, details = error.code().value[0], error.details() or ""
     if code == UNAVAILABLE and details.startswith(_NO_CONNECTION):
         return ProxyAnswer(UNAVAILABLE, _UNREACHED, worker=worker, unexecuted=True, by="worker")

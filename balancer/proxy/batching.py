@@ -4,8 +4,6 @@ Only what is certain to be right is joined: tensors as raw bytes whose lengths f
 memory. All else goes alone, so that Triton itself says what is wrong with it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections import Counter
@@ -37,8 +35,6 @@ class UnlikeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Joinable:
-    """A request that may be joined with those of its kind."""
-
     message: service_pb2.ModelInferRequest
     rows: int
     kind: Kind
@@ -75,7 +71,6 @@ def _is_plain(tensor: service_pb2.ModelInferRequest.InferInputTensor, content: b
 
 
 def join(requests: Sequence[Joinable]) -> bytes:
-    """One request for all of them, which are of one kind."""
     first = requests[0].message
     whole = service_pb2.ModelInferRequest(model_name=first.model_name, model_version=first.model_version)
     whole.outputs.extend(first.outputs)
@@ -172,7 +167,6 @@ class _Group:
     members: list[_Member] = field(default_factory=list)
     rows: int = 0
     seen: int = 1
-    """Members at the last look."""
 
 
 class Batching:
@@ -192,7 +186,6 @@ class Batching:
         self._settings = ProxySettings()
         self._open: dict[Kind, _Group] = {}
         self._out: Counter[Kind] = Counter()
-        """Groups that were sent and have no answer yet."""
         self._running: set[asyncio.Task[None]] = set()
 
     def configure(self, settings: ProxySettings) -> None:

@@ -1,7 +1,5 @@
 """What is known of attempts lately: circuit breakers, and how long a model's inferences took."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
@@ -30,7 +28,6 @@ class Breakers:
         self.opened = 0
 
     def shut(self, model: str, now_s: float) -> frozenset[str]:
-        """Workers that are to get no request for the model now."""
         there = self._of.get(model)
         if not there or not self._failures:
             return frozenset()
@@ -76,7 +73,6 @@ class Breakers:
                 del self._of[model]
 
     def states(self) -> dict[tuple[str, str], str]:
-        """Of each that is not closed, by model and worker."""
         return {
             (model, worker): "open" if breaker.probe is None else "half_open"
             for model, there in self._of.items()
@@ -95,8 +91,6 @@ _ENOUGH = 50
 
 
 class AttemptLatencies:
-    """The latest of each model."""
-
     def __init__(self) -> None:
         self._of: dict[str, tuple[deque[float], list[float]]] = {}
 

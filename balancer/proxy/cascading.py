@@ -1,7 +1,5 @@
 """Names that several models serve: by what is left of the time, or by how sure the faster ones are."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections import Counter
@@ -23,7 +21,6 @@ from balancer.proxy.settings import ConfidenceCascadeSection, ProxySettings
 from policies.base import Request
 
 MOST_BYTES = 2**18
-"""Of the output that is read."""
 _OUTPUT, _RAW = 5, 6
 """Of ModelInferResponse."""
 _NAME = 1
@@ -103,8 +100,6 @@ _ANSWER_SHARE, _LEAST_ANSWER_S, _MOST_ANSWER_S = 0.1, 0.01, 0.1
 
 @dataclass(slots=True)
 class CascadeStep:
-    """The model that is asked now, or gave the answer."""
-
     arrived: Arrived
 
 
@@ -120,7 +115,6 @@ class Cascades:
         self._settings = settings
 
     def has(self, name: str) -> bool:
-        """Whether several models may serve this name."""
         return name in self._settings.proxy.cascades or name in self._settings.proxy.confidence_cascades
 
     async def infer(self, step: CascadeStep, execute: Execute) -> ProxyAnswer:

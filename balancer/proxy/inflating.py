@@ -46,15 +46,12 @@ class Room:
         self._of, self._bytes = of, size_bytes
 
     def shrink(self, size_bytes: int) -> None:
-        """It takes so much, no more."""
         given_back = max(0, self._bytes - size_bytes)
         self._bytes -= given_back
         self._of.give_back(given_back)
 
 
 class Inflating:
-    """The room of one process."""
-
     def __init__(
         self,
         most_bytes: int,
@@ -62,7 +59,6 @@ class Inflating:
         total_bytes: int = bounds.MAX_INFLATED_TOTAL_BYTES,
         most_wait_s: float = _MOST_WAIT_S,
     ) -> None:
-        """`most_bytes`: that one message may have, inflated."""
         self.most_bytes = most_bytes
         self._message_bytes = min(most_bytes, total_bytes)
         self._free_bytes = total_bytes
@@ -190,7 +186,6 @@ def _not_of_its_encoding(request: web.BaseRequest) -> RefusedInputError:
 
 
 def is_compressed(metadata: Metadata) -> bool:
-    """Whether a request by gRPC may have messages that are."""
     return any(name == COMPRESSED_HEADER and value != _PLAIN for name, value in metadata)
 
 

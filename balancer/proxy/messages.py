@@ -1,7 +1,5 @@
 """What passes through the proxy: a request as it came, and its answer as it goes back; tensors as KServe has them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +21,6 @@ STREAM = f"{SERVICE}ModelStreamInfer"
 OK, CANCELLED, DEADLINE_EXCEEDED, ALREADY_EXISTS, RESOURCE_EXHAUSTED, UNAVAILABLE = 0, 1, 4, 6, 8, 14
 INVALID_ARGUMENT, INTERNAL = INVALID_CODES[1], INTERNAL_CODES[1]
 CODE_OF = {status.value[0]: status for status in grpc.StatusCode}
-"""gRPC's own objects, by number."""
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -40,14 +37,11 @@ class Arrived:
     call: Call
     data: bytes
     metadata: Metadata
-    """That goes on to the worker."""
     deadline_s: float = math.inf
     """By the proxy's clock: when its client stops waiting."""
     repeatable: bool = False
-    """Whether it may be executed twice without harm."""
     hedged: bool = False
     id_spans: tuple[tuple[int, int], ...] = ()
-    """Where the message says its id."""
     in_memory: bool = False
     """Whether a tensor of it may be in shared memory: then it shares no execution, and has no second one."""
     cascaded: bool = False
@@ -72,7 +66,6 @@ class ProxyAnswer:
     """Of the worker's answer; NaN: none is a measure of it."""
     policy: str = ""
     streamed_bytes: int = 0
-    """Of a stream's messages."""
 
     @property
     def received_bytes(self) -> int:
@@ -91,7 +84,6 @@ def refusal(error: RoutingError) -> ProxyAnswer:
 
 
 def pushback(answer: ProxyAnswer, wait_s: float) -> ProxyAnswer:
-    """The same, with the time after which the client should try again."""
     trailing = (*answer.trailing, (PUSHBACK, str(max(1, round(wait_s * 1000)))))
     return ProxyAnswer(answer.code, answer.details, trailing=trailing, unexecuted=answer.unexecuted)
 
@@ -106,9 +98,7 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
 }
-"""Of the types that JSON can carry beside text."""
 ONLY_BINARY = ("FP16", "BF16")
-"""Types that it cannot."""
 SIZES: Mapping[str, int] = {name: dtype.itemsize for name, dtype in DTYPES.items()} | dict.fromkeys(ONLY_BINARY, 2)
 """Bytes of an element."""
 MOST_RANK = 32

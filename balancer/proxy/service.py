@@ -60,16 +60,12 @@ REPEATABLE_HEADER = "x-repeatable"
 
 
 class ProxyListener(AttemptObserver, Protocol):
-    """Is called with what the service did."""
-
     def answered(self, arrived: Arrived, answer: ProxyAnswer, sent_bytes: int, stream: bool) -> None:
         """A request ended; `sent_bytes`: of its client's messages."""
 
-    def over_limit(self) -> None:
-        """A request was refused because its tenant sends too many."""
+    def over_limit(self) -> None: ...
 
-    def refused(self, error: OutOfBoundsError) -> None:
-        """A request was refused because a field of it was out of bounds."""
+    def refused(self, error: OutOfBoundsError) -> None: ...
 
 
 class RefusedError(Exception):
@@ -104,7 +100,6 @@ class Proxy:
         self._splits, self._version_of = splits, version_of
         self._under_way = 0
         self.leaving = False
-        """Whether the process is about to stop."""
 
     @property
     def ready(self) -> bool:
@@ -266,7 +261,6 @@ class Proxy:
         )
 
     def refuse(self, error: OutOfBoundsError) -> NoReturn:
-        """Refuse a request of which a field is out of bounds, and count it."""
         self._listener.refused(error)
         raise RefusedError(ProxyAnswer(INVALID_ARGUMENT, str(error))) from error
 
@@ -300,7 +294,6 @@ class Proxy:
         )
 
     def _given_up(self, arrived: Arrived) -> ProxyAnswer:
-        """Of a request whose client is gone, or waits no longer."""
         late = self._clocks.now() >= arrived.deadline_s
         by: By = "deadline" if late else "client"
         return ProxyAnswer(DEADLINE_EXCEEDED if late else CANCELLED, by=by)

@@ -3,8 +3,6 @@
 The text under a field is its documentation, in `docs/config.md` too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Self

@@ -52,7 +52,6 @@ class Callers:
         self._left_out = _OF_THE_WAY | {*settings.proxy.ignored_headers, names.rows, names.priority, names.deadline}
 
     def headers(self, arrived: Arrived) -> Metadata:
-        """Those that count, as they go on to the worker."""
         there = frozenset(arrived.metadata)
 
         def counts(name: str, value: str | bytes) -> bool:
@@ -82,7 +81,6 @@ Key = tuple[object, ...]
 
 _MOST_OF_TENANT = 0.5
 _OVERHEAD_BYTES = 512
-"""Of an entry of the cache, beside its answer."""
 
 
 class Cache(Generic[Kept]):
@@ -109,7 +107,6 @@ class Cache(Generic[Kept]):
         return kept
 
     def put(self, key: Hashable, kept: Kept, size_bytes: int, until_s: float) -> None:
-        """Keep an answer until then, if it fits at all."""
         size_bytes += _OVERHEAD_BYTES
         before = self._entries.pop(key, None)
         if before is not None:
@@ -143,7 +140,6 @@ class Once(Generic[Running, Kept]):
         self.kept_bytes = 0
         self._entries: dict[Key, Entry[Running, Kept]] = {}
         self._answers: dict[Key, None] = {}
-        """Of entries with an answer, oldest first."""
         self._ends: list[tuple[float, int, Key]] = []
         self._ended = 0
         self._of_tenant: Counter[str] = Counter()
@@ -203,7 +199,6 @@ class Once(Generic[Running, Kept]):
 
 
 _LONGEST_S = 600.0
-"""Of an execution that goes on although its client has left."""
 _CACHE_CONTROL = "cache-control"
 _UNSHARED = {"no-cache", "no-store"}
 _GONE = "this request was executed before, and its answer is no longer kept"
@@ -211,22 +206,19 @@ _FULL = "too many request ids are remembered; retry later, or send the request w
 
 
 class Unary(Protocol):
-    async def infer(self, arrived: Arrived) -> ProxyAnswer:
-        """The answer to one."""
+    async def infer(self, arrived: Arrived) -> ProxyAnswer: ...
 
 
 class Flight:
     """One execution, and those who wait for it. Each may leave without the others noticing."""
 
     def __init__(self, work: Coroutine[Any, Any, ProxyAnswer], *, goes_on: bool) -> None:
-        """`goes_on`: also when nobody waits any more."""
         self._task = asyncio.create_task(work)
         self._goes_on = goes_on
         self._waiting = 0
 
     @property
     def over(self) -> bool:
-        """Whether nobody can join any more."""
         return self._task.done() or self._task.cancelling() > 0
 
     async def answer(self) -> ProxyAnswer:
@@ -261,7 +253,6 @@ class Sharing:
         return await self._equal(arrived, model)
 
     async def _once(self, arrived: Arrived, model: ModelProxySection) -> ProxyAnswer:
-        """Execute an id's request, unless it was or is being executed."""
         key = (*self._caller(arrived), arrived.call.triton_request_id, digest(arrived.data))
         while True:
             entry = self.once.find(key, self._clocks.now())
@@ -350,7 +341,6 @@ class Sharing:
         return arrived.call.request.tenant, arrived.call.request.model, self._callers.key(arrived)
 
     def _without_deadline(self, arrived: Arrived) -> Arrived:
-        """Whoever waits ends the wait by himself."""
         return replace(arrived, deadline_s=self._clocks.now() + _LONGEST_S)
 
 

@@ -1,7 +1,5 @@
 """A stream of inferences between its client and the one worker that its first message led to."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from typing import Any
@@ -31,8 +29,6 @@ async def _send(rpc: Any, message: bytes) -> bool:
 
 
 class RelayedStream:
-    """One stream, from its pick to its end."""
-
     def __init__(
         self, attempts: Attempts, clocks: Clocks, tenants: TenantLimits, arrived: Arrived, client: Context
     ) -> None:
@@ -40,7 +36,6 @@ class RelayedStream:
         self._attempts, self._clocks, self._tenants = attempts, clocks, tenants
         self._arrived, self._client = arrived, client
         self.received_bytes = 0
-        """From the client, after its first message."""
         self._sent_bytes = 0
         self._writing = asyncio.Lock()
 

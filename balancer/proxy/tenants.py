@@ -1,7 +1,5 @@
 """What each tenant may still send, by whichever way its requests come."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,8 +17,6 @@ _MOST_TENANTS = 10_000
 
 @dataclass(slots=True)
 class _Bucket:
-    """What a tenant has left."""
-
     requests: float
     rows: float
     at_s: float
@@ -31,7 +27,6 @@ class TenantLimits:
     seen longest ago are forgotten, and so have a full bucket."""
 
     def __init__(self, now: Callable[[], float], over_limit: Callable[[], None]) -> None:
-        """`over_limit` is called for each request that is turned away."""
         self._now, self._over_limit = now, over_limit
         self._buckets: dict[str, _Bucket] = {}
         self.configure(ProxySettings())

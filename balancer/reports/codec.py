@@ -5,8 +5,6 @@ statistics) cross it only when they changed. A report that was never written to 
 one is encoded against what was.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -27,7 +25,6 @@ class ReportEncoder:
         self._carried: dict[_Key, ModelReport] = {}
 
     def encode(self, report: Report) -> report_pb2.WorkerReport:
-        """The message for `report`, on the understanding that it is written next."""
         models = {(model.model, model.version): model for model in report.models}
         everything = report.incarnation != self._incarnation or models.keys() != self._carried.keys()
         if everything:
@@ -61,7 +58,6 @@ class ReportEncoder:
 
 
 def in_flight_of(counts: Iterable[tuple[str, int]]) -> list[report_pb2.InFlight]:
-    """Requests in flight by model, as messages."""
     return [report_pb2.InFlight(model=model, requests=requests) for model, requests in counts]
 
 

@@ -1,7 +1,5 @@
 """Receives the report streams of all agents: the gRPC service `balancer.telemetry.v1.Reports`."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -39,7 +37,6 @@ SERVER_OPTIONS = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
     ("grpc.max_receive_message_length", bounds.MAX_REPORT_BYTES),
 )
-"""For the server that the collector is added to."""
 OWN_SERVER_OPTIONS = (("grpc.max_concurrent_streams", bounds.MAX_STREAMS_PER_CONNECTION),)
 """Beside those, for a server of reports alone: Envoy opens a stream of ext_proc for each request."""
 
@@ -98,15 +95,12 @@ class _Stream:
     received: int = 0
     answered: int = 0
     draining: bool = False
-    """What its last report said."""
     received_s: float = 0.0
-    """On the loop's clock."""
     ended: _EndedError | None = None
     """Why its task was cancelled, where that was our doing."""
     timer: asyncio.TimerHandle | None = None
     acknowledged_s: float = -math.inf
     granted_pause_s: float = 0.0
-    """By the last acknowledgement."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """gRPC takes one message after the other."""
     writing: asyncio.Future[None] | None = None
@@ -130,7 +124,6 @@ class _Stream:
             self.end(grpc.StatusCode.DEADLINE_EXCEEDED, f"no report for {self.silence_s} s")
 
     def end(self, code: grpc.StatusCode, why: str) -> None:
-        """End it from outside its own task."""
         if self.ended is None:
             self.ended = _EndedError(code, why)
             self.task.cancel()
@@ -156,7 +149,6 @@ class _Stream:
             await asyncio.shield(self.writing)
 
     async def written(self) -> None:
-        """Return once what was being written is, or cannot be."""
         if self.writing is not None and not self.writing.done():
             await asyncio.wait({self.writing}, timeout=_LAST_WRITE_S)
         if self.writing is not None and self.writing.done() and not self.writing.cancelled():
@@ -222,7 +214,6 @@ class Collector:
         self._streams: set[_Stream] = set()
         self._acknowledging: set[asyncio.Task[None]] = set()
         self._speakers: dict[str, _Stream] = {}
-        """The stream that each worker is."""
         self._throttle = LogThrottle(time.monotonic)
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -268,7 +259,6 @@ class Collector:
         await context.abort(ended.code, ended.why)
 
     async def wake(self) -> None:
-        """Requests flow from now on: wake the agents that may pause."""
         for count, stream in enumerate([each for each in self._streams if each.granted_pause_s], 1):
             acknowledging = asyncio.create_task(self._acknowledge(stream))
             self._acknowledging.add(acknowledging)

@@ -1,7 +1,5 @@
 """The agent's streams: one to each replica of the balancer, each broken, slow or gone without harm to the others."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

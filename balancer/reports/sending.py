@@ -1,7 +1,5 @@
 """The agent's stream of reports to one balancer."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math
@@ -55,7 +53,6 @@ _CHANNEL_OPTIONS = (
 )
 
 _LONGEST_PAUSE_S = 1.0
-"""That a balancer may ask for."""
 _QUESTION = report_pb2.WorkerReport(question=True)
 
 _Method = grpc.aio.StreamStreamMultiCallable[report_pb2.WorkerReport, report_pb2.ReportAck]
@@ -92,9 +89,7 @@ class Replica:
         self.pause_s = _LONGEST_PAUSE_S
         """Seconds that may pass between two reports; 0: as few as can be. Where there is no stream, nobody waits."""
         self._question_due = False
-        """Whether a question is to be sent."""
         self._questions = 0
-        """Questions of this stream."""
         self._answered = -1
         """Of them; -1: the balancer has not said that it answers any."""
         self._odd = False
@@ -104,7 +99,6 @@ class Replica:
 
     @property
     def connected(self) -> bool:
-        """Whether the balancer acknowledged a report of late."""
         return asyncio.get_running_loop().time() - self._acknowledged_s < _CONNECTED_WITHIN_S
 
     @property
@@ -114,7 +108,6 @@ class Replica:
 
     @property
     def owes(self) -> bool:
-        """Whether a question is without an answer."""
         return self.connected and 0 <= self._answered < self._questions
 
     def ask(self) -> bool:
@@ -131,7 +124,6 @@ class Replica:
         self._wake.set()
 
     async def run(self) -> None:
-        """Stream until cancelled, or broken and not wanted any more."""
         pause_s = _FIRST_PAUSE_S
         loop = asyncio.get_running_loop()
         while self.wanted:
@@ -150,7 +142,6 @@ class Replica:
             pause_s = min(2 * pause_s, _LAST_REFUSED_PAUSE_S if failure.code in _REFUSALS else _LAST_PAUSE_S)
 
     async def _connection(self) -> StreamFailure:
-        """One connection and its stream, until it breaks, or why there is none."""
         try:
             channel = await self._channel()
         except OperatorError as error:

@@ -1,7 +1,5 @@
 """What keeps an agent from a balancer, in words: cause and remedy, logged once and again each minute while it lasts."""
 
-from __future__ import annotations
-
 import logging
 import math
 from dataclasses import dataclass
@@ -48,7 +46,6 @@ _ENDED = {
     grpc.StatusCode.ABORTED: "taken over",
     grpc.StatusCode.DEADLINE_EXCEEDED: "the balancer heard nothing in time; is this machine overloaded?",
 }
-"""How a balancer ends a stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +53,6 @@ class StreamFailure:
     cause: str
     """With the remedy; the same for the same cause."""
     details: str = ""
-    """As gRPC or the balancer put it."""
     code: grpc.StatusCode | None = None
 
 
@@ -77,8 +73,6 @@ def explain(code: grpc.StatusCode, details: str, shown: str) -> StreamFailure:
 
 
 class StreamStatus:
-    """What the log says of the way to one balancer."""
-
     def __init__(self, address: str) -> None:
         self._address = address
         self._cause = ""

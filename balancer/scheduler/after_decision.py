@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 
 class Decision(NamedTuple):
-    """Where a request goes, and how that came about."""
-
     number: int
     worker: str
     fallbacks: tuple[str, ...]
@@ -36,7 +34,6 @@ class Answered(NamedTuple):
     """What a decision rests on. The view shows it only until the pick is counted."""
 
     request: Request
-    """With its number."""
     subset: Collection[str] | None
     view: LiveView
     policy: Policy
@@ -46,7 +43,6 @@ class Answered(NamedTuple):
     """Whether they are the policy's; False: they were replaced by the least pending worker."""
     at_s: float
     role: Role = "in_force"
-    """What the policy is there for."""
 
 
 class DecisionObserver(Protocol):
@@ -60,10 +56,7 @@ class DecisionObserver(Protocol):
 
 
 class Decided(NamedTuple):
-    """What a decision was made of."""
-
     request: Request
-    """With its number."""
     number: int
     subset: Collection[str] | None
     column: int
@@ -73,11 +66,9 @@ class Decided(NamedTuple):
     one: int
     choice: Selection | None
     seconds: float
-    """That it took."""
 
 
 def in_names(router: Router, request: Request, number: int, policy: Policy, picked: Picked, now_s: float) -> Decision:
-    """The decision of that number."""
     names = router.fleet.names
     fallbacks = () if request.sequence else tuple(map(names.__getitem__, picked.fallbacks))
     return new_tuple(Decision, (number, names[picked.worker], fallbacks, picked.propensity, policy.name, now_s))

@@ -1,7 +1,5 @@
 """What a router is to whoever sends requests by it: this balancer's alone, or one that Envoys decide beside."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection
 from typing import Protocol

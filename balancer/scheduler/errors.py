@@ -1,7 +1,5 @@
 """Why a request gets no worker. Front ends map each to their protocol's codes, once."""
 
-from __future__ import annotations
-
 
 class RoutingError(Exception):
     """No worker for this request; the message is for the client."""

@@ -1,7 +1,5 @@
 """What the router takes in. Events are facts with no clock in them: time comes beside them, as `now_s`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -34,8 +32,6 @@ class WorkersAdded:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRemoved:
-    """Discovery no longer lists the worker."""
-
     worker: str
 
 
@@ -96,8 +92,6 @@ class ReportsLost:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """This balancer picked a worker for a request."""
-
     number: int
     worker: str
     model: str

@@ -1,7 +1,5 @@
 """Which workers exist, what each can serve, and the estimators' state of each; fed by events alone."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -39,7 +37,6 @@ class Fleet:
         self.kernel = kernel or Kernel()
         self.workers: list[Worker] = []
         self.names: list[str] = []
-        """Theirs, in the order of the rows."""
         self.index: dict[str, int] = {}
         self.models: dict[str, int] = {}
         self._blocks = FleetBlock(self.kernel.memory, self.kernel.stamp)
@@ -249,7 +246,6 @@ class Fleet:
         self.kernel.fade(self, 0.0)
 
     def _take_identity(self, row: int, worker: Worker, event: Report) -> None:
-        """Readiness, loaded versions and the device: what eligibility rests on."""
         ready: dict[str, list[str]] = {}
         for model in event.models:
             if model.ready:
@@ -291,7 +287,6 @@ class Fleet:
         return lines, batches
 
     def in_flight_at(self, worker: str) -> dict[str, int]:
-        """Own requests there by model, without those that have none."""
         if worker not in self.index:
             return {}
         requests = self.queue.own_requests[self.index[worker]]
@@ -299,17 +294,14 @@ class Fleet:
         return {model: int(requests[column]) for model, column in self.models.items() if column in columns}
 
     def sent(self, worker: str, column: int, rows: float, now_s: float) -> None:
-        """Count a pick of ours in and take its token."""
         self.kernel.take(self, self.index[worker], column, rows, None, now_s)
 
     def ended(self, worker: str, column: int, rows: float, now_s: float) -> None:
-        """Count a request of ours out."""
         row = self.index.get(worker)
         if row is not None:
             self.kernel.count_out(self, row, column, rows, now_s)
 
     def finished(self, worker: str, column: int, rows: float, key: int | None, outcome: Finished, now_s: float) -> None:
-        """Count a request of ours out, and learn from its outcome."""
         row, by = self.index[worker], self.index.get(outcome.worker, -1)
         seconds = math.nan if outcome.latency_s is None else outcome.latency_s
         self.kernel.finish(self, row, column, rows, key, by, seconds, outcome.ok, now_s)
@@ -334,7 +326,6 @@ class Fleet:
         return self.models.get(model, self.models[ANY_MODEL])
 
     def knows(self, model: str) -> bool:
-        """Whether any worker has reported the model or the table names it."""
         return model in self.models or model in self.settings.models or not self.settings.reports_required
 
     def servable(self, model: str, version: str) -> BoolArray:
@@ -395,5 +386,4 @@ class Fleet:
         return mask
 
     def objections(self, worker: Worker, model: str, version: str) -> Iterator[str]:
-        """As `worker.objections`, by the settings in force."""
         return objections(worker, self.settings, model, version)

@@ -1,7 +1,5 @@
 """Requests with a key: who places them."""
 
-from __future__ import annotations
-
 import math
 
 from policies.base import Policy

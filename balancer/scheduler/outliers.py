@@ -6,8 +6,6 @@ requests to the same model and had few such errors. A policy that sees only requ
 fastest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -32,7 +30,6 @@ class _Row:
     errors: int = 0
     times: int = 0
     until_s: float = 0.0
-    """Left out until then."""
 
 
 @dataclass(slots=True)
@@ -50,7 +47,6 @@ class Outliers:
     def __init__(self) -> None:
         self._models: dict[str, _Model] = {}
         self._counted: dict[tuple[str, str], list[int]] = {}
-        """Answers and errors since the last tick, by model and worker."""
 
     def count(self, model: str, worker: str, good: bool, requests: int = 1) -> None:
         """Requests were answered, or failed by what may be the worker's fault and no client aimed at it."""

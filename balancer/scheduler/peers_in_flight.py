@@ -1,7 +1,5 @@
 """How many requests other balancers have in flight at each worker; the worker's agent passes the counts on."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Why a request gets no worker, in words for its client."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
@@ -15,10 +13,8 @@ class RefusalText(NamedTuple):
 
     error: type[RoutingError]
     text: str
-    """Template for `str.format`."""
 
     def of(self, **values: object) -> RoutingError:
-        """The error, with its words."""
         return self.error(self.text.format(**values))
 
 
@@ -42,7 +38,6 @@ HELD_LONG = RefusalText(Shed, "no worker had room for model {model!r} in {held_s
 
 
 def unknown(request: Request) -> RoutingError:
-    """No worker has the model, or that version."""
     words = UNKNOWN_VERSION if request.version else UNKNOWN
     return words.of(model=request.model, version=request.version)
 
@@ -61,5 +56,4 @@ def nobody(fleet: Fleet, request: Request) -> RoutingError:
 
 
 def shed(request: Request, policy: Policy) -> RoutingError:
-    """The policy gives the request to nobody."""
     return SHED.of(policy=policy.name, model=request.model)

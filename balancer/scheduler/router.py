@@ -4,8 +4,6 @@ No I/O, no clock, no random state: time is an argument, and the randomness of th
 seed and k, so the same seed, events and requests give the same decisions, bit for bit.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection
 from itertools import islice
@@ -46,8 +44,6 @@ EXPIRED_PER_TICK = 1000
 
 
 class InFlight(NamedTuple):
-    """A request that was sent, until its outcome is known."""
-
     worker: str
     column: int
     rows: float
@@ -65,8 +61,6 @@ def _drop(sent: InFlight | None) -> None:
 
 
 class Numbers(Protocol):
-    """Of decisions: each is taken once."""
-
     @property
     def next(self) -> int: ...
 
@@ -107,12 +101,10 @@ class Router:
 
     @property
     def next_number(self) -> int:
-        """Of the next request."""
         return self.numbers.next
 
     @property
     def settings(self) -> Settings:
-        """What is in force."""
         return self.fleet.settings
 
     def configure(self, policy: Policy, settings: Settings, selector: PolicySelector | None = None) -> None:
@@ -122,7 +114,6 @@ class Router:
         self.fleet.configure(settings)
 
     def observe(self, event: Event, now_s: float) -> None:
-        """Take in a fact, received at `now_s`."""
         match event:
             case Finished():
                 self._finished(event, now_s)
@@ -214,7 +205,6 @@ class Router:
         return self.refused(request.numbered(self.numbers.take()), error, now_s)
 
     def refused(self, request: Request, error: RoutingError, now_s: float) -> RoutingError:
-        """The same of a request that has its number."""
         if self.observer is not None:
             self.observer.refused(request, error, now_s)
         return error
@@ -267,7 +257,6 @@ class Router:
         return least(view.pending, view.eligible), False
 
     def count_failure(self, policy: str, failure: str, instead: str = LEAST_PENDING) -> None:
-        """A policy gave no valid answer, and another stood in."""
         self.failures[policy] += 1
         self.last_failure, self.failed[policy] = failure, (failure, instead)
 
@@ -286,7 +275,6 @@ class Router:
             view.mask = members
 
     def _check_limits(self, request: Request, column: int, mask: BoolArray, now_s: float) -> None:
-        """Raise as `route` does where nobody may be picked."""
         try:
             self._keep_within_limits(
                 request, LiveView(self.fleet, mask, column, float(request.rows), now_s, request.key)
@@ -295,7 +283,6 @@ class Router:
             raise self.refused(request, error, now_s) from None
 
     def refusal(self, request: Request, why: int) -> RoutingError:
-        """In words, why nobody may be picked by the last decision."""
         if why == NOBODY:
             known = not request.model or self.fleet.knows(request.model)
             return refusals.nobody(self.fleet, request) if known else refusals.unknown(request)
@@ -310,7 +297,6 @@ class Router:
         self.outcomes["expired"] += 1
 
     def _keep(self, number: int, sent: InFlight) -> None:
-        """Until its outcome comes, or nobody expects one any more."""
         if len(self._in_flight) >= bounds.MAX_IN_FLIGHT:
             self._expire(next(iter(self._in_flight)), sent.at_s)
         self._in_flight[number] = sent
@@ -340,7 +326,6 @@ class Router:
             self.fleet.finished(sent.worker, sent.column, sent.rows, sent.key, event, now_s)
 
     def in_flight_by_worker(self) -> Counter[str]:
-        """Requests that were sent from here and have not ended."""
         return Counter(sent.worker for sent in self._in_flight.values())
 
     def _end(self, number: int, now_s: float) -> InFlight | None:

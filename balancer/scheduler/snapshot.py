@@ -1,7 +1,5 @@
 """What the router knows, for people to read."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One worker beside the estimators' numbers, and what speaks against giving it a request."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -12,17 +10,13 @@ from balancer.scheduler.events import ModelReport
 
 @dataclass
 class Worker:
-    """What is known of one worker beside the estimators' numbers."""
-
     name: str
     weight: float = 1.0
     device: str = ""
     memory_bytes: int = 0
     zone: str = ""
     draining: bool = False
-    """Discovery says so."""
     stopping: bool = False
-    """Its agent says so."""
     ready: bool = False
     failing: frozenset[str] = frozenset()
     """Models at which it fails while others do not, see `outliers`."""
@@ -33,7 +27,6 @@ class Worker:
     utilisation: float = float("nan")
     memory_used_bytes: int = 0
     versions: dict[str, frozenset[str]] = field(default_factory=dict)
-    """Ready versions of each loaded model."""
     batches: dict[tuple[str, str, int], tuple[int, float]] = field(default_factory=dict)
     """The cumulative counters last seen for each (model, version, rows)."""
 
@@ -105,7 +98,6 @@ def objections(
 def table_objections(
     worker: Worker, row: ModelSettings | None, model: str, version: str, loaded: Collection[str]
 ) -> Iterator[str]:
-    """What the model table holds against a worker."""
     if row is None:
         return
     served = version or latest(loaded)

@@ -1,7 +1,5 @@
 """One balancer process: wires the parts together, and gives the router its clock."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import logging

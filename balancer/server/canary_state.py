@@ -42,7 +42,6 @@ class CanaryState:
         self._file = file
         self._before = {} if file is None else _read(file)
         self._about: dict[str, str] = {}
-        """By what is decided, what it is about: a verdict holds for exactly that."""
         self._written = self._before
         self._looked_s = -math.inf
         self._writer: OffLoop[None] = OffLoop(_LIMIT_S)
@@ -61,7 +60,6 @@ class CanaryState:
             logger.info("decided before the start: %s is %s", name, verdict.state, extra={"reason": verdict.words})
 
     def tick(self, selector: PolicySelector | None, splits: Splits, now_s: float) -> None:
-        """Have written what is decided, where that has changed."""
         if self._file is None or now_s - self._looked_s < _EVERY_S or (self._writing and not self._writing.done()):
             return
         self._looked_s = now_s
@@ -114,7 +112,6 @@ def _read(file: Path) -> _State:
 
 
 def _entry(each: Mapping[str, Any]) -> tuple[str, Verdict]:
-    """ValueError, TypeError or KeyError where it is none."""
     state, quiet_s = each["state"], float(each["quiet_s"])
     if state not in _STATES or not 0 <= quiet_s < math.inf:
         raise ValueError

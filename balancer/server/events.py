@@ -4,8 +4,6 @@ Others tell it of what they do. What nobody announces it looks for once a second
 that are refused, and policies that give no valid answer.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import deque
@@ -37,7 +35,6 @@ _MOST_NAMES = 5
 _SAME_S = 60.0
 """What repeats within that time is one event, counted on."""
 _LOOKED_AT = 10
-"""Of the newest events, how many it may repeat."""
 
 
 @dataclass(slots=True)
@@ -69,7 +66,6 @@ class EventLog:
 
 
 def some(names: Iterable[str]) -> str:
-    """A few of the names, and how many more there are."""
     listed = sorted(names)
     more = len(listed) - _MOST_NAMES
     return ", ".join(listed[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
@@ -79,7 +75,6 @@ _MOST_UNLISTED = 1000
 _LOOK_EVERY_S = 1.0
 _SHADOW_EVERY_S = 60.0
 _POLICY_EVERY_S = 10.0
-"""A policy may fail at every request."""
 
 
 class EventReporter(CanaryListener):
@@ -97,7 +92,6 @@ class EventReporter(CanaryListener):
         self._throttle = LogThrottle(clock, _POLICY_EVERY_S)
 
     def unlisted(self, worker: str) -> None:
-        """An agent reports on a worker that discovery does not list."""
         if worker in self._unlisted or len(self._unlisted) >= _MOST_UNLISTED:
             return
         self._unlisted.add(worker)

@@ -1,7 +1,5 @@
 """Internal errors where requests, outcomes and reports are handled: each is counted, few are logged."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Whether Envoy's listener serves yet: it needs endpoints, and to have found the balancer healthy, after it starts."""
 
-from __future__ import annotations
-
 import asyncio
 
 import aiohttp

@@ -1,7 +1,5 @@
 """Structured logs: one JSON object a line on stderr, or readable lines where that is a terminal."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sys

@@ -1,7 +1,5 @@
 """Memory of a process that serves for months."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 

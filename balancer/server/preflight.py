@@ -1,8 +1,6 @@
 """Opens what `serve` and Envoy would open, beyond the config file itself: the list of workers, certificates, the admin
 token, the decision log's folder."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import os

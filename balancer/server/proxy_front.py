@@ -1,7 +1,5 @@
 """The front end `proxy` of one process: its parts, wired."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -45,7 +43,6 @@ _COUNTED = {
     "compressed": "Compressed requests, by whether there was room to inflate them",
     "batches": "Joined requests that were sent, what was joined in them, and those that had to be sent apart",
 }
-"""What `Attempts.counts` holds."""
 _HTTP_OK = 200
 """That every answer of gRPC has."""
 
@@ -62,7 +59,6 @@ class ProxyFront:
         channels: Channels,
         holding: Holding | None = None,
     ) -> None:
-        """`ready` as of `Proxy`, `holding` as of `Attempts`."""
         self._forwards = config.forwards
         self._models = None if config.envoy.frontend == "proxy" else frozenset(config.envoy.forwarded)
         clocks, listener = Clocks(clock, time.perf_counter), _Outcomes(recorder, clock)

@@ -1,7 +1,5 @@
 """The last few seconds of traffic in numbers, for people."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Sequence
@@ -18,8 +16,6 @@ _MOST = 20_000
 
 
 class OutcomeKey(NamedTuple):
-    """What outcomes are told apart by, for people."""
-
     model: str
     worker: str
     """That served; empty: none."""
@@ -39,7 +35,6 @@ class RecentOutcomes(NamedTuple):
 class TrafficSummary:
     rate_per_s: float
     errors: int
-    """Those that a worker or the gateway failed."""
     p50_s: float | None
     """NaN (as JSON: null) where nothing was measured, as the next."""
     p99_s: float | None
@@ -78,7 +73,6 @@ class Recent:
 
 
 def summary(span_s: float, parts: Sequence[RecentOutcomes]) -> TrafficSummary:
-    """Of all these outcomes, within `span_s` seconds."""
     count = sum(len(part.latency_s) for part in parts)
     errors = sum(len(part.latency_s) for part in parts if not part.ok)
     p50_s, p99_s = _quantiles([part.latency_s for part in parts if part.ok])

@@ -1,7 +1,5 @@
 """Takes what ext_proc and Envoy's access log say of requests to the router, the metrics and the logs."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable
@@ -44,12 +42,9 @@ class _AwaitedPick(NamedTuple):
     answered: bool = False
     """Its worker is done; the rest of its outcome is awaited."""
     stopped: bool = False
-    """Its client does not send the rest of it."""
 
 
 class Recorder:
-    """Listens to the picks and to Envoy's access log."""
-
     def __init__(
         self,
         router: AnyRouter,
@@ -121,7 +116,6 @@ class Recorder:
         self.metrics.held.labels(self.metrics.model_label(request.model), how).observe(seconds)
 
     def failed_internally(self, error: Exception) -> None:
-        """Count an internal error that cost one request its answer, or one outcome."""
         self.internal_errors.caught("pick", error)
 
     def compare(
@@ -133,7 +127,6 @@ class Recorder:
             self.splits.ended(draw, latency_s, good, now_s)
 
     def _remember_late(self, gateway_id: str) -> None:
-        """Its pick may still come, and go nowhere."""
         if gateway_id:
             self._late[gateway_id] = None
             if len(self._late) > _MOST_LATE:
@@ -259,7 +252,6 @@ class Recorder:
         )
 
     def served(self, call: Call, served: Served) -> None:
-        """A gateway without our access log says how a request ended."""
         decision = served.decision
         self._awaited.pop(call.gateway_id, None)
         worker = self._picker.addresses.name(served.endpoint) if served.endpoint else decision.worker

@@ -33,8 +33,6 @@ object of one."""
 
 
 class Supervisor:
-    """Runs `count` processes that do `work`."""
-
     def __init__(self, count: int, work: Work) -> None:
         context = multiprocessing.get_context("spawn")
         self._children = [_Child(number, work, context) for number in range(count)]
@@ -82,9 +80,7 @@ class _Child:
         self._served_ever = False
         self._serving_since_s: float | None = None
         self._soon_dead = 0
-        """Starts in a row after which it died soon."""
         self._unserved = 0
-        """Starts in a row that did not get to serve."""
         self._start_s = 0.0
         self.failure = ""
         """Why it did not get to serve, in its own words; empty: it did, or did not say."""

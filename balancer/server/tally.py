@@ -1,7 +1,5 @@
 """Counts what became of requests, whoever tells of it: Envoy's access log, another gateway, or Envoy's module."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import isnan, nan
 from typing import NamedTuple
@@ -34,7 +32,6 @@ class Ended(NamedTuple):
     inference: bool
     """And no stream or question, so that its time is one of the worker's."""
     picked: bool
-    """By this balancer."""
     ok: bool
     void: Void
     by: By = ""
@@ -53,7 +50,6 @@ class Measured(NamedTuple):
     first_byte_s: Sequence[float]
     """NaN: none."""
     bytes_in: int = 0
-    """Of all together, as the next."""
     bytes_out: int = 0
 
 
@@ -67,12 +63,10 @@ class Tally:
         self._metrics.decision_duration.observe_all(seconds)
 
     def refused(self, reason: str, seconds: Sequence[float]) -> None:
-        """No workers were, in so much time each."""
         self._metrics.refusals.labels(reason).inc(len(seconds))
         self._metrics.decision_duration.observe_all(seconds)
 
     def invalid(self, field: str, count: int = 1) -> None:
-        """Nor for requests that were out of bounds."""
         self._metrics.refused_inputs.labels("request", field).inc(count)
         self._metrics.refusals.labels("invalid").inc(count)
 
@@ -107,7 +101,6 @@ class Tally:
         self._aborted(ended, count)
 
     def exemplify(self, ended: Ended, latency_s: float, trace: str) -> None:
-        """A request of those that were served has this trace, which was sampled."""
         if ended.ok and ended.worker and ended.inference and not isnan(latency_s):
             self._metrics.exemplify(ended.model, ended.worker, latency_s, trace)
 

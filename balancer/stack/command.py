@@ -1,7 +1,5 @@
 """`balancer up`: the whole stack on one machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

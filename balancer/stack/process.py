@@ -1,7 +1,5 @@
 """A process on this machine: started, watched and stopped by its own handle."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -34,7 +32,6 @@ class LocalProcess(ABC):
     """
 
     title: ClassVar[str]
-    """What messages call it."""
     exited: ClassVar[type[ProcessExitedError]] = ProcessExitedError
     log_path: Path
     """Standard output and error are appended there."""
@@ -60,7 +57,6 @@ class LocalProcess(ABC):
 
     @property
     def called(self) -> str:
-        """The name of this one in messages."""
         return self.title
 
     def _check_not_started(self) -> None:
@@ -130,30 +126,24 @@ class LocalProcess(ABC):
         await self._process.wait()
 
     def log_tail(self) -> str:
-        """The end of its log, introduced."""
         if not self.log_path.exists():
             return f"it left no log at {self.log_path}"
         lines = self.log_path.read_bytes()[self._log_start :].decode(errors="replace").splitlines()
         return "\n".join([f"its log ({self.log_path}) says:", *self._telling(lines)[-_LOG_TAIL_LINES:]])
 
     def _telling(self, lines: list[str]) -> list[str]:
-        """The lines of a log that tell why it ended."""
         return lines
 
 
 @dataclass(slots=True)
 class Child(LocalProcess):
-    """`balancer ARGUMENTS`, in this environment."""
-
     title: ClassVar[str] = "balancer"
     arguments: Sequence[str]
 
     @property
     def called(self) -> str:
-        """With its command."""
         return f"balancer {self.arguments[0]}"
 
     async def start(self) -> None:
-        """Spawn it."""
         self._check_not_started()
         await self._spawn(sys.executable, "-m", "balancer", *self.arguments, at_our_end="TERM")

@@ -4,8 +4,6 @@
 writes its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
@@ -63,7 +61,6 @@ def new_triton(
 
 
 def spec_of(triton: TritonServer) -> WorkerSpec:
-    """As discovery lists it."""
     return WorkerSpec(
         name=triton.name,
         address=triton.address,
@@ -78,25 +75,19 @@ class Stack:
     """Tritons with an agent each, a balancer of one or more processes, and Envoy."""
 
     directory: Path
-    """For logs."""
     _: KW_ONLY
     config: Config
     serve_arguments: Sequence[str]
-    """Of `balancer serve`, which make it serve by `config`."""
     tritons: list[TritonServer] = field(default_factory=list)
     agent_arguments: Sequence[str] = ()
-    """Further ones, for every agent."""
     envoy_arguments: Sequence[str] = ()
-    """Further ones, for Envoy."""
     envoy_threads: int = 2
     agents: list[Child] = field(default_factory=list, init=False)
-    """In the order of `tritons`."""
     balancer: Child = field(init=False)
     envoy: EnvoyProcess = field(init=False)
 
     @property
     def specs(self) -> list[WorkerSpec]:
-        """What discovery lists."""
         return [spec_of(triton) for triton in self.tritons]
 
     @property
@@ -106,11 +97,9 @@ class Stack:
 
     @property
     def log_path(self) -> Path:
-        """Of the balancer."""
         return self.directory / "balancer.log"
 
     def parts(self) -> dict[str, LocalProcess]:
-        """All processes that were started, by name."""
         made: dict[str, LocalProcess] = {
             name: getattr(self, name) for name in ("envoy", "balancer") if hasattr(self, name)
         }
@@ -167,12 +156,10 @@ class Stack:
         await self.tritons[number].start()
 
     async def start_agent(self, number: int) -> None:
-        """Start one in place of one that has ended."""
         self.agents[number] = self.new_agent(self.tritons[number])
         await self.agents[number].start()
 
     def new_envoy(self) -> EnvoyProcess:
-        """To be started."""
         return EnvoyProcess(
             options=bootstrap_options(self.config),
             log_path=self.directory / "envoy.log",
@@ -237,12 +224,10 @@ class Stack:
         return wanted <= {*await self.clusters()}
 
     async def clusters(self) -> list[str]:
-        """What Envoy tells of them, in lines."""
         async with aiohttp.ClientSession() as session, session.get(f"{self.envoy.admin_url}/clusters") as response:
             return (await response.text()).splitlines()
 
     def admin(self, process: int = 0) -> str:
-        """URL of the admin pages of one process."""
         return f"http://{self.config.listen.admin_address(process)}"
 
     async def get(self, page: str, process: int = 0) -> Any:
@@ -266,8 +251,6 @@ class Stack:
 
 @dataclass
 class OwnStack(Stack):
-    """A stack that writes its config file, with addresses at free ports."""
-
     config: Config = field(init=False)
     serve_arguments: Sequence[str] = field(init=False)
     processes: int = 1
@@ -278,7 +261,6 @@ class OwnStack(Stack):
     """Workers beside the Tritons; nobody here starts them."""
 
     def __post_init__(self) -> None:
-        """Find ports."""
         self.serve_arguments = ["--config", str(self.config_path)]
         self.addresses: dict[str, Any] = {
             "listen": {
@@ -297,21 +279,17 @@ class OwnStack(Stack):
 
     @property
     def specs(self) -> list[WorkerSpec]:
-        """What discovery lists."""
         return [*super().specs, *self.listed]
 
     @property
     def config_path(self) -> Path:
-        """Of the balancer."""
         return self.directory / "balancer.yaml"
 
     async def start(self) -> None:
-        """As of `Stack`, with the files that it needs."""
         self.prepare()
         await super().start()
 
     def prepare(self) -> None:
-        """Write the files that the balancer reads, for a start part by part."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self.list_workers(*self.specs)
         self.write_config(self.policy)
@@ -341,7 +319,6 @@ class OwnStack(Stack):
         )
 
     def list_workers(self, *specs: WorkerSpec) -> None:
-        """What discovery lists from now on."""
         replace_text(self.directory / "workers.yaml", dump_workers(specs))
 
 
@@ -357,7 +334,6 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections of later layers over those of earlier ones, field by field."""
     config: dict[str, Any] = {}
     for layer in layers:
         for section, value in layer.items():
@@ -391,5 +367,4 @@ async def read_samples(admin_url: str) -> list[Sample]:
 
 
 def sum_of(found: Iterable[Sample], name: str, **labels: str) -> float:
-    """The sum of the samples of that name that have the labels."""
     return sum(each.value for each in found if each.name == name and labels.items() <= each.labels.items())

@@ -6,8 +6,6 @@ NumPy 1 (with NumPy 2 it reads inputs as zeros and sends empty outputs, without 
 environment of their own, `triton-python` inside ours. Nothing here imports pytriton.
 """
 
-from __future__ import annotations
-
 import ctypes.util
 import functools
 import importlib.util
@@ -59,12 +57,9 @@ class TritonExitedError(ProcessExitedError):
 
 @dataclass(frozen=True, slots=True)
 class TritonInstallation:
-    """Where the parts of a runnable Triton lie."""
-
     executable: Path
     backend_directory: Path
     library_path: tuple[Path, ...]
-    """For LD_LIBRARY_PATH, in order."""
     python_directory: Path
     """First on PATH: the embedded Python finds its packages (NumPy) through the `python3` there."""
 
@@ -102,7 +97,6 @@ def find_triton(cache_directory: Path | None = None) -> TritonInstallation:
 
 
 def _wheel_directory() -> Path:
-    """The directory that the wheel was installed into."""
     remedy = "install it without its dependencies: pip install --no-deps nvidia-pytriton==0.7.0"
     spec = importlib.util.find_spec("pytriton")
     if spec is None or not spec.submodule_search_locations:
@@ -127,7 +121,6 @@ def _libpython_directories() -> tuple[Path, ...]:
 
 
 def _python_environment() -> Path:
-    """The environment that the models run in."""
     environment = Path(sys.prefix) / "triton-python"
     if not any(environment.glob(f"lib/python{_PYTHON_VERSION}/site-packages/numpy-1.*.dist-info")):
         raise TritonUnavailableError(
@@ -170,8 +163,6 @@ def _assemble_backend(files: Sequence[Path], cache_directory: Path) -> Path:
 
 @dataclass(slots=True, kw_only=True)
 class TritonServer(LocalProcess):
-    """One tritonserver with the stubs of its models."""
-
     title: ClassVar[str] = "Triton"
     exited: ClassVar[type[ProcessExitedError]] = TritonExitedError
     name: str
@@ -194,7 +185,6 @@ class TritonServer(LocalProcess):
 
     @property
     def called(self) -> str:
-        """With its name."""
         return f"Triton {self.name}"
 
     @property
@@ -204,12 +194,10 @@ class TritonServer(LocalProcess):
 
     @property
     def grpc_endpoint(self) -> str:
-        """`address:port` for gRPC."""
         return f"{self.address}:{self.grpc_port}"
 
     @property
     def http_endpoint(self) -> str:
-        """`address:port` for HTTP."""
         return f"{self.address}:{self.http_port}"
 
     async def start(self) -> None:

@@ -1,7 +1,5 @@
 """`balancer up`: the whole stack on one machine, started together and stopped together."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import json
@@ -43,8 +41,6 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
-    """What `balancer up` is asked for."""
-
     workers: int = 4
     policy: str | None = None
     """None: what the config says."""
@@ -62,7 +58,6 @@ class UpOptions:
     load_models: tuple[str, ...] = ()
     """At the start, with `explicit`; `*`: all."""
     run_dir: Path = Path("out/up")
-    """Logs, the list of workers, and the config file where none is given."""
 
 
 def run(options: UpOptions) -> None:
@@ -105,8 +100,6 @@ def _own(run_dir: Path) -> Iterator[None]:
 
 
 class _Up:
-    """One run of the stack."""
-
     def __init__(self, options: UpOptions) -> None:
         self._options = options
         self._console = Console()
@@ -129,7 +122,6 @@ class _Up:
         )
 
     async def run(self) -> None:
-        """Start, watch, stop."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop.set)
@@ -150,7 +142,6 @@ class _Up:
         return [self._stack.admin(process) for process in range(self._stack.config.processes)]
 
     async def _start_and_wait(self) -> None:
-        """Start all parts and return once requests can be served."""
         stack, config = self._stack, self._stack.config
         (stack.directory / "workers.yaml").write_text(dump_workers(tuple(stack.specs)))
         _changes_file(self._options).unlink(missing_ok=True)  # of a run before, whose models are gone
@@ -309,7 +300,6 @@ def _check_free(option: str, host: str, port: int) -> None:
 
 
 def _tritons(options: UpOptions) -> list[TritonServer]:
-    """The servers to start."""
     models = options.model_repositories or (_MODELS,)
     mode = [f"--model-control-mode={options.model_control_mode}"]
     mode += [f"--load-model={model}" for model in options.load_models]

@@ -1,7 +1,5 @@
 """Measure all or some parts, print each part's tables as they are ready, and write them as CSV."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +30,6 @@ PARTS: dict[str, Callable[[Options], list[Table]]] = {
     PEERS: peers.measure,
 }
 _CLIENTS = ("frontends", "swap", "away", "hedging", "memory", PEERS)
-"""Parts that need the client, h2load."""
 
 
 @click.command(help=__doc__)

@@ -3,8 +3,6 @@
 A closed loop: each of `clients` connections keeps one request open and sends the next when the answer is complete.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import resource
@@ -26,7 +24,6 @@ _SUMMARY = re.compile(r"(\d+) done, (\d+) succeeded")
 _DATA = re.compile(r"\((\d+)\) data")
 _SPAN = re.compile(r"finished in ([\d.]+)(us|ms|s)")
 _FIRST_RUN = 20
-"""Requests of each client in the first run."""
 _CLOSE_ENOUGH = 0.15
 """What may be missing of the duration, as a share."""
 _GRPC = ("--header", "content-type: application/grpc", "--header", "te: trailers")
@@ -72,7 +69,6 @@ def write_infer(path: Path, tensor_bytes: int) -> int:
 
 
 def framed(message: bytes) -> bytes:
-    """A message as gRPC sends it: not compressed, its length, itself."""
     return b"\0" + len(message).to_bytes(4, "big") + message
 
 
@@ -112,7 +108,6 @@ async def load_until(stop: asyncio.Event, endpoint: str, body: Path, clients: in
 
 
 def joined(runs: Sequence[Answers]) -> Answers:
-    """Runs one after the other as one."""
     return Answers(
         started_s=np.concatenate([run.started_s for run in runs]),
         latency_s=np.concatenate([run.latency_s for run in runs]),

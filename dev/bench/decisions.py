@@ -1,7 +1,5 @@
 """How long a decision takes as production runs it: by the compiled kernel, by Python without it, and within Envoy."""
 
-from __future__ import annotations
-
 import subprocess
 import tempfile
 import time
@@ -34,7 +32,6 @@ _REQUEST_EVERY_S = 0.001
 WORKER_COUNTS = (8, 64, 256, 1000)
 _INSIDE_COUNTS = (16, 64)
 _INSIDE = ("decide_p50_us", "decide_p99_us", "end_p50_us", "end_p99_us")
-"""What inside.c prints, in nanoseconds."""
 Row = dict[str, Any]
 
 
@@ -96,7 +93,6 @@ def _whole(policy: Policy, workers: int, decisions: int, kernel: Kernel) -> Row:
 
 
 def measure(options: Options) -> list[Table]:
-    """Every policy at every size of fleet, by the library and in Python."""
     decisions, library = 300 if options.quick else 2000, Library()
     cases = [(policy(), workers) for policy in BUILTIN.values() for workers in WORKER_COUNTS]
     compiled = [_whole(policy, workers, decisions, Compiled(library)) for policy, workers in cases]

@@ -89,7 +89,6 @@ def first_run_s() -> float:
 
 
 def measure(options: Options) -> list[Table]:
-    """Every policy, decided by the engine and by NumPy."""
     rounds, first_s = 1 if options.quick else ROUNDS, first_run_s()
     rows = [[name, *(_millions(requests_per_s(case, name, rounds)) for case in (COMPILED, NUMPY))] for name in BUILTIN]
     title = (

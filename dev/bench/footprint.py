@@ -1,7 +1,5 @@
 """What the parts take of a machine: resident memory, by the size of the fleet, and CPU time while no requests flow."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import sys

@@ -1,7 +1,5 @@
 """What the figures were measured on, and of what; and what processes take of it."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re
@@ -17,7 +15,6 @@ from balancer.stack.stack import REPOSITORY
 
 
 def facts() -> dict[str, Any]:
-    """Machine and commit."""
     return {
         "cores": os.cpu_count(),
         "cpu": processor(),
@@ -42,7 +39,6 @@ def _output(command: Sequence[str]) -> str:
 
 
 def tree(pid: int) -> list[psutil.Process]:
-    """A process and what it started."""
     root = psutil.Process(pid)
     return [root, *root.children(recursive=True)]
 

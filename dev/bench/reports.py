@@ -45,14 +45,12 @@ _LABELS = {
 }
 _STATISTICS_EVERY = 12
 _CYCLE = 5000
-"""Reports for the cost of each part."""
 _REPEATS = 3
 _WARM_UP_S = 0.5
 _AGAIN_S = 0.5
 
 
 def _busy_reports(worker: str) -> Iterator[Report]:
-    """Successive reports of one incarnation of a busy worker, without end."""
     for number in itertools.count():
         executions = 40 * (number // _STATISTICS_EVERY)
         yield Report(
@@ -120,7 +118,6 @@ def _figures(duration_s: float) -> dict[str, float]:
 
 
 def _best_us(work: Callable[[], object]) -> float:
-    """CPU microseconds of a report in the best of a few runs of `_CYCLE` reports."""
     spent_s = []
     for _ in range(_REPEATS):
         before_s = time.process_time()

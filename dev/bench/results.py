@@ -1,7 +1,5 @@
 """How a benchmark is to run, and the tables that its parts hand back."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

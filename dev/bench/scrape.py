@@ -35,8 +35,6 @@ _PICK_EVERY_S = 0.001
 
 
 class _Picks(asyncio.Protocol):
-    """Answers each byte with a pick, which ends at once."""
-
     def __init__(self, router: Router) -> None:
         self._router = router
         self._numbers = count()
@@ -52,7 +50,6 @@ class _Picks(asyncio.Protocol):
 
 
 def _fleet() -> tuple[Router, Metrics]:
-    """A fleet of which every worker has had traffic of every model."""
     router = Router(ExpectedLatency())
     metrics = Metrics(router, time.monotonic)
     models = tuple(ModelReport(model=f"model-{number}", version="1", ready=True) for number in range(MODELS))
@@ -67,7 +64,6 @@ def _fleet() -> tuple[Router, Metrics]:
 
 
 async def _beside(*arguments: object) -> dict[str, Any]:
-    """What one of the processes beside found."""
     command = (sys.executable, "-m", "dev.bench.scrape", *map(str, arguments))
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()

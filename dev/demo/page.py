@@ -1,7 +1,5 @@
 """The demo's result as one HTML page that needs nothing else: picture, table and setting."""
 
-from __future__ import annotations
-
 import base64
 import html
 import pathlib

@@ -1,7 +1,5 @@
 """The demo's picture: tails of latency, quantiles with their uncertainty, and who served."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The demo's result as rows, as a table, and as JSON."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import importlib.metadata
@@ -39,18 +37,14 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Report:
-    """All that the demo found, and in which setting."""
-
     digits: DigitsOutcome
     rows: tuple[Row, ...]
     setting: dict[str, str]
     plan: traffic.Plan
     devices: dict[str, str]
-    """Device of each worker, by name."""
 
     @property
     def workers(self) -> list[str]:
-        """Names of all workers that the fleet had or that answered."""
         return sorted({*self.devices, *(name for row in self.rows for name in row.summary.by_worker)})
 
     def failures(self) -> list[str]:
@@ -136,7 +130,6 @@ COLUMNS = ("rank", "policy", *_ALL_ALIKE, "p50 ms", "p95 ms", "p99 ms", "95% int
 
 
 def cells(row: Row, workers: Sequence[str]) -> list[str]:
-    """One row of the table as text: `COLUMNS`, then the requests of each worker."""
     summary = row.summary
     low_s, high_s = row.p99_interval_s
     return [
@@ -154,7 +147,6 @@ def cells(row: Row, workers: Sequence[str]) -> list[str]:
 
 
 def heading(report: Report) -> list[str]:
-    """Column titles: `COLUMNS`, then each worker with its device."""
     return [*COLUMNS, *(f"{name} {report.devices.get(name, '')}".strip() for name in report.workers)]
 
 

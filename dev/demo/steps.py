@@ -31,7 +31,6 @@ class DigitsOutcome:
     images: int
     right: int
     errors: dict[str, int]
-    """Failed requests, by code."""
 
     @property
     def accuracy(self) -> float:
@@ -53,11 +52,8 @@ class DigitsOutcome:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class PolicyOutcome:
-    """What one policy did, in all of its windows."""
-
     policy: str
     result: LoadResult
-    """The counted parts of its windows, joined."""
     block: IntArray
     """Half-second of which window each record is of; shape `(n,)`: see `statistics.quantile_interval`."""
     swaps_s: tuple[float, ...]

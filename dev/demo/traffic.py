@@ -1,7 +1,5 @@
 """The demo's traffic: what is sent, how much, and in which order the policies take their turns. Pure."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -38,13 +36,10 @@ requests at a low rate, so that two cores carry the stack and what is measured i
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
-    """How long the comparison is, and its randomness."""
-
     policies: tuple[str, ...] = POLICIES
     rounds: int = 3
     """Each policy has one window in each round; the windows of a round have the same arrivals."""
     window_s: float = 4.0
-    """Counted part of a window."""
     settle_s: float = 1.0
     """Before it: traffic flows, the policy is swapped, and nothing is counted."""
     rate_per_s: float = RATE_PER_S

@@ -1,7 +1,5 @@
 """The learned policy (see README.md): what it sees, its network, the file that holds it."""
 
-from __future__ import annotations
-
 from policies.learned.policy import Learned
 
 __all__ = ["Learned"]

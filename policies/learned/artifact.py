@@ -5,8 +5,6 @@ The file is a zip of `.npy` arrays (`numpy.savez`): the network's weights, the r
 what came out (scoreboard), and a checksum over the arrays.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import io
@@ -60,7 +58,6 @@ class Artifact:
 
 
 def make_artifact(network: Network, lowest: FloatArray, highest: FloatArray, record: Mapping[str, Any]) -> Artifact:
-    """An artifact of what training found."""
     arrays = {**network._asdict(), "lowest": lowest, "highest": highest}
     return Artifact(network, lowest, highest, dict(record), _digest(arrays))
 

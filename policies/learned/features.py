@@ -6,8 +6,6 @@ best worker, and means over the eligible ones, make the same network fit fleets 
 A ratio is declared once, as data: `ratio_of` takes it of arrays, `loops.py` of numbers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Any, NamedTuple
@@ -37,16 +35,13 @@ class FeatureInputs(NamedTuple):
     in_flight: Elements
     reported_pending: Elements
     service_s: Elements
-    """See `at_least_tiny`."""
     latency_s: Elements
     error_rate: Elements
     report_age_s: Elements
     pending_other_models: Elements
     cached: Elements
     saved_s: Elements
-    """See `saving_of`."""
     cost_s: Elements
-    """See `cost_of`."""
     best_s: Elements
     """The least cost of the eligible workers, not quite 0; the same for all, as are those that follow."""
     least_service_s: Elements
@@ -55,7 +50,6 @@ class FeatureInputs(NamedTuple):
     """How many are eligible."""
     rows: Elements
     deadline_s: Elements
-    """See `at_least_tiny`."""
     one: Elements = _ONE
     zero: Elements = _ZERO
 
@@ -78,7 +72,6 @@ def cost_of(
 
 
 def saving_of(cached: Elements, saving_s: Elements) -> Elements:
-    """What a warm cache saves by `expected_latency`."""
     return saved_s(cached, saving_s, _SAVING)
 
 
@@ -101,7 +94,6 @@ class Ratio(NamedTuple):
     less: str = "zero"
 
     def described(self) -> str:
-        """In terms of the view's columns and of the request."""
         found = _CALLED.get(self.of, self.of)
         for sign, name, nothing in (("*", self.times, "one"), ("/", self.by, "one"), ("-", self.less, "zero")):
             if name != nothing:
@@ -116,8 +108,6 @@ _CALLED = {
 
 
 class Feature(NamedTuple):
-    """One input of the network."""
-
     name: str
     ratio: Ratio
     unit: str
@@ -184,8 +174,6 @@ _MOST = np.array([one.most for one in _LINES])[:, None]
 
 
 class Inputs(NamedTuple):
-    """Of one decision, or many."""
-
     features: FloatArray
     """`(..., n, f)`."""
     terms: FloatArray

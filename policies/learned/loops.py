@@ -4,8 +4,6 @@ Each eligible worker has a place; a line holds a number of each, so that the loo
 after the other. Only the lines of eligible workers are computed.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -38,13 +36,10 @@ _WORK_BEHIND = _COST
 _BEST, _LEAST_SERVICE, _MEAN_PENDING, _WORKERS, _ROWS, _DEADLINE, _ONE, _ZERO = range(_COST + 1, _COST + 9)
 """The same for all workers: in each place, or, where ratios of the fleet alone have it, in the first."""
 _X = _ZERO + 1
-"""The first line of features."""
 _Z = _X + _WORKER
-"""The first line of terms."""
 _SECOND = _Z + _TERMS
 _SCORE = _SECOND + 1
 _H = _SCORE + 1
-"""The first line of hidden units."""
 _INPUTS = OF_WORKER + TERMS + OF_FLEET
 _OPERANDS = np.array([[FeatureInputs._fields.index(name) for name in one.ratio] for one in _INPUTS])
 _MOST = np.array([one.most for one in _INPUTS])
@@ -57,7 +52,6 @@ Weights = Network
 
 
 def weights_of(network: Network) -> Weights:
-    """One network's."""
     return Weights(*(np.array(part, np.float64, order="C", ndmin=1) for part in network))
 
 
@@ -220,7 +214,6 @@ def _add_products(
 
 
 def _first_layer(lines: FloatArray, of_fleet: FloatArray, weights: Weights, mean: FloatArray) -> None:
-    """The hidden units' lines, and their means."""
     same, workers = mean, lines.shape[1]
     for k in range(len(same)):
         same[k] = weights.b1[k]

@@ -10,8 +10,6 @@ fleet sets: a heuristic with fixed weights is the network with m alone.
 So it fits fleets of any size, and reordering the workers only reorders the answer (Zaheer et al. 2017, Deep Sets).
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

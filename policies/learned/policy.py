@@ -1,7 +1,5 @@
 """The learned policy: least expected completion, corrected by a small network trained by policy gradient."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
@@ -49,7 +47,6 @@ class Learned(Policy):
 
     @property
     def digest(self) -> str:
-        """See `Policy`."""
         return self.artifact.digest if self.artifact else ""
 
     @property
@@ -76,7 +73,6 @@ class Learned(Policy):
         return farthest
 
     def contributions(self, request: Request, fleet: FleetView) -> Mapping[str, FloatArray]:
-        """See `Policy`."""
         return contributions(self.loaded.network, inputs(request, fleet), fleet.eligible)
 
 

@@ -1,7 +1,5 @@
 """Policies of third parties as programs that compiled code interprets (see README.md of policies)."""
 
-from __future__ import annotations
-
 from policies.traced.trace import Traced, examples, traced
 
 __all__ = ["Traced", "examples", "traced"]

@@ -6,8 +6,6 @@ The interpreter is plain Python, which numba compiles as it compiles the shipped
 same bits in production, in Envoy and in the simulator. It follows what a program says without a look: `checked` looks.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -46,19 +44,16 @@ BINARY = (
     *("add", "subtract", "multiply", "divide", "remainder", "floor_divide", "maximum", "minimum", "fmax", "fmin"),
     *("less", "less_equal", "equal", "not_equal", "logical_and", "logical_or", "logical_xor"),
 )
-"""Of two lines, element by element."""
 TERNARY = ("where",)
 FOLDS = ("sum", "max", "min")
 """Of one line to one number, from left to right."""
 LINEWISE = ("argmin", "cumsum", "argsort", "take")
 """Of one line, the last one of two; equal numbers are sorted as they were."""
 FACTS = {total: "total", most: "most", lower_quantile: "lower_quantile"}
-"""Of a column, who is eligible, and an option, see `costs.py`."""
 CHOICES = {
     **{fill_least: "least", fill_sampled_least: "sampled_least"},
     **{fill_softmin: "softmin", fill_in_proportion: "in_proportion"},
 }
-"""Of costs, who is eligible, and an option, see `choices.py`."""
 NAMES = (*GIVEN, *UNARY, *BINARY, *TERNARY, *FOLDS, *LINEWISE, *FACTS.values(), *CHOICES.values())
 """Of all operations; a code is the place in here."""
 (
@@ -72,7 +67,6 @@ NAMES = (*GIVEN, *UNARY, *BINARY, *TERNARY, *FOLDS, *LINEWISE, *FACTS.values(), 
 
 
 def _given(code: int, operand: float, place: int, x: Any) -> float:
-    """At one place."""
     columns, eligible, of_request = x
     if code == _CONSTANT:
         return operand

@@ -12,7 +12,6 @@ from policies.traced.program import BINARY, UNARY
 from policies.traced.tape import Line, Tape, Untraceable
 
 _WORKERS = 11
-"""Of the fleet that stand-ins claim to be."""
 
 
 class _Workers(int):
@@ -55,12 +54,10 @@ class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def size(self) -> int:
-        """As `shape`."""
         return self.shape[-1]
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Whether it is of bools."""
         return np.dtype(bool if self.line.is_bool else float)
 
     def __bool__(self) -> bool:
@@ -99,7 +96,6 @@ class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
         self.become(value)
 
     def become(self, value: Any) -> Symbol:
-        """Take on another one's numbers, in place."""
         if self.fixed:
             raise Untraceable("it writes to a column")
         line = line_of(self.tape, value)
@@ -107,7 +103,6 @@ class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
         return self
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
-        """NumPy's functions of elements, and their `reduce`."""
         if method == "reduce" and ufunc.__name__ in _REDUCES:
             found = _REDUCES[ufunc.__name__](self.tape, *inputs, **options)
         elif method == "__call__" and set(options) <= {"where"} and options.get("where", True) is True:
@@ -121,14 +116,12 @@ class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
         return out[0].become(found)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """NumPy's other functions."""
         found = _FUNCTIONS.get(function.__name__)
         if found is None:
             raise Untraceable(f"it calls numpy.{function.__name__}, which no program has")
         return found(self.tape, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        """An array's methods."""
         if name in _METHODS:
             return partial(_FUNCTIONS[name], self.tape, self)
         if name.startswith("__"):
@@ -137,7 +130,6 @@ class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 def line_of(tape: Tape, value: Any) -> Line:
-    """Of what stands in a place where an array may."""
     if isinstance(value, Symbol):
         return value.line
     if isinstance(value, _Workers):
@@ -154,7 +146,6 @@ def line_of(tape: Tape, value: Any) -> Line:
 
 
 def element(tape: Tape, name: str, *inputs: Any) -> Symbol:
-    """A function of elements, as operations."""
     lines = [line_of(tape, each) for each in inputs]
     bools = all(line.is_bool for line in lines)
     name = _ALIASES.get(name, name)

@@ -1,7 +1,5 @@
 """What stand-ins for arrays write down: operations, each once, and the branches that were taken."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -45,7 +43,6 @@ class Tape:
         return Line(self.operations[key], is_bool, of_fleet)
 
     def taken(self, condition: Line) -> bool:
-        """Which way a branch is to go."""
         if len(self.branches) >= len(self.ways):
             self.ways.append(True)
         self.branches.append(condition)

@@ -32,8 +32,6 @@ _OUTSIDE = ("time", "io", "_io", "posix", "_random", "numpy.random", "_thread", 
 
 
 class Traced(NamedTuple):
-    """A policy's program, or why it has none."""
-
     program: FloatArray | None
     reason: str = ""
 
@@ -86,7 +84,6 @@ def _program_of(policy: Policy, axes: int) -> FloatArray:
 
 
 def _called(policy: Policy, tape: Tape) -> Line:
-    """The answer by the way that the tape says."""
     view = _View(tape)
     if isinstance(policy, CostPolicy) and type(policy).probabilities is CostPolicy.probabilities:
         return _by_cost(policy, tape, view)
@@ -145,8 +142,6 @@ def _by_cost(policy: CostPolicy, tape: Tape, view: _View) -> Line:
 
 
 class _View:
-    """Stands for a fleet's view."""
-
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
 
@@ -160,8 +155,6 @@ class _View:
 
 
 class _RequestStandIn:
-    """Stands for a request."""
-
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
 
@@ -186,7 +179,6 @@ def _compare(policy: Policy, program: FloatArray) -> None:
 
 
 def examples() -> Iterator[tuple[Request, Columns]]:
-    """Requests and fleets of many sizes."""
     for number, workers in enumerate(_SIZES * _ROUNDS):
         yield _some(number + 1, workers)
 

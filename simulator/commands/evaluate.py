@@ -1,7 +1,5 @@
 """`balancer evaluate`: what a decision log tells of policies that did not decide it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`balancer replay`: decide again what a decision log says was decided."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """`balancer scenarios`: what there is to simulate."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

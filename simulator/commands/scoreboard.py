@@ -1,7 +1,5 @@
 """`balancer scoreboard`: all policies on all scenarios, as JSON, CSV, page and Markdown."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

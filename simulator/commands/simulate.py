@@ -1,7 +1,5 @@
 """`balancer simulate`: policies under the same simulated traffic, and what became of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

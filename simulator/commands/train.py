@@ -25,7 +25,6 @@ from simulator.train.trainer import train as run_training
 _CONFIG = "config.json"
 _STOPPED = "stopped by hand"
 _TELL_EVERY_S = 20.0
-"""Of what goes on, where there is no terminal to show a bar."""
 _POLICY, _LAST = "policy.npz", "last.npz"
 
 _EPILOG = """\b
@@ -139,7 +138,6 @@ def _left(console: Console, out: Path) -> click.exceptions.Exit:
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
-    """What the user typed, by the names that plans have."""
     context = click.get_current_context()
     typed = {
         name: value

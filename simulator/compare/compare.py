@@ -29,7 +29,6 @@ _REFERENCES: dict[str, tuple[str, Knowledge]] = {
     "clairvoyant": (REFERENCE, "clairvoyant"),
     "exact queues": (REFERENCE, "exact"),
 }
-"""Policy and knowledge of each, by the name to show."""
 
 _BURST_SHARE = 1 / 40
 _SAMPLES = 300
@@ -37,11 +36,8 @@ _SAMPLES = 300
 
 @dataclass(frozen=True, slots=True)
 class ComparisonPlan:
-    """What to run."""
-
     scenarios: tuple[Scenario, ...]
     policies: Mapping[str, Policy]
-    """By the name to show: as the user spelled policy and options."""
     seeds: tuple[int, ...]
     requests: int | None = None
     load: float | None = None
@@ -54,11 +50,9 @@ class ComparisonPlan:
     """Whether to record the queues of the first seed through its largest burst."""
 
     def requests_of(self, scenario: Scenario) -> int:
-        """Requests of one run of the scenario."""
         return scenario.requests if self.requests is None else self.requests
 
     def jobs(self) -> list[Job]:
-        """All runs, each once."""
         jobs: dict[Job, None] = {}
         for scenario in self.scenarios:
             closed = scenario.workload.clients > 0
@@ -74,15 +68,12 @@ class ComparisonPlan:
         return list(jobs)
 
     def scenario_of(self, job: Job) -> Scenario:
-        """At its own load."""
         return next(scenario for scenario in self.scenarios if scenario.name == job.scenario)
 
     def requests_of_job(self, job: Job) -> int:
-        """Requests of all its environments together."""
         return self.requests_of(self.scenario_of(job)) * (1 if job.timeline else len(self.seeds) * len(job.loads))
 
     def total(self) -> int:
-        """Requests of all jobs together."""
         return sum(map(self.requests_of_job, self.jobs()))
 
 
@@ -110,8 +101,6 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Board:
-    """All that was found in one scenario."""
-
     scenario: Scenario
     seeds: tuple[int, ...]
     requests: int

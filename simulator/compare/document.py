@@ -14,8 +14,6 @@ ESTIMATE of the mean over seeds, and `by_seed`. METRICS is SEEDS of each figure 
   (`ratios`, `shares`), each by `mean_s` and `p99_s`
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -35,17 +33,12 @@ _DIGITS = 6
 
 @dataclass(frozen=True, slots=True)
 class ComparisonReport:
-    """Boards, and what a reader needs to make them again."""
-
     boards: Sequence[Board]
-    """All with the same policies and seeds."""
     baseline: str
-    """The policy that others are compared to."""
     command: str
 
     @property
     def policies(self) -> list[str]:
-        """Shown names, in the order of the command."""
         return list(self.boards[0].policies)
 
 

@@ -1,7 +1,5 @@
 """What a run amounts to: latencies, deadlines, failures and load, for each environment of its own."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -38,7 +36,6 @@ class RunMetrics:
 
     latency: LatencyMetric
     models: dict[str, LatencyMetric]
-    """The same within each model, by name."""
     first_mean_s: FloatArray
     """Arrival to the first response, of streams that were answered well; NaN where there are none."""
     first_p99_s: FloatArray
@@ -60,7 +57,6 @@ class RunMetrics:
 
 
 def environments(result: Result, chosen: slice) -> Result:
-    """The result of some of the environments alone."""
     shared = ("timeline_s", "workers", "models")
     parts = {field.name: getattr(result, field.name)[chosen] for field in fields(result) if field.name not in shared}
     return replace(result, **parts)

@@ -22,8 +22,6 @@ The bound holds where every request is answered. Faults, cold starts, batch dela
 if faults slow down rather than speed up.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass

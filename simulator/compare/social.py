@@ -22,8 +22,6 @@ turns on a device. It knows nothing of faults to come, and a worker that fails f
 not known beforehand (a closed loop) there is no toll, and utilisations count as 0.95 at most.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 

@@ -9,8 +9,6 @@ Aggregates after Agarwal et al. 2021, Deep reinforcement learning at the edge of
 bootstrap stratified by scenario.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass

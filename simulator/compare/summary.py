@@ -1,7 +1,5 @@
 """What boards amount to: who is best where, by how much, how far from what is possible, and over all scenarios."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,8 +25,6 @@ _ANSWERED_ALIKE = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A policy in a scenario, beside the best policy there."""
-
     ratio: Estimate
     """To the best policy's, over seeds; the best itself has 1."""
     best: bool

@@ -1,7 +1,5 @@
 """Scoreboards for a terminal, as Markdown and as CSV."""
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools
@@ -47,7 +45,6 @@ def _has_streams(board: Board) -> bool:
 
 
 def cells(board: Board, policy: str, baseline: str) -> list[str]:
-    """One policy as text, by `COLUMNS`: means over seeds."""
     metrics = board.policies[policy]
     latency = metrics.latency
     times_s = (latency.mean_s, latency.p50_s, latency.p95_s, latency.p99_s, latency.p999_s)
@@ -78,7 +75,6 @@ def reference_lines(board: Board) -> dict[str, tuple[str, str]]:
 
 
 def regret_table(board: Board, figure: Figure) -> Table:
-    """`regret_lines` for a terminal."""
     return _table(f"Regret in {NAMES[figure]}, ms above", "", *regret_lines(board, figure))
 
 
@@ -93,12 +89,10 @@ def regret_lines(board: Board, figure: Figure) -> tuple[list[str], list[list[str
 
 
 def aggregate_table(report: ComparisonReport) -> Table:
-    """Policies over all scenarios, the lowest mean first."""
     return _table("Over all scenarios", aggregate_caption(report), *aggregate_lines(report))
 
 
 def aggregate_caption(report: ComparisonReport) -> str:
-    """What the columns of the aggregate mean."""
     reference = "the clairvoyant's" if report.boards[0].references else "the best policy's"
     return (
         f"Ratios: latency over {reference} on equal arrivals, interquartile mean of {len(report.boards)} scenarios and "
@@ -108,7 +102,6 @@ def aggregate_caption(report: ComparisonReport) -> str:
 
 
 def aggregate_lines(report: ComparisonReport) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells."""
     head = ["policy", "mean ratio", "p99 ratio", "better in mean", "better in p99"]
     found = summary.aggregate(report.boards, report.baseline)
     order = sorted(found, key=lambda policy: found[policy].interquartile_mean["mean_s"].value)

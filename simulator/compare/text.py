@@ -1,7 +1,5 @@
 """Numbers and tables as terminals and pages show them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass

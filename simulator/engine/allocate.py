@@ -1,7 +1,5 @@
 """From what is simulated to the engine's arrays: allocated once for the largest environment, then filled for each."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -40,7 +38,6 @@ _KINDS: dict[str, type[Any]] = {
     },
     **KINDS,
 }
-"""Of the records, by the fields of `Sim`."""
 _RECORDS = {name: declared(kind) for name, kind in _KINDS.items()}
 _TOGETHER = ("e k", "g log")
 """Axes of what is looked up one entry at a time, and lies together for it."""
@@ -59,7 +56,6 @@ class TooLargeError(ValueError):
 
 
 def sizes(fleets: Sequence[FleetSpec], requests: int) -> EngineSizes:
-    """The largest of everything."""
     return EngineSizes(
         workers=max(len(fleet.workers) for fleet in fleets),
         models=max(len(fleet.models) for fleet in fleets),
@@ -167,7 +163,6 @@ class _Arena:
                 yield name, self._shape(axes), np.dtype(dtype)
 
     def make(self, arrays: Fields) -> dict[str, at.AnyArray]:
-        """The arrays of a record, at their start values."""
         made: dict[str, at.AnyArray] = {}
         for name, shape, dtype in self._parts(arrays):
             count = math.prod(shape) * dtype.itemsize
@@ -193,7 +188,6 @@ def allocate(fleets: Sequence[FleetSpec], requests: int, timeline: int = 0) -> S
 
 
 def reset(sim: Sim, e: int) -> None:
-    """Everything that changes in a run back to its start, for one environment."""
     z, x = sim.sizes, sim.state
     of_one = {"e": 1, "g": z.workers, "r": z.balancers * z.workers, "f": z.balancers, "ebm": z.balancers * z.models}
     parts = {axis: slice(e * length, (e + 1) * length) for axis, length in of_one.items()}

@@ -3,8 +3,6 @@
 Triton: `GetDynamicBatch` in core's `dynamic_batch_scheduler.cc`.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -41,7 +39,6 @@ def enqueue(sim: Sim, e: int, g: int, k: int, now_s: float) -> bool:
 
 @inlined
 def put(sim: Sim, e: int, g: int, m: int, level: int, k: int) -> None:
-    """Put a request at the end of a level."""
     x = sim.state
     x.next[e, k] = -1
     if x.queue_count[g, m, level] == 0:
@@ -54,7 +51,6 @@ def put(sim: Sim, e: int, g: int, m: int, level: int, k: int) -> None:
 
 @inlined
 def take(sim: Sim, e: int, g: int, m: int, level: int) -> int:
-    """Take the first request of a level."""
     x = sim.state
     k = x.queue_head[g, m, level]
     x.queue_head[g, m, level] = x.next[e, k]
@@ -220,7 +216,6 @@ def _start(sim: Sim, e: int, g: int, m: int, rows: int, now_s: float) -> None:
 
 @inlined
 def look(sim: Sim, e: int, g: int, m: int, now_s: float) -> None:
-    """Start what can be started of one model."""
     x = sim.state
     while x.whole[g, at.UP] and x.queued[g, m] > 0 and x.busy_instances[g, m] < sim.plan.instances[g, m]:
         if sim.plan.model[e * sim.sizes.models + m, at.M_TIMEOUT] < np.inf:

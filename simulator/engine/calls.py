@@ -35,7 +35,6 @@ def called_by_address(function: Any, name: str, sim: Native, options: Native) ->
 
 
 def _call(typing_context: Any, address: Any, sim: Any, options: Any, e: Any, k: Any, now_s: Any) -> Any:
-    """Call what is at the address with the rest."""
 
     def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(_WORD, [cgutils.voidptr_t, cgutils.voidptr_t, _WORD, _WORD, _NUMBER])

@@ -1,7 +1,5 @@
 """What must hold of fleets and arrivals before compiled code, which checks no bounds, gets them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A request comes: it is refused, or decided and sent. By balancer `b`; `decider` is the address of a policy's code."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from balancer.kernel import deciding, limits_and_draw
@@ -26,7 +24,6 @@ SHED, NO_WORKER = int(Status.SHED), int(Status.NO_WORKER)
 
 @inlined
 def refuse(sim: Sim, e: int, k: int, status: int, now_s: float) -> None:
-    """A request ends where it arrived."""
     x = sim.state
     x.status[e, k] = status
     x.resolved_s[e, k] = now_s
@@ -50,7 +47,6 @@ def request_of(sim: Sim, e: int, k: int, now_s: float) -> RequestFeatures:
 
 @inlined
 def uniform_of(sim: Sim, e: int, b: int) -> float:
-    """The draw of a balancer's next decision."""
     return _uniform_of(sim.plan.router_seed[e, b], np.uint64(sim.known.number[e, b]))
 
 
@@ -63,7 +59,6 @@ def admit(sim: Sim, e: int, k: int, b: int, now_s: float) -> int:
 
 @inlined
 def arrive(sim: Sim, e: int, k: int, now_s: float) -> None:
-    """A request arrives."""
     sim.state.arrived_s[e, k] = now_s
     count_system(sim, e, 1, now_s)
     foresee(sim, e, k, now_s)
@@ -87,7 +82,6 @@ def count_eligible(sim: Sim, e: int, k: int, now_s: float) -> int:
 
 @inlined
 def lay_out(sim: Sim, e: int, k: int) -> None:
-    """Set `decision.mask` to the workers that are eligible for a request."""
     line = (e * sim.sizes.balancers + sim.demand.balancer[e, k]) * sim.sizes.models + sim.demand.model[e, k]
     for w in range(sim.sizes.workers):
         sim.decision.mask[e, w] = sim.known.eligible[line, w]
@@ -143,7 +137,6 @@ def _end(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
 
 @inlined
 def assign(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
-    """Worker `w` was picked elsewhere, or -1: it sheds."""
     if w >= 0:
         if sim.plan.env[e, at.E_FALLIBLE] and not in_sequence(sim, e, k):
             _name_those_after(sim, e, k, w, now_s)
@@ -153,7 +146,6 @@ def assign(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
 
 @inlined
 def place(sim: Sim, e: int, k: int, decider: int, options: Options, now_s: float) -> None:
-    """A request, for which somebody is eligible, is decided."""
     lay_out(sim, e, k)
     sim.pending.how[e] = LIMITS | DRAWS | COUNTS | (NAMES if sim.plan.env[e, at.E_FALLIBLE] else 0)
     _end(sim, e, k, call(decider, sim, options, e, k, now_s), now_s)
@@ -161,7 +153,6 @@ def place(sim: Sim, e: int, k: int, decider: int, options: Options, now_s: float
 
 @outlined
 def overflow(sim: Sim, e: int, k: int, decider: int, options: Options, now_s: float) -> None:
-    """A request may not be held, or no longer."""
     if sim.held.settings[e, PLACES_BEYOND] > 0:
         # As if it were not held.
         if count_eligible(sim, e, k, now_s) > 0:

@@ -1,7 +1,5 @@
 """Functions of the kernel that the engine calls, compiled from their own source, see `kernel.compiled`."""
 
-from __future__ import annotations
-
 import math
 import pathlib
 
@@ -34,5 +32,4 @@ mix, unit = from_source(hashing.mix_array), from_source(hashing.unit_array)
 
 @inlined
 def exponential(mean: float, uniform: float) -> float:
-    """An exponential draw from a uniform one."""
     return -mean * math.log1p(-uniform)

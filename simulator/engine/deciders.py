@@ -19,15 +19,12 @@ from simulator.engine.layout import Sim
 
 _COMPILER = Compiler(from_source, inlined)
 _STEPS = Compiler(partial(from_source, made=outlined), inlined)
-"""Compiled once for all policies."""
 _decision: Any = None
 """In its place `_decide` has a policy's decision. Closed over, it would have the cache miss in every process: numba
 takes what a function closes over for a part of its key, and a compiled function has another key each time."""
 
 
 class EngineDecider(NamedTuple):
-    """A policy for the engine."""
-
     address: int
     """Of the compiled function: (sim, options, environment, request, time) to the worker, or -1 to shed."""
     options: Native

@@ -1,7 +1,5 @@
 """A worker's device: executions that run at once share it, others wait for it."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from simulator.engine import layout as at
@@ -21,7 +19,6 @@ def _rate(sim: Sim, g: int) -> float:
 
 @inlined
 def bring_up_to_date(sim: Sim, g: int, now_s: float) -> None:
-    """Account for what was executed since the last change."""
     x = sim.state
     active = x.whole[g, at.ACTIVE]
     if active:

@@ -1,7 +1,5 @@
 """A binary heap of events for each environment, by time and then by payload (kind and subject)."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from simulator.engine import layout as at
@@ -17,7 +15,6 @@ def _lasts(kind: int) -> bool:
 
 @outlined
 def push(heap: Heap, e: int, at_s: float, kind: int, subject: int) -> None:
-    """Add an event."""
     payload = (np.int64(kind) << at.KIND_BITS) | np.int64(subject)
     heap.lasting[e] += _lasts(kind)
     place = heap.size[e]

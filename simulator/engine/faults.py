@@ -1,7 +1,5 @@
 """What befalls workers: faults begin and end, and the autoscaler adds and drains."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from simulator.engine import device
@@ -60,7 +58,6 @@ def _crash(sim: Sim, e: int, w: int, now_s: float) -> None:
 
 @outlined
 def begin(sim: Sim, e: int, i: int, now_s: float) -> None:
-    """Fault `i` of the environment begins."""
     x, plan = sim.state, sim.plan
     kind, w = plan.fault_kind[e, i], plan.fault_worker[e, i]
     g = e * sim.sizes.workers + w
@@ -139,7 +136,6 @@ def _join(sim: Sim, e: int, w: int) -> None:
 
 @outlined
 def scale(sim: Sim, e: int, now_s: float) -> None:
-    """The autoscaler looks, and sets when it looks again."""
     x, env, n = sim.state, sim.plan.env, sim.sizes.workers
     period_s = env[e, at.E_SCALE_PERIOD]
     push(sim.heap, e, (round(now_s / period_s) + 1) * period_s, at.SCALE, 0)

@@ -1,7 +1,5 @@
 """From what is simulated to the engine's arrays: one environment, set to the start of a run."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import get_args
@@ -20,7 +18,6 @@ from simulator.engine.layout import EngineDemand, EnginePlan, Sim
 from simulator.spec import FaultKind, FleetSpec, ModelSpec, ServiceTime, SimulatedWorker
 
 _VERSION = "1"
-"""Of every model, as reports tell it."""
 
 
 class EngineTables:
@@ -55,7 +52,6 @@ class EngineTables:
 
 
 def fill(sim: Sim, tables: EngineTables, e: int, fleet: FleetSpec, arrivals: Arrivals, seed: int) -> None:
-    """Set environment `e` to the start of a run."""
     _fill_environment(sim.plan.env[e], fleet)
     sim.plan.env[e, at.E_CLIENTS] = arrivals.clients
     # Balancers differ in nothing but where they stand; the row says by it whether zones matter at all. To whom they do
@@ -203,7 +199,6 @@ def _fill_profiles(sim: Sim, e: int, fleet: FleetSpec) -> None:
 
 
 def _fill_zones(sim: Sim, e: int, fleet: FleetSpec) -> None:
-    """How far each worker is from each balancer."""
     z = sim.sizes
     for b in range(fleet.balancers):
         zones = fleet.settings_of(b).zones

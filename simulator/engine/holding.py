@@ -1,7 +1,5 @@
 """Requests that wait at their balancers: the scheduler's wait queue and dispatch, over the engine's arrays."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -90,7 +88,6 @@ def _release(sim: Sim, e: int, k: int) -> bool:
 
 @outlined
 def _dispatch(sim: Sim, e: int, b: int, decider: int, options: Options, now_s: float) -> None:
-    """Ask again for those that balancer `b` holds, and send who leaves."""
     if sim.held.length[e, b] == 0:
         return
     if sim.plan.env[e, at.E_EXACT]:
@@ -141,7 +138,6 @@ def _attend(sim: Sim, options: Options, e: int, event: int, now_s: float) -> int
 
 
 _holders: dict[Any, Any] = {}
-"""Kept, as code that is called by its address must be."""
 
 
 def have_held(sim: Native, options: Native, env: FloatArray, decider: int) -> None:

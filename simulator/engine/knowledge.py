@@ -2,8 +2,6 @@
 are the core's own; reports come in `reports.py`.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from balancer.kernel import counting, limits_and_draw
@@ -27,7 +25,6 @@ _keep_fresh, _fresh_until_s = from_source(limits_and_draw.keep_fresh), from_sour
 
 @inlined
 def row(sim: Sim, e: int, b: int, w: int) -> int:
-    """Of worker `w` as balancer `b` knows it."""
     return (e * sim.sizes.balancers + b) * sim.sizes.workers + w
 
 
@@ -86,7 +83,6 @@ def lose_reports(sim: Sim, e: int, w: int) -> None:
 
 @outlined
 def announce(sim: Sim, e: int, w: int, draining: bool) -> None:
-    """`WorkerAdded` at every balancer."""
     known = sim.known
     for b in range(balancers(sim, e)):
         r = row(sim, e, b, w)
@@ -99,7 +95,6 @@ def announce(sim: Sim, e: int, w: int, draining: bool) -> None:
 
 @outlined
 def fade_all(sim: Sim, e: int) -> None:
-    """`Router.tick` of every balancer."""
     for b in range(balancers(sim, e)):
         fade(sim, e, row(sim, e, b, 0), sim.sizes.workers, sim.plan.env[e, at.E_FADE])
 
@@ -123,7 +118,6 @@ def _servable(sim: Sim, e: int, r: int, w: int, m: int) -> bool:
 
 @outlined
 def look_who_is_eligible(sim: Sim, e: int, b: int, now_s: float) -> None:
-    """Who is eligible for each model, and for how long that holds."""
     known, n = sim.known, sim.sizes.workers
     first = row(sim, e, b, 0)
     for m in range(sim.sizes.models):

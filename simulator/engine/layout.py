@@ -6,8 +6,6 @@ Arrays are declared by their axes (`allocate._lengths` says how long each is; th
 environment), their type, and their value at the start of a run.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,8 +86,6 @@ FREE, ON_HOST, WAITS, RUNS = range(4)
 
 
 class EngineSizes(NamedTuple):
-    """Lengths of axes."""
-
     workers: int
     models: int
     balancers: int
@@ -101,8 +97,6 @@ class EngineSizes(NamedTuple):
 
 
 class EnginePlan(NamedTuple):
-    """What does not change in a run."""
-
     env: FloatArray = array("e env")
     model: FloatArray = array("em model")
     preferred: AnyArray = array("em preferred", int)
@@ -149,8 +143,6 @@ class EngineDemand(NamedTuple):
 
 
 class EngineState(NamedTuple):
-    """What the workers and the requests are at."""
-
     clock: FloatArray = array("e clock")
     counts: AnyArray = array("e count", int)
     real: FloatArray = array("g real")
@@ -162,7 +154,6 @@ class EngineState(NamedTuple):
     slot_order: AnyArray = array("g slots", int)
     slot_start_s: FloatArray = array("g slots")
     slot_ready_s: FloatArray = array("g slots")
-    """When the host phase ends."""
     slot_left_s: FloatArray = array("g slots")
     slot_began_s: FloatArray = array("g slots")
     queue_head: AnyArray = array("g m levels", int)
@@ -240,8 +231,6 @@ class PendingRequests(NamedTuple):
 
 
 class Heap(NamedTuple):
-    """Events to come."""
-
     at_s: FloatArray = array("e heap")
     payload: AnyArray = array("e heap", int)
     size: AnyArray = array("e", int)
@@ -250,8 +239,6 @@ class Heap(NamedTuple):
 
 
 class BalancerKnowledge(NamedTuple):
-    """What balancers know beside the estimators' arrays."""
-
     number: AnyArray = array("e b", int)
     """Requests decided, `(e, balancers)`."""
     fresh_until_s: FloatArray = array("e b", start=-np.inf)
@@ -274,7 +261,6 @@ class BalancerKnowledge(NamedTuple):
     executed_rows: FloatArray = array("r m")
     answered: FloatArray = array("r m")
     loaded: AnyArray = array("r m", np.int8)
-    """As the last report says."""
     lines: FloatArray = array("e m line")
     """Of the report that is being taken in, as `balancer.kernel.reports` has them; `(e, m, LINE_COLUMNS)`."""
     batches: FloatArray = array("e executed batch")

@@ -1,7 +1,5 @@
 """Clients that give up."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from balancer.kernel import counting
@@ -20,7 +18,6 @@ CANCELLED = int(Status.CANCELLED)
 
 @inlined
 def foresee(sim: Sim, e: int, k: int, now_s: float) -> None:
-    """A request arrives: set when its client gives up."""
     if sim.plan.env[e, at.E_EXTRAS] and sim.demand.patience_s[e, k] < np.inf:
         push(sim.heap, e, now_s + sim.demand.patience_s[e, k], at.GIVE_UP, k)
 

@@ -1,7 +1,5 @@
 """The engine's loop: events in order, until a request needs a decision or all is over. What Python calls is here."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -60,7 +58,6 @@ def _reach(sim: Sim, e: int, k: int, now_s: float) -> int:
 
 @inlined
 def _hear(sim: Sim, e: int, k: int, now_s: float) -> None:
-    """A balancer hears how a request ended."""
     x = sim.state
     status = x.status[e, k]
     if status == at.REFUSED:
@@ -88,7 +85,6 @@ def _record_timeline(sim: Sim, e: int, now_s: float) -> None:
 
 @outlined
 def _handle_rare(sim: Sim, e: int, kind: int, subject: int, now_s: float) -> None:
-    """An event that concerns no request."""
     if kind == at.SAMPLE:
         reports.take_sample(sim, e, subject, now_s)
     elif kind == at.REPORT:
@@ -178,7 +174,6 @@ def _next(sim: Sim, e: int) -> tuple[float, int, int]:
 
 @inlined
 def _ask(sim: Sim, e: int, k: int, now_s: float) -> None:
-    """Lay out what waits for a decision."""
     a, d = sim.pending, sim.demand
     b = d.balancer[e, k]
     a.model[e], a.balancer[e], a.rows[e], a.key[e] = d.model[e, k], b, d.rows[e, k], d.key[e, k]

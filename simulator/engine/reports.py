@@ -1,7 +1,5 @@
 """Reports: taken by the workers' agents, on their way, and what balancers learn from them."""
 
-from __future__ import annotations
-
 import math
 
 from balancer.kernel import reports
@@ -68,7 +66,6 @@ def sample(sim: Sim, e: int, w: int, now_s: float) -> int:
 
 @outlined
 def send_report(sim: Sim, e: int, w: int, now_s: float) -> None:
-    """Take a report and send it to every balancer."""
     x, env = sim.state, sim.plan.env
     place = sample(sim, e, w, now_s)
     number = x.snapshot[e * sim.sizes.workers + w, place, 3]
@@ -85,7 +82,6 @@ def send_report(sim: Sim, e: int, w: int, now_s: float) -> None:
 
 @inlined
 def next_sample(sim: Sim, e: int, w: int, now_s: float) -> None:
-    """Set the worker's next regular sample, after now."""
     period_s = sim.plan.env[e, at.E_PERIOD]
     phase = uniform(sim, e, 7, w)
     i = math.floor(now_s / period_s - phase) + 1

@@ -1,7 +1,5 @@
 """A request's way: sent, failed and sent again, ended."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from simulator.engine import layout as at
@@ -42,7 +40,6 @@ def append(sim: Sim, e: int, k: int, head: int, tail: int) -> None:
 
 @inlined
 def count_coming(sim: Sim, e: int, k: int, change: int) -> None:
-    """Count a request in or out of those on the way to its worker."""
     x, demand = sim.state, sim.demand
     g, m, rows = e * sim.sizes.workers + x.server[e, k], demand.model[e, k], demand.rows[e, k]
     x.coming_rows[g, m] += change * rows

@@ -25,12 +25,9 @@ from simulator.engine.compiled import from_source, uncached
 
 
 class _Compiled(Rows):
-    """As `Rows`, each function compiled at its first use."""
-
     def shares(
         self, fill: Callable[..., int], cost: FloatArray, eligible: BoolArray, option: float = 0.0
     ) -> FloatArray:
-        """See `Rows`."""
         masks = _flat(eligible)
         # A copy, which may be written over.
         costs, shares = np.array(_flat(cost), np.float64), np.empty(masks.shape)
@@ -40,7 +37,6 @@ class _Compiled(Rows):
     def fact(
         self, of_one: Callable[..., float], column: FloatArray, eligible: BoolArray, option: float = 0.0
     ) -> FloatArray:
-        """See `Rows`."""
         masks, columns = _flat(eligible), _flat(np.broadcast_to(column, eligible.shape))
         found = np.empty(len(masks))
         _find_all(of_one)(columns, masks, float(option), np.empty(masks.shape[1]), found)

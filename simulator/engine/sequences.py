@@ -1,7 +1,5 @@
 """Sequences: where they belong, and what workers know of them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from balancer.kernel import worker_columns
@@ -15,7 +13,6 @@ _sequence_bid = from_source(worker_columns.sequence_bid)
 
 @inlined
 def in_sequence(sim: Sim, e: int, k: int) -> bool:
-    """Whether a request belongs to one."""
     return sim.plan.env[e, at.E_EXTRAS] > 0 and sim.demand.sequence[e, k] >= 0
 
 

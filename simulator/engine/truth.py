@@ -1,7 +1,5 @@
 """What no balancer can know: the work that each worker really has before it. For the clairvoyant reference."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -45,7 +43,6 @@ def _queued(sim: Sim, e: int, g: int, m: int) -> tuple[float, float]:
 
 @inlined
 def _left_s(sim: Sim, g: int, now_s: float) -> float:
-    """Device seconds left of what executes."""
     x = sim.state
     left_s = 0.0
     for slot in range(sim.sizes.slots):

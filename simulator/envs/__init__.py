@@ -1,7 +1,5 @@
 """Gymnasium environments over simulated fleets. Importing this registers `balancer/Fleet-v0`; see README.md."""
 
-from __future__ import annotations
-
 import gymnasium
 
 from simulator.envs.fleet import FleetEnv

@@ -3,8 +3,6 @@
 The requests that ended since the last decision are found among those in the system alone.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -33,11 +31,8 @@ class ChargeTerms(NamedTuple):
 
 
 class ChargeTable(NamedTuple):
-    """What is charged, and up to where it has been."""
-
     terms: FloatArray
     requests: int
-    """In an episode."""
     integral_s: FloatArray
     """Of the number in the system, `(e,)`."""
     to_client_s: FloatArray
@@ -57,7 +52,6 @@ class Charges:
     """
 
     def __init__(self, batch: Batch, requests: int, terms: ChargeTerms) -> None:
-        """Of all environments of the batch, in episodes of so many requests."""
         e, k = batch.sim.demand.time_s.shape
         self._batch = batch
         self._table = ChargeTable(
@@ -97,7 +91,6 @@ def _conclude(
     reward: FloatArray,
     ends: BoolArray,
 ) -> int:
-    """See `Charges.conclude`."""
     terms, requests, ended = table.terms, table.requests, 0
     terminated, truncated, over = ends[0], ends[1], ends[2]
     charged = terms[_DEADLINE_CHARGE] != 0 or terms[_TAIL_CHARGE] != 0

@@ -1,7 +1,5 @@
 """Episodes of many fleets side by side: decisions, rewards and ends. The environments are two faces of this."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
@@ -47,9 +45,7 @@ class EpisodeStep(NamedTuple):
     terminated: BoolArray
     truncated: BoolArray
     over: BoolArray
-    """One or the other."""
     ended: int
-    """How many are."""
     invalid: BoolArray
     """Actions that might not be taken; the least pending worker was."""
 
@@ -172,7 +168,6 @@ def infos(shown: Shown, invalid: BoolArray) -> dict[str, npt.NDArray[Any]]:
 
 
 def info(shown: Shown, invalid: BoolArray, e: int) -> dict[str, Any]:
-    """The infos of one environment: its mask, and plain numbers."""
     columns = infos(shown, invalid)
     return {name: column[e] if column.ndim > 1 else column.item(e) for name, column in columns.items()}
 

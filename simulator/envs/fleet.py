@@ -1,7 +1,5 @@
 """The environment: a fleet of which each request asks for a worker."""
 
-from __future__ import annotations
-
 from typing import Any, SupportsInt, Unpack, cast
 
 import gymnasium

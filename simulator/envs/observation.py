@@ -3,8 +3,6 @@
 README.md has the table with units, ranges and meanings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -48,8 +46,6 @@ _REQUEST_HIGH = np.array(list(REQUEST_COLUMNS.values()))
 
 
 class Shown(NamedTuple):
-    """What the agents are shown at one moment."""
-
     request: Float32Array
     """`(e, g)`."""
     workers: Float32Array
@@ -63,15 +59,11 @@ class Shown(NamedTuple):
 
     @property
     def observation(self) -> Observation:
-        """Of all environments."""
         return {"request": self.request, "workers": self.workers}
 
 
 class Window:
-    """Where the agents of a batch look at their fleets."""
-
     def __init__(self, batch: Batch) -> None:
-        """Nothing has been seen yet."""
         self._batch = batch
         self._last = np.zeros(len(batch.waiting), np.int64)
         sizes = batch.sim.sizes

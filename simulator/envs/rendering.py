@@ -30,7 +30,6 @@ _INK, _SOFT, _LINE, _BAND = "#1c1f23", "#6e757e", "#e2e4e6", "#eef0f2"
 # Okabe and Ito's colours, readable for the colour-blind.
 _MODELS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _LIGHT = 0.45
-"""Opacity of what is queued."""
 _STATES = {
     **dict.fromkeys(("down", "stalled", "errors"), "#c42b2b"),
     **dict.fromkeys(("slow", "draining"), "#be6e00"),

@@ -1,7 +1,5 @@
 """Which fleet and requests an episode has: one scenario, one of several, or what a function of a generator returns."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,7 +29,6 @@ class Sampler:
     """
 
     def __init__(self, scenarios: Scenarios, load: Load, requests: int) -> None:
-        """Requests: of each episode's arrivals."""
         self._load, self._requests = load, requests
         for share in load if isinstance(load, tuple) else (load,):
             _check_load(share)

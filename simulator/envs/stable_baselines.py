@@ -1,7 +1,5 @@
 """The vector environment as Stable-Baselines3 wants it, so that its algorithms step one batch; needs that package."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium
@@ -33,7 +31,6 @@ class StableBaselinesEnvs(VecEnv):
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
 
     def reset(self) -> VecEnvObs:
-        """Reset all, with the seeds and options that were set before."""
         if any(options != self._options[0] for options in self._options):
             raise ValueError(f"options are {self._options}: give all environments the same")
         observations, _ = self._envs.reset(seed=self._seeds, options=self._options[0])
@@ -55,15 +52,12 @@ class StableBaselinesEnvs(VecEnv):
         return observations, rewards.astype(np.float32), over, infos
 
     def close(self) -> None:
-        """Close the vector environment."""
         self._envs.close()
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """The vector environment's attribute, for each environment."""
         return [getattr(self._envs, attr_name)] * len(list(self._get_indices(indices)))
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        """Environments of one batch have no attributes of their own."""
         raise NotImplementedError(f"{attr_name} cannot be set in one environment of a batch: make another")
 
     def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
@@ -74,9 +68,7 @@ class StableBaselinesEnvs(VecEnv):
     def env_is_wrapped(
         self, wrapper_class: type[gymnasium.Wrapper[Any, Any, Any, Any]], indices: VecEnvIndices = None
     ) -> list[bool]:
-        """No environment is wrapped by itself."""
         return [False] * len(list(self._get_indices(indices)))
 
     def get_images(self) -> list[Any]:
-        """A picture of each fleet."""
         return list(self._envs.render() or [None] * self.num_envs)

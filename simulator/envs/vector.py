@@ -1,7 +1,5 @@
 """Many environments that step together, in one batch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Unpack
 
@@ -157,7 +155,6 @@ class FleetVectorEnv(VectorEnv[Observation, Actions, npt.NDArray[Any]]):
 
 
 def _with_masks(found: dict[str, npt.NDArray[Any]], where: BoolArray) -> dict[str, Any]:
-    """Infos, each with the mask that says for which environments it holds."""
     both: dict[str, Any] = {}
     for name, column in found.items():
         both[name], both[f"_{name}"] = column, where.copy()

@@ -1,7 +1,5 @@
 """Observations as one row of numbers: for algorithms that take no dictionaries."""
 
-from __future__ import annotations
-
 from typing import Any, SupportsInt, cast
 
 import numpy as np
@@ -27,18 +25,15 @@ class FlattenFleets(VectorWrapper[Float32Array, Actions, Observation, Actions, A
     """The same of a vector environment, `(num_envs, g + n * f)`; final observations are flattened as well."""
 
     def __init__(self, env: VectorEnv[Observation, Actions, Any]) -> None:
-        """Flatten the observations of a vector environment, wrapped or not."""
         super().__init__(env)
         self.single_observation_space = flatten_space(env.single_observation_space)
         self.observation_space = batch_space(self.single_observation_space, env.num_envs)
 
     def reset(self, **kwargs: Any) -> tuple[Float32Array, dict[str, Any]]:
-        """See `FleetVectorEnv.reset`."""
         observations, infos = self.env.reset(**kwargs)
         return _flat(observations), infos
 
     def step(self, actions: Actions) -> tuple[Float32Array, Any, Any, Any, dict[str, Any]]:
-        """See `FleetVectorEnv.step`."""
         observations, rewards, terminated, truncated, infos = self.env.step(actions)
         for e in np.flatnonzero(infos.get("_final_obs", False)):
             infos["final_obs"][e] = _flat(infos["final_obs"][e])
@@ -49,7 +44,6 @@ class FlattenFleets(VectorWrapper[Float32Array, Actions, Observation, Actions, A
         return cast(FleetVectorEnv, self.unwrapped).action_masks()
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """See `FleetVectorEnv.call`."""
         return cast(FleetVectorEnv, self.unwrapped).call(name, *args, **kwargs)
 
 

@@ -5,8 +5,6 @@ Off-policy evaluation replays other policies in it, and training goes on in it; 
 simulating the policy that was logged (`simulator.off_policy.calibrated`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections import Counter, defaultdict
@@ -60,8 +58,6 @@ _SETTLED_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A fleet, and what to know of how it was made."""
-
     fleet: FleetSpec
     notes: tuple[str, ...]
     """Where this log tells less than it might, in words; empty: nowhere."""
@@ -120,8 +116,6 @@ class _Listed(NamedTuple):
 
 
 class _Calibration:
-    """A log that is being read, and what was found in it so far."""
-
     def __init__(self, log: DecisionLog, profiles: Sequence[Profile]) -> None:
         self._log, self._profiles = log, profiles
         self._notes: list[str] = []
@@ -135,7 +129,6 @@ class _Calibration:
         self._times = self._service_times()
 
     def found(self) -> Calibration:
-        """The fleet."""
         settings = Settings()
         bare = FleetSpec(
             tuple(map(self._model, self._models)),
@@ -232,7 +225,6 @@ class _Calibration:
             )
 
     def _faults(self) -> Iterator[Fault]:
-        """Workers that joined and left while the log was written."""
         start_s = min(listed.first_s for listed in self._roster.values())
         end_s = max(listed.last_s for listed in self._roster.values())
         for name, listed in self._roster.items():

@@ -30,33 +30,25 @@ _LINE_VARIANCE = 0.25
 
 @dataclass(slots=True)
 class Executions:
-    """Of one model on one worker."""
-
     max_batch_rows: int = 1
     instances: int = 1
     batches: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """By rows: executions, and their seconds in all."""
 
     @property
     def count(self) -> int:
-        """Of all sizes."""
         return sum(executions for executions, _ in self.batches.values())
 
     @property
     def seconds(self) -> float:
-        """Of all sizes."""
         return sum(seconds for _, seconds in self.batches.values())
 
     def add(self, rows: int, executions: int, seconds: float) -> None:
-        """Count executions of one size in."""
         executions_before, seconds_before = self.batches.get(rows, (0, 0.0))
         self.batches[rows] = executions_before + executions, seconds_before + seconds
 
 
 @dataclass(slots=True)
 class WorkerExecutions:
-    """What one worker executed while the log was written."""
-
     span_s: float = 0.0
     """Time that the counts are of; 0: since the worker started, which nobody knows."""
     balancers: int = 1
@@ -176,7 +168,6 @@ def _busy_share(mean: float, most: int) -> float:
 
 
 def pooled(parts: Iterable[Executions]) -> Executions:
-    """The executions of several workers as if one had done them."""
     found = Executions()
     for part in parts:
         found.max_batch_rows = max(found.max_batch_rows, part.max_batch_rows)

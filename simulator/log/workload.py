@@ -1,7 +1,5 @@
 """A decision log as a workload: the requests that a balancer saw, when they came."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import Any

@@ -4,8 +4,6 @@ Every decision is taken by itself: the queues were the logging policy's, and onl
 estimates are of a one-step deviation, and say nothing of the queues that the target would have made for itself.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 
@@ -46,7 +44,6 @@ class LoggedDecisions:
     """
 
     index: IntArray
-    """Into `DecisionLog.decisions`."""
     at_s: FloatArray
     """Since 1970."""
     propensity: FloatArray
@@ -56,7 +53,6 @@ class LoggedDecisions:
     deadline_s: FloatArray
     """Infinite: none."""
     completion_s: FloatArray
-    """Expected, of the pick, at the time."""
     without_outcome: int
     """Decisions left out since nobody knows how they ended."""
     failed: int
@@ -67,7 +63,6 @@ class LoggedDecisions:
     """Policies that decided, and how often; the most frequent first."""
 
     def __len__(self) -> int:
-        """Return the number of decisions."""
         return len(self.index)
 
 
@@ -124,7 +119,6 @@ class _Outcome:
     """One kind of outcome, of those decisions that have it, with its model fitted on other blocks."""
 
     rows: IntArray
-    """Into `LoggedDecisions`."""
     outcome: FloatArray
     blocks: Blocks
     fold: IntArray
@@ -156,8 +150,6 @@ def _outcome(d: LoggedDecisions, has: BoolArray, values: FloatArray, length_s: f
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """How well the log covers what the target would have picked."""
-
     effective: float
     """Effective number of decisions (Kish)."""
     share: float
@@ -177,12 +169,9 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Assessed:
-    """What the log says of one target policy."""
-
     policy: str
     weights: Weights
     mean_s: Value
-    """Mean latency of what was answered well."""
     p99_logged_s: Estimate
     p99_s: Estimate
     """Self-normalised weighted quantile."""
@@ -224,7 +213,6 @@ class Assessor:
         self._in_time = _outcome(d, due, in_time, self.block_s, late=True) if due.any() else None
 
     def assess(self, name: str, policy: Policy) -> Assessed:
-        """What the log says of a policy."""
         d = self.decisions
         probability, unsupported, total = np.zeros(len(d)), np.zeros(len(d)), np.zeros(len(d))
         outcomes = [each for each in (self._latency, self._in_time) if each is not None]

@@ -4,8 +4,6 @@ Here picks change queues, as they do in production; what it rests on is the cali
 simulated too, and compared with what it really did.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,24 +25,18 @@ LOGGING = "(as logged)"
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """A policy in the calibrated fleet, over seeds."""
-
     policy: str
     mean_s: Estimate
     p99_s: Estimate
     in_time: Estimate
     """Share of the requests with a deadline; NaN where none has one."""
     mean_ratio: Estimate
-    """To the logging policy in the same fleet, seed by seed."""
     p99_ratio: Estimate
 
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """The simulation, and how well it fits."""
-
     logging: str
-    """The policy that decided most, with its options."""
     logged_mean_s: float
     """After the warm-up, as in the simulation."""
     logged_p99_s: float
@@ -56,7 +48,6 @@ class Calibrated:
     requests: int
     seeds: int
     notes: tuple[str, ...]
-    """See `simulator.log.fleet.Calibration`."""
 
 
 def simulate(
@@ -104,7 +95,6 @@ def simulate(
 
 
 def _logged_s(log: DecisionLog, decisions: LoggedDecisions, from_s: float) -> FloatArray:
-    """Latencies of what came after the warm-up."""
     came_s = [unix_s(log, decision.run, decision.at_s) for decision in log.decisions]
     came_s += [unix_s(log, refusal.run, refusal.at_s) for refusal in log.refusals]
     start_s = min(came_s)

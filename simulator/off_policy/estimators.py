@@ -106,7 +106,6 @@ class Blocks:
         return self.ratio(values, np.ones_like(values))
 
     def quantile(self, values: FloatArray, weight: FloatArray, level: float) -> Draws:
-        """See `weighted_quantile`."""
         order = np.argsort(values, kind="stable")
         ascending, weights, block = values[order], weight[order], self.of_decision[order]
         resampled = np.array([weighted_quantile(ascending, weights * drawn[block], level) for drawn in self._drawn])
@@ -124,10 +123,7 @@ def weighted_quantile(ascending: FloatArray, weight: FloatArray, level: float) -
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A mean outcome under a target policy, estimated in each way."""
-
     logged: Estimate
-    """Of the policy that decided."""
     ips: Estimate
     snips: Estimate
     dr: Estimate

@@ -5,8 +5,6 @@ where the target picks what was hardly ever tried, and is right enough for the d
 need it to be right. Fitted on other folds than it is used on, so that no outcome explains itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
@@ -25,7 +23,6 @@ class Isotonic:
         self._line = ascending_means(feature, outcome, np.ones(len(feature))) if len(feature) else None
 
     def __call__(self, feature: FloatArray) -> FloatArray:
-        """Of any shape."""
         return np.zeros_like(feature) if self._line is None else np.interp(feature, *self._line)
 
 

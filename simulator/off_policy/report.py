@@ -1,7 +1,5 @@
 """An evaluation as tables for a terminal and as JSON."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,8 +21,6 @@ from simulator.off_policy.verdict import MEANING, PolicyVerdict
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """All that is told of some policies by a log."""
-
     log: DecisionLog
     assessor: Assessor
     assessed: tuple[Assessed, ...]
@@ -66,7 +62,6 @@ def as_json(e: Evaluation) -> dict[str, Any]:
 
 
 def heading(e: Evaluation) -> str:
-    """What the log has, in some lines."""
     d, a = e.assessor.decisions, e.assessor
     by = ", ".join(f"{p.name} {p.options} ({count / len(d):.0%})" for p, count in d.logging)
     return (
@@ -78,7 +73,6 @@ def heading(e: Evaluation) -> str:
 
 
 def support_table(e: Evaluation) -> Table:
-    """How well the log covers each policy."""
     columns = "policy", "effective", "of all", "largest weight", "mean weight", "shed", f"picks below {LITTLE:.0%}"
     table = _table("What the log can tell", *columns)
     for each in e.assessed:
@@ -89,7 +83,6 @@ def support_table(e: Evaluation) -> Table:
 
 
 def estimates_table(e: Evaluation) -> Table:
-    """One decision changed."""
     columns = "policy", "", "logged", "IPS", "SNIPS", "doubly robust", "model alone"
     table = _table("One decision changed, all others as logged (ms, share)", *columns)
     for each in e.assessed:
@@ -107,7 +100,6 @@ def _cells(value: Value, form: str) -> Iterator[str]:
 
 
 def simulation_table(calibrated: Calibrated) -> Table:
-    """The fleet run by each."""
     title = f"The fleet run by it: simulated from the log, {calibrated.seeds} seeds of {calibrated.requests:,} requests"
     table = _table(title, "policy", "mean ms", "p99 ms", "in time", "mean vs logging", "p99 vs logging")
     for run in calibrated.runs:
@@ -130,7 +122,6 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def verdict_lines(verdict: PolicyVerdict) -> Iterator[str]:
-    """In words, and what they rest on."""
     yield f"{verdict.policy}: {verdict.says}"
     for why in verdict.one_step_why:
         yield f"  estimates: {why}"

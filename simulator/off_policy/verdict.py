@@ -1,7 +1,5 @@
 """How far the numbers can be trusted, in words, each with the numbers that it rests on."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -40,8 +38,6 @@ MEANING = (
 
 @dataclass(frozen=True, slots=True)
 class PolicyVerdict:
-    """On one policy."""
-
     policy: str
     one_step: Trust
     one_step_why: tuple[str, ...]
@@ -49,11 +45,9 @@ class PolicyVerdict:
     """None: not simulated."""
     simulation_why: tuple[str, ...]
     says: str
-    """Both in a sentence or two."""
 
 
 def verdict(assessed: Assessed, assessor: Assessor, calibrated: Calibrated | None) -> PolicyVerdict:
-    """What to think of the numbers of a policy."""
     one_step, why = _one_step(assessed, assessor)
     simulation, simulation_why = (None, ()) if calibrated is None else _simulation(calibrated)
     run = None

@@ -1,13 +1,10 @@
 """What pages have in common: one file that loads nothing, readable on light and dark."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 LineStyles = dict[str, tuple[str, Any]]
-"""Colour and dashes by what a line is of."""
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c1f23; --paper: #fbfbfa; --line: #d6d8db; --soft: #5b626b; --hot: #e8743b;

@@ -1,7 +1,5 @@
 """Plots of a scoreboard as SVG for a page: text stays text, ink takes the page's colour, nothing is loaded."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Mapping, Sequence
@@ -50,7 +48,6 @@ _REFERENCE_MARKS = {"pooled": "1", "exact queues": "|", "clairvoyant": "d", "soc
 
 
 def styles(policies: Sequence[str]) -> LineStyles:
-    """A colour and a dash for each policy, the same in every plot of a page."""
     return line_styles(policies, _COLOURS, _DASHES)
 
 

@@ -1,7 +1,5 @@
 """A scoreboard as one HTML page that needs nothing else: plots, tables, and how to make it again."""
 
-from __future__ import annotations
-
 import html
 import importlib.metadata
 import math
@@ -34,7 +32,6 @@ _TIMELINE = (
 
 
 def page(report: ComparisonReport) -> str:
-    """The page."""
     boards = report.boards
     style = plots.styles(report.policies)
     title = f"{len(report.policies)} routing policies in {_counted(len(boards), 'scenario')}"
@@ -179,7 +176,6 @@ def _models(board: Board) -> str:
 
 
 def _busy(board: Board) -> str:
-    """Each worker's share, or where they are many the spread over them."""
     names = [f"{worker.name} {worker.device}".removesuffix(" *") for worker in board.scenario.fleet.workers]
     many = len(names) > _MANY_WORKERS
     lines = []

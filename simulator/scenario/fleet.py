@@ -3,8 +3,6 @@
 All times are in seconds, but for the tables of measured service times, which are in milliseconds as their sources are.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass

@@ -1,7 +1,5 @@
 """The file of a scenario. The text under a field is its documentation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

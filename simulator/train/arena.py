@@ -4,8 +4,6 @@ An episode is a pure function of networks, scenario and seed; nothing lives on f
 resumed exactly, spread over processes or machines, and compared on common random numbers.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,8 +32,6 @@ _DRAWS = 100
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """What happens, but for the decisions."""
-
     scenario: Scenario
     arrivals: Arrivals
     seed: int

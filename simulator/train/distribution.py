@@ -1,7 +1,5 @@
 """The written distribution of scenarios: every number that is drawn stands here, and the page is made of it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -40,7 +38,6 @@ NETWORK = NetworkSpec(to_worker_s=0.0005, to_client_s=0.0003, outcome_s=0.001)
 
 
 def drawn(default: Any, how: str, what: str) -> Any:
-    """A field of ranges: what is drawn, and how, for the page that tells of it."""
     return field(default=default, metadata={"how": how, "what": what})
 
 
@@ -167,8 +164,6 @@ def scenario(seed: int, number: int, ranges: DrawnRanges = DISTRIBUTION) -> Scen
 
 @dataclass(frozen=True)
 class Parts:
-    """What a fleet and its requests are made of."""
-
     models: tuple[ModelSpec, ...]
     traffic: tuple[ModelTraffic, ...]
     workers: tuple[SimulatedWorker, ...]
@@ -289,7 +284,6 @@ def _arriving(
 
 @cache
 def _trace(name: str) -> Recorded:
-    """Read once, since many scenarios have it."""
     return read_recorded(_DATA / name)
 
 
@@ -320,7 +314,6 @@ PLACES = (SHARED, LONG, KEYED, DUE)
 
 
 def kinds(one: Scenario) -> tuple[str, ...]:
-    """What is in the scenario."""
     fleet, traffic = one.fleet, one.workload.traffic
     batching: set[BatchingSpec] = {model.batching for model in fleet.models}
     found = {

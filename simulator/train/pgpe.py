@@ -11,8 +11,6 @@ Source: Sehnke et al. 2010, Parameter-exploring policy gradients, Neural Network
 The step is the gradient with momentum, brought to a fixed length in units of the exploration's deviation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -38,10 +36,7 @@ _MATRICES = {"w1", "w2", "context", "mix"}
 
 
 class Pgpe:
-    """The algorithm: state, and one iteration after the other."""
-
     def __init__(self, settings: TrainingSettings, draw: Draw, seed: int, start: Network) -> None:
-        """`start`: where to begin, of as many hidden units as the settings say."""
         self.settings, self._draw, self._seed = settings, draw, seed
         self.iteration = 0
         self._vector = flat(start)
@@ -49,20 +44,16 @@ class Pgpe:
 
     @property
     def network(self) -> Network:
-        """At present."""
         return from_flat(self._vector, self.settings.hidden)
 
     @property
     def decisions(self) -> int:
-        """Of one iteration."""
         return 2 * self.settings.pairs * self.settings.requests
 
     def state(self) -> dict[str, FloatArray]:
-        """All that the next iterations depend on, beside settings and seed."""
         return {"vector": self._vector, "momentum": self._momentum, "iteration": np.array(float(self.iteration))}
 
     def restore(self, state: Mapping[str, FloatArray]) -> None:
-        """Go on from a state."""
         self._vector, self._momentum = state["vector"].copy(), state["momentum"].copy()
         self.iteration = int(state["iteration"])
 

@@ -48,7 +48,6 @@ class TrainingPlan:
 
     seed: int = 0
     scenarios: tuple[str, ...] = ()
-    """Names or files."""
     from_log: str = ""
     profile: tuple[str, ...] = ()
     init: str = ""
@@ -56,19 +55,15 @@ class TrainingPlan:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """By name; complete."""
     schema: str = SCHEMA
-    """Of the policy's inputs."""
 
     @staticmethod
     def from_json(found: Mapping[str, Any]) -> TrainingPlan:
-        """What `dataclasses.asdict` gave, from a file."""
         lists = {name: tuple(found[name]) for name in ("scenarios", "profile")}
         return TrainingPlan(**{**found, **lists})
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedPlan:
-    """A plan with all that it names at hand."""
-
     algorithm: Pgpe
     draw: Randomised
     validation: tuple[ValidationEpisode, ...]
@@ -101,7 +96,6 @@ def make_plan(given: Mapping[str, Any]) -> TrainingPlan:
 
 
 def differences(plan: TrainingPlan, given: Mapping[str, Any]) -> list[str]:
-    """Where the fields that are given are not those of the plan, in words."""
     pairs = [(name, value, getattr(plan, name)) for name, value in given.items() if name != "settings"]
     pairs += [(name, value, plan.settings.get(name)) for name, value in given.get("settings", {}).items()]
     return [f"{name} is {_shown(value)} here and {_shown(was)} there" for name, value, was in pairs if value != was]
@@ -112,7 +106,6 @@ def _shown(value: Any) -> str:
 
 
 def start_of(init: str) -> Artifact:
-    """The policy to start from."""
     try:
         content = Path(init).read_bytes()
     except OSError as error:

@@ -24,8 +24,7 @@ class TaskPool(AbstractContextManager["TaskPool"]):
     """Called after each task of a `map`: how many of how many are done."""
 
     @abstractmethod
-    def map(self, function: Callable[[Task], Found], tasks: Sequence[Task]) -> list[Found]:
-        """What the function returns for each, in their order."""
+    def map(self, function: Callable[[Task], Found], tasks: Sequence[Task]) -> list[Found]: ...
 
     def _each(self, found: Iterable[Found], total: int) -> list[Found]:
         """What is found; each is counted in `progress`."""
@@ -35,32 +34,24 @@ class TaskPool(AbstractContextManager["TaskPool"]):
             self.progress(len(all_found), total)
         return all_found
 
-    def __exit__(self, *_: object) -> None:
-        """End what was begun."""
+    def __exit__(self, *_: object) -> None: ...
 
 
 class LocalPool(TaskPool):
-    """In this process, one after the other."""
-
     def map(self, function: Callable[[Task], Found], tasks: Sequence[Task]) -> list[Found]:
-        """See `TaskPool`."""
         return self._each(map(function, tasks), len(tasks))
 
 
 class Processes(TaskPool):
-    """In `count` processes of this machine."""
-
     def __init__(self, count: int) -> None:
         # Not fork: the compiled engine's threads would not survive it.
         context = multiprocessing.get_context("spawn")
         self._executor = ProcessPoolExecutor(count, mp_context=context, initializer=_obey_the_parent)
 
     def map(self, function: Callable[[Task], Found], tasks: Sequence[Task]) -> list[Found]:
-        """See `TaskPool`."""
         return self._each(self._executor.map(function, tasks), len(tasks))
 
     def __exit__(self, *_: object) -> None:
-        """Stop the processes."""
         self._executor.shutdown(cancel_futures=True)
 
 
@@ -94,11 +85,9 @@ class Ray(TaskPool):
         ray.init(address=address, log_to_driver=False, include_dashboard=False if address == "local" else None)
 
     def map(self, function: Callable[[Task], Found], tasks: Sequence[Task]) -> list[Found]:
-        """See `TaskPool`."""
         remote = self._ray.remote(lambda task: function(task))  # noqa: PLW0108 - Ray takes no partial
         begun = [remote.remote(task) for task in tasks]
         return self._each(map(self._ray.get, begun), len(tasks))
 
     def __exit__(self, *_: object) -> None:
-        """Disconnect."""
         self._ray.shutdown()

@@ -64,7 +64,6 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what computes."""
     found = {"python": platform.python_version(), "machine": platform.machine()}
     for package in _PACKAGES:
         try:
@@ -75,12 +74,10 @@ def versions() -> dict[str, str]:
 
 
 def cpus() -> int:
-    """That this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def now() -> str:
-    """For people."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

@@ -6,8 +6,6 @@ written distribution instead (`distribution.py`): several models on shared devic
 Sealed scenarios are of it too, with numbers that are never drawn here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 
@@ -33,9 +31,7 @@ from simulator.workload.times import Diurnal, FlashCrowd, Poisson, Process
 from simulator.workload.workload import ModelTraffic, Workload
 
 WORKERS = (4, 16)
-"""Least and most workers of a random fleet."""
 _WRITTEN_SHARE = 0.5
-"""Of random scenarios."""
 _TRAINED = dataclasses.replace(DISTRIBUTION, requests=2000)
 
 
@@ -55,7 +51,6 @@ class Randomised:
     """Of random scenarios."""
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` where there is nothing to draw from."""
         if not self.shipped and self.random_share < 1:
             raise ValueError("scenarios is empty: name at least one, or make all of them random (random share 1)")
 
@@ -77,7 +72,6 @@ def random_scenario(generator: np.random.Generator, workers: tuple[int, int] = W
 
 
 def _single(generator: np.random.Generator, workers: tuple[int, int]) -> Scenario:
-    """Mostly of one model."""
     models = 1 if generator.random() < 0.7 else int(generator.integers(2, 4))
     specs = tuple(_model(generator, f"model-{i}") for i in range(models))
     members = _workers(generator, [spec.name for spec in specs], workers)

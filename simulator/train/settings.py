@@ -1,7 +1,5 @@
 """Every setting of `balancer train`, as `--set` changes them and `config.json` lists them."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any

@@ -35,17 +35,13 @@ class Checkpoint:
     """The state of a run between two iterations: all that it needs to go on as if it had never stopped."""
 
     algorithm: dict[str, FloatArray]
-    """As `Pgpe.state` has it."""
     best: Network
     last: Network
     best_iteration: int = 0
     curve: list[dict[str, float]] = field(default_factory=list)
-    """What each evaluation found."""
     wall_s: float = 0.0
-    """That the run took, in all its parts."""
 
     def write(self, folder: Path) -> None:
-        """Put it in place of the one before."""
         summary = {"best_iteration": self.best_iteration, "curve": self.curve, "wall_s": self.wall_s}
         arrays: dict[str, Any] = {f"algorithm/{name}": array for name, array in self.algorithm.items()}
         for which, network in (("best", self.best), ("last", self.last)):
@@ -89,21 +85,15 @@ def write_whole(path: Path, content: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TrainingStep:
-    """What there is to tell after an iteration."""
-
     iteration: int
     wall_s: float
-    """Of the run so far."""
     judged: NetworkVerdict | None
     """Where it was evaluated."""
     best: bool
-    """Whether that is the best so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """How a run ended."""
-
     checkpoint: Checkpoint
     why: str
     """It ended; in words."""

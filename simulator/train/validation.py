@@ -1,7 +1,5 @@
 """Is it better than `expected_latency`? On episodes that nobody trained on, with equal arrivals and seeds for both."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,15 +28,11 @@ REPORT_SEED = VALIDATION_SEED + (1 << 20)
 RANDOM = "random"
 """Stands for the random scenarios, each of which is played once."""
 TAIL_WEIGHT = 0.5
-"""Of the tail in the cost of validation, beside 1 for the mean."""
 _TASKS = 4
 
 
 class ValidationEpisode(NamedTuple):
-    """An episode to play."""
-
     group: str
-    """The scenario's name, or `RANDOM`."""
     scenario: Scenario
     seed: int
 
@@ -53,7 +47,6 @@ def cases(named: Sequence[Scenario], each: int, random: int, first_seed: int) ->
 
 
 def validation_cases(named: Sequence[Scenario], random_share: float, episodes: int) -> tuple[ValidationEpisode, ...]:
-    """Some `episodes` of them, mixed as in training."""
     each = max(1, round((1 - random_share) * episodes / len(named))) if named and random_share < 1 else 0
     return cases(named, each, round(random_share * episodes), VALIDATION_SEED)
 
@@ -62,7 +55,6 @@ class NetworkVerdict(NamedTuple):
     """A network against `expected_latency`; ratios are geometric means, below 1 is better."""
 
     cost: float
-    """What is minimised: see `Validation.judge`."""
     mean: float
     """Ratio of mean latencies."""
     p99: float
@@ -71,7 +63,6 @@ class NetworkVerdict(NamedTuple):
     worst_p99: float
 
     def words(self) -> str:
-        """For people."""
         return (
             f"mean x{self.mean:.3f}, p99 x{self.p99:.3f} of expected_latency's; "
             f"worst scenario x{self.worst_mean:.3f}, x{self.worst_p99:.3f}"
@@ -86,10 +77,7 @@ class MeanAndTail(NamedTuple):
 
 
 class Validation:
-    """Cases with what `expected_latency` makes of them."""
-
     def __init__(self, chosen: Sequence[ValidationEpisode], requests: int, random_share: float, pool: TaskPool) -> None:
-        """Play them by `expected_latency`."""
         self._cases, self._requests, self._random_share = tuple(chosen), requests, random_share
         self._expected = latencies(self._cases, requests, ExpectedLatency(), pool)
         groups = np.array([case.group for case in self._cases])
@@ -130,7 +118,6 @@ def learned(network: Network) -> Policy:
 
 
 def latencies(chosen: Sequence[ValidationEpisode], requests: int, policy: Policy, pool: TaskPool) -> MeanAndTail:
-    """Play the cases by the policy."""
     count = min(_TASKS, len(chosen))
     parts = pool.map(partial(_play, requests, policy), [chosen[part::count] for part in range(count)])
     found = np.empty((len(chosen), 2))

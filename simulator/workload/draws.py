@@ -4,8 +4,6 @@ Every distribution is its inverse distribution function. So a request's draw dep
 a longer run begins as a shorter one, and changing one part of a workload changes no other.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Annotated, Protocol
@@ -28,8 +26,7 @@ class Distribution(Protocol):
     """Positive numbers."""
 
     @property
-    def mean(self) -> float:
-        """Of the numbers drawn."""
+    def mean(self) -> float: ...
 
     def quantile(self, u: FloatArray) -> FloatArray:
         """Draws for uniform numbers in [0, 1); same shape."""
@@ -45,17 +42,14 @@ class UniformInt:
     """The largest."""
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for a value out of range."""
         if not 1 <= self.low <= self.high:
             raise ValueError(f"low is {self.low} and high {self.high}: give 1 <= low <= high")
 
     @property
     def mean(self) -> float:
-        """The middle."""
         return (self.low + self.high) / 2
 
     def quantile(self, u: FloatArray) -> FloatArray:
-        """Whole numbers as floats."""
         return self.low + np.floor(u * (self.high - self.low + 1))
 
 
@@ -67,17 +61,14 @@ class Shares:
     """By number: its share is its weight over the sum of weights."""
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for a value out of range."""
         if not sum(self.weights.values()) > 0:
             raise ValueError(f"shares are {dict(self.weights)}: give weights of at least 0, one of them above")
 
     @property
     def mean(self) -> float:
-        """By the shares."""
         return sum(number * weight for number, weight in self.weights.items()) / sum(self.weights.values())
 
     def quantile(self, u: FloatArray) -> FloatArray:
-        """The numbers in the order given."""
         cumulated = np.cumsum(list(self.weights.values()))
         numbers = np.array(list(self.weights), dtype=np.float64)
         drawn: FloatArray = numbers[np.searchsorted(cumulated[:-1], u * cumulated[-1], side="right")]
@@ -85,7 +76,6 @@ class Shares:
 
 
 ONE = Shares({1: 1.0})
-"""Always 1."""
 
 
 @dataclass(config=CHECKED, frozen=True, slots=True)
@@ -103,7 +93,6 @@ class Pareto:
     """The least."""
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for a value out of range."""
         if not self.high > self.low:
             raise ValueError(f"high is {self.high}: give a number above {self.low:g}, which is low")
         if self.shape == 1:
@@ -111,12 +100,10 @@ class Pareto:
 
     @property
     def mean(self) -> float:
-        """In closed form."""
         a, ratio = self.shape, self.low / self.high
         return float(self.low * a / (a - 1) * (1 - ratio ** (a - 1)) / (1 - ratio**a))
 
     def quantile(self, u: FloatArray) -> FloatArray:
-        """By inversion."""
         kept = 1 - (self.low / self.high) ** self.shape
         drawn: FloatArray = self.low * (1 - u * kept) ** (-1 / self.shape)
         return drawn
@@ -132,7 +119,6 @@ class Lognormal:
     """Mean."""
 
     def quantile(self, u: FloatArray) -> FloatArray:
-        """By inversion."""
         from scipy.special import ndtri  # noqa: PLC0415 - importing it takes longer than all else here
 
         variance = math.log1p(self.cv**2)
@@ -147,11 +133,9 @@ class Exponential:
 
     @property
     def mean(self) -> float:
-        """It is 1."""
         return 1.0
 
     def quantile(self, u: FloatArray) -> FloatArray:
-        """By inversion."""
         return -np.log1p(-np.maximum(u, 2.0**-53))
 
 

@@ -1,7 +1,5 @@
 """What some requests have beside rows, work and a key: a sequence, several responses, a client that gives up."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,7 +79,6 @@ class Stream:
 
     @property
     def mean_work(self) -> float:
-        """Of a request."""
         return float(self.work(self.count((np.arange(1 << 16) + 0.5) / (1 << 16))).mean())
 
     def mean_row_work(self, rows: Distribution, most_rows: int) -> float:

@@ -42,7 +42,6 @@ class Diurnal:
     """The peak is 1 + amplitude times the mean, the trough 1 - amplitude."""
 
     def intensity(self, time_s: FloatArray) -> FloatArray:
-        """Arrivals expected up to times within the first period, at a mean rate of 1."""
         angle = 2 * np.pi / self.period_s
         return time_s + self.amplitude / angle * (1 - np.cos(angle * time_s))
 
@@ -61,12 +60,10 @@ class FlashCrowd:
     """When the first crowd comes; below the period."""
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for a value out of range."""
         if not 0 <= self.first_s < self.period_s:
             raise ValueError(f"first_s is {self.first_s}: give seconds from 0 to below period_s, {self.period_s}")
 
     def intensity(self, time_s: FloatArray) -> FloatArray:
-        """Arrivals expected up to times within the first period, at a mean rate of 1."""
 
         def relative(since_s: FloatArray) -> FloatArray:
             return (self.factor - 1) * self.decay_s * -np.expm1(-np.maximum(since_s, 0) / self.decay_s)

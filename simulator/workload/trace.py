@@ -1,7 +1,5 @@
 """Recorded requests as a workload: their times, and what else the file tells of each."""
 
-from __future__ import annotations
-
 import pathlib
 from dataclasses import dataclass
 from functools import lru_cache

@@ -30,8 +30,6 @@ _ALL_ZERO = Shares({0: 1.0})
 
 @dataclass(frozen=True, slots=True)
 class ModelTraffic:
-    """The requests to one model."""
-
     name: str
     share: float = 1.0
     """Its share of the requests is this over the sum over models; a trace that names models goes before."""
@@ -50,14 +48,11 @@ class ModelTraffic:
 
     @property
     def extra(self) -> bool:
-        """Whether its requests have more than most."""
         return self.sequences is not None or self.stream is not None or self.patience is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What the workload asks of one model."""
-
     share: float
     rows: float
     row_work: float

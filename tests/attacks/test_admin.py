@@ -1,7 +1,5 @@
 """What a stranger wants of the admin port of a real balancer process; no worker is needed for that."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

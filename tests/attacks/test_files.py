@@ -1,7 +1,5 @@
 """A neighbour who can put files where the balancer reads: no file holds it up, and each is refused in words."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -1,7 +1,5 @@
 """Some thousand random inputs at every port of a real balancer and a real Envoy; `make fuzz` sends many more."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Attacks on a real Triton through a real Envoy: what changes one server never gets there, whoever fails."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json

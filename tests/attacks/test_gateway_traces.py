@@ -1,7 +1,5 @@
 """What a stranger tries with the headers of a trace, by either front end, and with the ids of requests."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Clients that keep the fleet waiting at a real Envoy: they take no large answer, or stop amid a request."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path

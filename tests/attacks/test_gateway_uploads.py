@@ -1,7 +1,5 @@
 """Attacks on a real Envoy with uploads that stop, uploads that are huge, and connections without number."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

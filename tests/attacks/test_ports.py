@@ -1,7 +1,5 @@
 """A stranger who reaches one port, with TLS on: whatever is called there is refused, and nothing is learned of it."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """Attacks by whoever may send reports, on a real balancer process with its agents' port open."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

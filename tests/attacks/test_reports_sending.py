@@ -1,7 +1,5 @@
 """Attacks by whoever may open report streams, on a real collector."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator
 

@@ -1,7 +1,5 @@
 """What a stranger wants who may send requests: Triton's clients and any header, through a real Envoy."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -1,7 +1,5 @@
 """Each of these tests breaks its own stack."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Through real Envoy to real Tritons: what the balancer keeps stays kept while it refuses, hangs and is away."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import AsyncIterator

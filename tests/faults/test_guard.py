@@ -1,8 +1,6 @@
 """A policy misbehaves, loses its reports, or meets what it was not trained for, under load: a baseline steps in, and it
 comes back."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import AsyncIterator, Mapping

@@ -1,7 +1,5 @@
 """Parts of the stack die under load."""
 
-from __future__ import annotations
-
 import os
 import signal
 from typing import Literal

@@ -1,7 +1,5 @@
 """Whatever dies, leaves or comes too late: behind the proxy no answer reaches another request's client."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from pathlib import Path

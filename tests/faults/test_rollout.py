@@ -1,7 +1,5 @@
 """A rollout to a bad policy under load, on real parts: it goes back by itself, and no request fails."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The config file is edited while requests flow."""
 
-from __future__ import annotations
-
 from itertools import groupby
 
 import pytest

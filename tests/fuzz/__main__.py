@@ -1,7 +1,5 @@
 """`python -m fuzz PART`: attack one part with random inputs; status 1 where it did not hold."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """One attack: warm up, attack, look whether all is as before."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence

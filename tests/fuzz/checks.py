@@ -1,7 +1,5 @@
 """What must be true of the gateway after an attack as before it."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import re

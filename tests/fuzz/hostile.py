@@ -1,7 +1,5 @@
 """Hostile values, and honest messages with some of their fields made hostile."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

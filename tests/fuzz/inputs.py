@@ -1,7 +1,5 @@
 """Honest messages to every port, of which an attack is made; each is drawn from a generator."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Kinds of attack: how an input is made of a generator, sent to a port, and answered."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from random import Random

@@ -3,8 +3,6 @@
 Neither how a body is cut into chunks, nor what lay in memory before, may make a difference to what is read.
 """
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from collections.abc import Iterator, Sequence

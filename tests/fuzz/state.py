@@ -4,8 +4,6 @@
 before it is looked at, or is changed while it is in use.
 """
 
-from __future__ import annotations
-
 import subprocess
 import tempfile
 import time

@@ -1,7 +1,5 @@
 """Bytes for a socket, HTTP/1 and HTTP/2 as no library would send them, and a client that sends them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from random import Random

@@ -1,7 +1,5 @@
 """Short ways to say small fleets and their requests."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """When two simulators did the same, and when one did what was worked out by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

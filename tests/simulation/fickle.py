@@ -1,7 +1,5 @@
 """Policies that misbehave now and then, and what is configured around policies, at random."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """Random fleets and their requests. Most times are multiples of 2^-10 s, so that many events coincide."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from itertools import accumulate

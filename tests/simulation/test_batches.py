@@ -1,7 +1,5 @@
 """Environments of one batch share nothing: each runs as it would alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from simulation.builders import arrivals_of, fleet_of, model_of

@@ -1,7 +1,5 @@
 """What holds in every run of the reference, whatever fails, and so of the engine, which does the same."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 In the end every balancer knows the same of every worker, bit for bit as well.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sequences, streams, clients that give up, and models that come and go: examples that can be worked out by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

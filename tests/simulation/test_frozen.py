@@ -1,7 +1,5 @@
 """The engine decides as it always has: one digest of all policies, which holds a fault that all hosts share."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import math

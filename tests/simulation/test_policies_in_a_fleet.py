@@ -1,7 +1,5 @@
 """What each policy must achieve in a small fleet: same arrivals for all, seeds fixed, differences large."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

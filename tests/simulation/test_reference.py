@@ -1,7 +1,5 @@
 """The reference does what the engine's page says, in examples that can be worked out by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any, ClassVar

@@ -4,8 +4,6 @@ Seeds are fixed, so nothing here changes from run to run. `agrees` asks for two 
 interval, and that the interval is narrow enough to tell a wrong model from a right one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -2,8 +2,6 @@
 changes when and why, and what is known at the end.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -3,8 +3,6 @@
 Harchol-Balter: Performance Modeling and Design of Computer Systems, Cambridge 2013.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """`python -m soak`: see the package."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The deployment under test, with mutual TLS between its parts, each of which can be killed, hung and started again."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import os

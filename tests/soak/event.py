@@ -1,7 +1,5 @@
 """A fault as it happens: when, where, and what is waited for until all is as before."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What can happen to a deployment, each from its beginning until all is as before."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal

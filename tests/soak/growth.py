@@ -1,7 +1,5 @@
 """Resident memory and descriptors of the parts over a soak, and whether they grow."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Mapping, Sequence

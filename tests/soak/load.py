@@ -1,7 +1,5 @@
 """Honest clients: closed loops over gRPC and REST that account for every request."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

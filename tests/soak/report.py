@@ -1,7 +1,5 @@
 """What a soak came to: failures by cause, what each kind of fault cost, growth; results, and the page's table."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Which fault comes when: drawn from a seed, at most two at once, never two that break the same part."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Sequence

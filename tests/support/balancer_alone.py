@@ -1,7 +1,5 @@
 """A real balancer process and nothing else: the test itself speaks to its ports."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reads a block of memory as another process would that is handed it: the layout is the block's own table."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any

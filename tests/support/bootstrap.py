@@ -1,7 +1,5 @@
 """Options of Envoy's bootstrap, without a config around them."""
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 from pathlib import Path

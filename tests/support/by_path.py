@@ -3,8 +3,6 @@
 With the repository on sys.path, its folder triton/ would be importable too.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Programs in C over the sources of Envoy's module. No warning is borne."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

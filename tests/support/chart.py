@@ -1,7 +1,5 @@
 """The Helm chart, rendered by the real helm."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

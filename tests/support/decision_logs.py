@@ -1,7 +1,5 @@
 """Decision logs of routers to which everything happens that may happen to one, at random."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How bursty arrivals are."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from balancer.load.arrivals import FloatArray

@@ -1,7 +1,5 @@
 """States of estimators without a fleet, for tests of their rules."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """Metrics and labels as the balancer declares them, and those that PromQL names."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator

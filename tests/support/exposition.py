@@ -1,7 +1,5 @@
 """What metrics say, as a scrape reads it."""
 
-from __future__ import annotations
-
 from prometheus_client.parser import text_string_to_metric_families
 
 from balancer.server.metrics import Metrics

@@ -1,7 +1,5 @@
 """What a watch asks of Kubernetes, answered as the test says."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Callable, Iterator

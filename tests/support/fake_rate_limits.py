@@ -1,7 +1,5 @@
 """A stand-in for a rate limit service: it speaks the real protocol (RLS v3), and counts in memory."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any

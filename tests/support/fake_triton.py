@@ -1,7 +1,5 @@
 """A KServe v2 gRPC server that is no Triton: answers at once, on a gate, or with an error, and notes what it saw."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """A KServe v2 gRPC server that is no Triton, of raw bytes: answers as the test says, and notes what it was sent."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The whole stack with `listen.fleet`, and Tritons whose models clients may load."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path

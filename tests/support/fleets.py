@@ -1,7 +1,5 @@
 """Routers with workers that have reported, for tests of the core."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Who decides, where what all front ends share keeps the promise: one in every run, the others in the long one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Policies that misbehave as told, and guarded routers, for tests of the guard."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """An Envoy whose listener asks something of clients, whichever front end is behind it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Objects of the Gateway API Inference Extension, and their kinds as its release has them, as far as they are read."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from support.kubernetes_api import definition

@@ -1,7 +1,5 @@
 """Inputs of requests by Triton's own client libraries."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The kernel's own source as a host: what is compiled for production and simulator, run by CPython as it stands."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from balancer.bounds import MAX_FALLBACKS

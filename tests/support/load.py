@@ -1,7 +1,5 @@
 """Steady load in the background of a test, every request of which is accounted for."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """Takes spans over OTLP, by gRPC and by HTTP, as a collector does."""
 
-from __future__ import annotations
-
 import base64
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """An admin interface over a router in this process, with traffic, for tests of the page; its clock stands still."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

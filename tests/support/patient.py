@@ -3,8 +3,6 @@
 Also of the processes that it starts: they import this file as their main module.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 

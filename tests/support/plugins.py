@@ -1,7 +1,5 @@
 """Policies of the folders beside this file, as if somebody had installed them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

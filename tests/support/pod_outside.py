@@ -5,8 +5,6 @@ What an image has is taken from this environment: `balancer`, `envoy`, `tritonse
 that cannot be written, limits.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import itertools

@@ -1,7 +1,5 @@
 """Pods in the API's JSON, as a kubelet would leave them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

@@ -1,7 +1,5 @@
 """The proxy of one process between a client and fake workers, over real gRPC; Envoy is left out."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Requests over HTTP/2 that no client library would send: bodies that stop, and answers that nobody takes."""
 
-from __future__ import annotations
-
 import asyncio
 import struct
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A real Triton that runs while a block does."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 

@@ -1,7 +1,5 @@
 """A second balancer over the workers of a stack, and an Envoy beside it: as two pods of a gateway."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Reports, and a real collector to send them to."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """Made-up results of simulations, for tests of what reads them: no engine has run."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Parts that run while a block does."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Requests for the program `settle`, and what a router in this process makes of them."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import time

@@ -4,8 +4,6 @@ A stack waits most of its time, so two of them fit on two cores. What has to ans
 test that computes: the process that runs those yields to the rest. When the stacks are done, all share what is left.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import random

@@ -1,7 +1,5 @@
 """Decision logs of simulated fleets: the reference simulator runs production's router, which is recorded as there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from simulation.reference import Simulation

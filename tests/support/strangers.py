@@ -1,7 +1,5 @@
 """Policies as third parties write them, in NumPy."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The stack with certificates on every connection, whose admin pages are read by an admin's."""
 
-from __future__ import annotations
-
 import ssl
 from pathlib import Path
 from typing import Any

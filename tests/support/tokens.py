@@ -1,7 +1,5 @@
 """Real tokens (JWT, ES256) of an issuer with keys of its own."""
 
-from __future__ import annotations
-
 import base64
 import json
 import time

@@ -1,7 +1,5 @@
 """A fleet in which everybody knows what is right, to train on: a slow worker and one that is four times as fast."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from policies.learned.features import TERMS

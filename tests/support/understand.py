@@ -1,7 +1,5 @@
 """The module's reader of requests as a program, and what the gateway makes of the same facts."""
 
-from __future__ import annotations
-
 import json
 import math
 import struct

@@ -1,7 +1,5 @@
 """The file of a learned policy that decides as training starts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The cache of keys that an emulated GPU has: the simulator's law."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

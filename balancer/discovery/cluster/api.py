@@ -7,8 +7,6 @@ bounded pieces: the client's own models take 21 MiB and 0.8 s more. Calls block:
 Source: https://kubernetes.io/docs/reference/using-api/api-concepts/ (lists in chunks, watches, bookmarks, 410).
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json
@@ -49,7 +47,6 @@ class ApiError(Exception):
 @dataclass(frozen=True, slots=True)
 class Resource:
     version: str
-    """With the group before it, where it has one."""
     plural: str
     remedy: str = ""
     """What to do where a cluster does not know it."""
@@ -89,9 +86,7 @@ class ClusterAccess:
 class ListPage:
     objects: list[Any]
     version: str
-    """Resource version of the whole list."""
     more: bool
-    """Whether other pages follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +95,6 @@ class WatchEvent:
     """`ADDED`, `MODIFIED`, `DELETED` or `BOOKMARK`."""
     object: Mapping[str, Any]
     version: str
-    """Resource version after it."""
 
 
 def is_installed() -> bool:

@@ -21,9 +21,7 @@ from balancer.discovery.cluster.api import ApiError, Cause, ClusterAccess, Objec
 logger = logging.getLogger(__name__)
 
 FIELD = "discovery.kubernetes"
-"""How lines of the log begin: the section of the config."""
 THREAD = "watch of"
-"""How the names of the threads begin."""
 _FIRST_WAIT_S = 0.25
 _LONGEST_WAIT_S = 30.0
 _RELIST_AFTER_S = 1800.0
@@ -31,7 +29,6 @@ _RELIST_AFTER_S = 1800.0
 _KEEPS_VERSION = frozenset(("unreachable", "unauthorized", "forbidden"))
 """Failures that say nothing of the resource version. A server that has just started refuses everybody for a moment."""
 _MOST_LINES_PER_S = 20
-"""Of what objects say. All invalid values are counted."""
 
 Item = TypeVar("Item")
 
@@ -41,14 +38,12 @@ class WatchCounts:
 
     def __init__(self) -> None:
         self.connected = False
-        """Whether what is in force is followed now."""
         self.lists: Counter[str] = Counter()
         """Whole lists by why: `start`, `expired`, `failed`, `room`, `age`, `selector`."""
         self.failures: Counter[str] = Counter()
         self.events = 0
         """Of objects; bookmarks do not count."""
         self.invalid_values: Counter[str] = Counter()
-        """Values that were not taken, by field."""
 
 
 class ObjectWatch(ABC, Generic[Item]):
@@ -58,7 +53,6 @@ class ObjectWatch(ABC, Generic[Item]):
     """
 
     what: ClassVar[str]
-    """The objects, in words."""
     expected: ClassVar[frozenset[Cause]] = frozenset()
     """Failures that are no reason for a warning."""
 
@@ -124,12 +118,10 @@ class ObjectWatch(ABC, Generic[Item]):
         """An object that came, changed or, where the kind is `DELETED`, went."""
 
     @abstractmethod
-    def _has_room_again(self) -> bool:
-        """Whether a new list may tell of objects that were left out."""
+    def _has_room_again(self) -> bool: ...
 
     @abstractmethod
-    def _stays(self) -> str:
-        """What is in force while the API is away, in words."""
+    def _stays(self) -> str: ...
 
     @property
     def _is_interrupted(self) -> bool:

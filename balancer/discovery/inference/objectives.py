@@ -5,8 +5,6 @@ Everything here was written by whoever may create objectives, so each value has 
 Source: https://gateway-api-inference-extension.sigs.k8s.io/reference/x-spec/
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -30,7 +28,6 @@ MOST = 1000
 """Objectives of a namespace that are read; of more, the first by name."""
 _LEAST_PRIORITY, _MOST_PRIORITY = -(2**63), 2**63 - 1
 _FIELD = "inference_objective"
-"""Of metrics."""
 
 Priorities = Mapping[str, int]
 """As the cluster has them, by name: higher is more important, negative is sheddable."""
@@ -42,7 +39,6 @@ class Objective:
     priority: int | None
     """None: it is another pool's, or cannot be used."""
     invalid: str = ""
-    """Why it cannot be used."""
 
 
 def read_objective(found: Any, pool: str) -> Objective | None:

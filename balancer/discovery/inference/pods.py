@@ -1,7 +1,5 @@
 """Workers from pods: those of a selector, or of an InferencePool, by a watch of the pool and one of its pods."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading
@@ -16,18 +14,14 @@ from balancer.discovery.pods.watch import PodCounts, PodsWanted, PodWatch
 from balancer.discovery.workers import Ports, WorkerSpec
 
 _POOL_FIELD = "inference_pool"
-"""Of metrics, and of the lines of the log."""
 
 
 class PoolCounts(WatchCounts):
-    """What the watch of a pool counts beside."""
-
     def __init__(self) -> None:
         super().__init__()
         self.is_followed = False
         """Whether the pool in force is the one in the cluster."""
         self.changes = 0
-        """Pools that were put in force."""
 
 
 class PoolWatch(ObjectWatch[Pool | PoolRefusedError]):

@@ -5,8 +5,6 @@ Everything here was written by whoever may create pools, so each value has bound
 Source: https://gateway-api-inference-extension.sigs.k8s.io/reference/spec/
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,8 +34,6 @@ class PoolRefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Which pods are workers, and where they listen."""
-
     label_selector: str
     ports: HeldPorts
     """Of both the one that the pool names, or both."""

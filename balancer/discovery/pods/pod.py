@@ -17,7 +17,6 @@ from balancer.discovery.workers import ZONE, Ports, WorkerSpec
 from balancer.files.schema import did_you_mean, shown
 
 PREFIX = "balancer/"
-"""How the annotations and labels begin that are read."""
 ZONE_LABEL = "topology.kubernetes.io/zone"
 """Of a pod: newer Kubernetes copies it from the pod's node."""
 MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0
@@ -96,8 +95,6 @@ def _read(pod: Mapping[str, Any], ports: Ports, held: HeldPorts) -> Pod:
 
 
 class _Annotations:
-    """The annotations, then the labels, and each of them that does not fit."""
-
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
         self._settings = {**labels, **annotations}

@@ -31,7 +31,6 @@ class PodTable:
         self._was_ready: dict[str, str] = {}
         """By name the uid of pods that were Ready once."""
         self.beyond = False
-        """Whether pods were left out because the table was full."""
         self.counts: Mapping[str, int] = {}
         """Pods by what they are: `ready`, `draining`, and left out as `not_ready`, `not_running`, `refused` or
         `duplicate`. Another object at each change, so that other threads may read it."""
@@ -119,12 +118,9 @@ class PodsWanted:
 
 
 class PodCounts(WatchCounts):
-    """What the watch of pods counts beside."""
-
     def __init__(self) -> None:
         super().__init__()
         self.pods: Mapping[str, int] = {}
-        """By what they are, see `PodTable.counts`."""
 
 
 class PodWatch(ObjectWatch[Pod]):

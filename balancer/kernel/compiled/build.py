@@ -3,8 +3,6 @@
 Needs numba and a C compiler.
 """
 
-from __future__ import annotations
-
 import platform
 import subprocess
 import tempfile
@@ -33,8 +31,6 @@ from balancer.kernel.state import Options
 
 @dataclass(frozen=True)
 class Machine:
-    """What code is made for."""
-
     name: str
     """As `platform.machine()` has it."""
     cpu: str
@@ -44,7 +40,6 @@ class Machine:
 
     @property
     def triple(self) -> str:
-        """LLVM's name for it."""
         return f"{self.name}-unknown-linux-gnu"
 
 

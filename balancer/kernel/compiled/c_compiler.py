@@ -1,7 +1,5 @@
 """Which C compiler is used: a machine needs none of its own."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import platform

@@ -22,13 +22,11 @@ class Record:
     """
 
     address: int
-    """Of the block."""
 
     def __init__(self, record: Any, fields: tuple[str, ...] = ()) -> None:
         self.fields = fields or fields_of(record)
         self.values = [getattr(record, name) for name in self.fields]
         self.parts: list[Record] = []
-        """Nested records."""
         words: list[int] = []
         self.places: list[int] = []
         """The first word of each field."""
@@ -48,18 +46,15 @@ class Record:
 
     @classmethod
     def _part(cls, value: Any) -> Record:
-        """Of a nested record."""
         return cls(value)
 
 
 def fields_of(record: Any) -> tuple[str, ...]:
-    """Names of the fields of a named tuple or a dataclass, in order."""
     names = getattr(record, "_fields", None) or record.__dataclass_fields__
     return tuple(names)
 
 
 FLEET_STATE = tuple(RECORDS)
-"""Fields of `balancer.kernel.state.FleetState`, in order."""
 
 
 (
@@ -99,7 +94,6 @@ MOST_LINES, MOST_BATCHES = 64, 512
 """Of a report that the library takes; Python takes what is larger."""
 SLOTS = FALLBACKS + MAX_FALLBACKS
 REQUEST = struct.Struct("=qdQdddQdQqq")
-"""The slots from `MODEL` to `PICKED`."""
 
 
 class KernelCall(NamedTuple):
@@ -109,7 +103,6 @@ class KernelCall(NamedTuple):
     wholes: npt.NDArray[np.int64]
     words: npt.NDArray[np.uint64]
     lines: npt.NDArray[np.float64]
-    """Of a report, see `balancer.kernel.reports`."""
     batches: npt.NDArray[np.float64]
 
 
@@ -123,5 +116,4 @@ def new_call() -> tuple[bytearray, KernelCall, Record]:
 
 
 def symbol_of(name: str) -> str:
-    """The entry of an answer."""
     return "answer_" + "".join(letter if letter.isalnum() else "_" for letter in name)

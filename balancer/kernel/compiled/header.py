@@ -1,7 +1,5 @@
 """The library's header for C, `kernel.h`, from the declarations that the library itself is made of."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import textwrap

@@ -1,7 +1,5 @@
 """The library in the serving process: loads it without numba, and calls it."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import pathlib
@@ -30,7 +28,6 @@ SOURCES = tuple(map(pathlib.Path, (*balancer.kernel.__path__, *policies.__path__
 
 
 def digest_of(*folders: pathlib.Path) -> str:
-    """Of all Python sources in there."""
     content = hashlib.sha256()
     for folder in folders:
         for path in sorted(folder.rglob("*.py")):
@@ -57,8 +54,6 @@ _LAY_OUT = REQUEST.pack_into
 
 
 class _Answer(NamedTuple):
-    """A policy's answer, found."""
-
     policy: Policy
     """Kept, so that no other gets its id."""
     function: _Function | None
@@ -68,13 +63,10 @@ class _Answer(NamedTuple):
 
 
 def stamp() -> str:
-    """Tells the sources that a library must be made from to fit."""
     return digest_of(*SOURCES)
 
 
 class Library:
-    """The compiled functions by name."""
-
     def __init__(self, path: Path = PATH) -> None:
         """Load it.
 
@@ -90,7 +82,6 @@ class Library:
         except (OSError, ValueError) as error:
             raise LibraryError(f"{path.name} cannot be loaded: {error}; {_BUILD}") from error
         self.stamp = stamp()
-        """Of the sources that it was made from."""
         if made_from != self.stamp.encode():
             raise LibraryError(f"{path.name} was built from other sources; {_BUILD}")
 
@@ -105,13 +96,11 @@ class Library:
         return function
 
     def answers(self, policy: Policy) -> bool:
-        """Whether it has the policy's answer."""
         found = answering(policy, Compiler())
         return found is not None and self.function(symbol_of(found.name)) is not None
 
 
 def _pointer(record: Record) -> Any:
-    """An argument of the library's functions, made once."""
     return ctypes.byref(ctypes.c_char.from_address(record.address))
 
 
@@ -125,7 +114,6 @@ class Compiled(Kernel):
     compiled = True
 
     def __init__(self, library: Library, memory: Memory = ordinary_memory) -> None:
-        """`memory`: for the block of the fleet whose kernel it is."""
         super().__init__()
         self._library, self._memory, self.stamp = library, memory, library.stamp
         self._slots, self._call, self._record = new_call()
@@ -154,11 +142,9 @@ class Compiled(Kernel):
         self._fade = self._fixed("fade")
 
     def memory(self, size_bytes: int) -> Any:
-        """See `Kernel`."""
         return self._memory(size_bytes)
 
     def forget(self) -> None:
-        """See `Kernel`."""
         self._masked = None
 
     def _fixed(self, name: str) -> _Function:
@@ -191,16 +177,13 @@ class Compiled(Kernel):
             self._know(mask)
 
     def _know(self, mask: BoolArray) -> None:
-        """That this is what stands in the fleet's mask."""
         self._masked, self._may = mask, int(np.count_nonzero(mask))
 
     def _lay_out_view(self, request: Request, view: LiveView) -> None:
-        """A request that has its number."""
         assert isinstance(request.number, int)  # arrays are for the simulator's views
         self._lay_out(request, request.number, view.column, view.mask, view.at_s, 0)
 
     def keep_fresh(self, x: FleetState, servable: BoolArray, now_s: float) -> BoolArray:
-        """See `Kernel`."""
         self._bind(x)
         self._mask[:] = servable
         self._call.numbers[slots.NOW_S] = now_s
@@ -210,14 +193,12 @@ class Compiled(Kernel):
         return mask
 
     def fresh_until_s(self, x: FleetState, now_s: float) -> float:
-        """See `Kernel`."""
         self._bind(x)
         self._call.numbers[slots.NOW_S] = now_s
         self._fresh_until_s(self._of_fleet_state, self._of_none, self._of_call)
         return float(self._call.numbers[slots.NOW_S])
 
     def admit(self, x: FleetState, request: Request, view: LiveView) -> tuple[int, BoolArray]:
-        """See `Kernel`."""
         self._bind(x)
         self._lay_out_view(request, view)
         count = self._admit(self._of_fleet_state, self._of_none, self._of_call)
@@ -247,7 +228,6 @@ class Compiled(Kernel):
         how: int,
         one: int = -1,
     ) -> Picked:
-        """See `Kernel`."""
         if x.decision is not self._decision:
             self._bind(x)
         _, function, of_options, _ = self._answers.get(id(policy)) or self._look_up(policy, x.decision.mask.shape[1])
@@ -270,7 +250,6 @@ class Compiled(Kernel):
         return new_tuple(Picked, (row, found[0], found[3:], found[1]))
 
     def _steps(self) -> dict[Any, Any]:
-        """See `Kernel`: for policies that answer in Python."""
         return {deciding.admit: self._admit_step, deciding.take: self._take_step}
 
     def _admit_step(self, x: FleetState, e: int, first: int, request: RequestFeatures, now_s: float, found: Any) -> int:
@@ -284,11 +263,9 @@ class Compiled(Kernel):
 
     @property
     def refused_at(self) -> float:
-        """See `Kernel`."""
         return float(self._call.numbers[slots.REFUSED_AT])
 
     def _found_answer(self, x: FleetState, policy: Policy) -> _Answer:
-        """The compiled answer, if there is one."""
         if x.decision is not self._decision:
             self._bind(x)
         return self._answers.get(id(policy)) or self._look_up(policy, x.decision.mask.shape[1])
@@ -307,17 +284,14 @@ class Compiled(Kernel):
         _PICK.pack_into(self._slots, 0, column, rows, key or 0, float(key is not None), now_s, row, -1, 0.0, False)
 
     def take(self, x: FleetState, row: int, column: int, rows: float, key: int | None, now_s: float) -> None:
-        """See `Kernel`."""
         self._lay_out_pick(x, column, rows, key, now_s, row)
         self._take(self._of_fleet_state, self._of_none, self._of_call)
 
     def count_out(self, x: FleetState, row: int, column: int, rows: float, now_s: float) -> None:
-        """See `Kernel`."""
         self._lay_out_pick(x, column, rows, None, now_s, row)
         self._count_out(self._of_fleet_state, self._of_none, self._of_call)
 
     def look_up(self, x: FleetState, column: int, rows: float, key: int, now_s: float) -> FloatArray:
-        """See `Kernel`."""
         self._lay_out_pick(x, column, rows, key, now_s, -1)
         self._look_up_key(self._of_fleet_state, self._of_none, self._of_call)
         found: FloatArray = x.decision.cached[0].copy()
@@ -335,7 +309,6 @@ class Compiled(Kernel):
         ok: bool,
         now_s: float,
     ) -> None:
-        """See `Kernel`."""
         if x.decision is not self._decision:
             self._bind(x)
         if key is None:
@@ -347,7 +320,6 @@ class Compiled(Kernel):
     def take_report(
         self, x: FleetState, row: int, begins: bool, lines: Lines, batches: Lines, balancers: int, now_s: float
     ) -> bool:
-        """See `Kernel`."""
         count, executed, call = len(lines), len(batches), self._call
         if count > MOST_LINES or executed > MOST_BATCHES:
             return super().take_report(x, row, begins, lines, batches, balancers, now_s)
@@ -361,7 +333,6 @@ class Compiled(Kernel):
         return bool(self._take_report(self._of_fleet_state, self._of_none, self._of_call))
 
     def fade(self, x: FleetState, share: float) -> None:
-        """See `Kernel`."""
         self._bind(x)
         self._call.numbers[slots.SHARE] = share
         self._fade(self._of_fleet_state, self._of_none, self._of_call)

@@ -5,8 +5,6 @@ those that it calls are the compiled ones. Records of arrays become native ones 
 `numba_records.py`.
 """
 
-from __future__ import annotations
-
 import dis
 import functools
 import math
@@ -45,7 +43,6 @@ outlined: Callable[..., Any] = _njit(**_NO_WRAPPERS, **OPTIONS)
 uncached: Callable[..., Any] = _njit(no_cfunc_wrapper=True, **OPTIONS)
 """For what Python calls, and is made of functions that the cache does not know."""
 compiled: Callable[..., Any] = _njit(cache=True, nogil=True, no_cfunc_wrapper=True, **OPTIONS)
-"""For what Python calls."""
 
 
 @inlined
@@ -68,7 +65,6 @@ _numpy.__dict__.update(vars(np), where=_where, count_nonzero=_count_nonzero)
 
 
 _COMPILED = ("policies.", "balancer.kernel.", "balancer.scheduler.holding.")
-"""Where functions stand that compiled ones may call."""
 
 
 @functools.cache

@@ -51,7 +51,6 @@ class Native(Record):
 
 
 def _kind(value: Any, parts: Iterator[Any]) -> Any:
-    """numba's type of a field."""
     if isinstance(value, np.ndarray):
         # A field of a single record is contiguous too, but compiled for no other.
         packed = value.flags.c_contiguous and value.strides[-1] == value.itemsize

@@ -10,8 +10,6 @@ time that was expected of them. Compared are a worker's reports with its own sho
 fit that settles, a worker that slows down) has other causes. A saving that may be chance is taken for none.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

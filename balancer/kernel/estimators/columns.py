@@ -5,8 +5,6 @@ rows come and go (`balancer.kernel.fleet_state`); the simulator allocates `(envi
 `state[environment]` views to the same update functions, which touch one element at a time and so compile as they are.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from types import EllipsisType

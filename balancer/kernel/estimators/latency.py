@@ -5,8 +5,6 @@ it down with the time constant. An error is never a fast answer: it counts as no
 that fails quickly does not look quick (the mistake that linkerd names among its regrets).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -9,8 +9,6 @@ Work is counted in seconds of the device: a batch costs its fixed time once, so 
 share that cost (see `balancer.kernel.estimators.service`).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

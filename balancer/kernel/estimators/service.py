@@ -9,8 +9,6 @@ fastest worker that is well known for the model. So a newcomer, or one that was 
 rather than avoided for ever; and one that differs from its like is told apart by its own executions.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ A pick takes a token. An idle worker's bucket refills at the full rate, which fa
 number of pending requests: the bucket learns a worker's speed without being told.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ The rules are Triton's: JSON, with tensors in it or, as raw bytes, behind it. A 
 refused, where Triton would cut it.
 """
 
-from __future__ import annotations
-
 import enum
 import json
 from collections.abc import Mapping, Sequence
@@ -249,7 +247,6 @@ def _tensor(name: str, datatype: str, count: int, data: list[Json]) -> bytes:
 
 
 def _readable(name: str) -> str:
-    """A name as Triton's words have it, where it is a usual one."""
     return name if name.isprintable() and len(name) <= bounds.SHOWN_CHARACTERS else shown(name)
 
 

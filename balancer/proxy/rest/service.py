@@ -1,8 +1,6 @@
 """The HTTP service: an inference of Triton's REST interface, forwarded as one of gRPC; the answer as Triton writes it:
 JSON, and behind it what is wanted as bytes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math
@@ -75,7 +73,6 @@ def binary_parts(response: service_pb2.ModelInferResponse, wanted: WantedOutputs
 
 
 def error_body(words: str) -> bytes:
-    """A failure as Triton writes it."""
     return _json({"error": words})
 
 
@@ -224,7 +221,6 @@ def _json_bytes(request: web.BaseRequest) -> int | None:
 
 
 def _metadata(headers: Headers) -> Metadata:
-    """Those that go on to a worker, and those by which it may restrict calls."""
     kept = tuple(
         (name, value)
         for name, value in headers

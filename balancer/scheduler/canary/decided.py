@@ -1,7 +1,5 @@
 """What guards, a rollout and splits have decided, so that the next process begins with it rather than anew."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -16,8 +14,6 @@ ROLLOUT, GUARD, NEW_GUARD = "rollout", "guard", "guard of the new policy"
 
 
 class Verdict(NamedTuple):
-    """What a trial came to."""
-
     state: str
     reason: str = ""
     words: str = ""
@@ -26,7 +22,6 @@ class Verdict(NamedTuple):
 
 
 def split_of(model: str) -> str:
-    """The name of a model's split, as a trial."""
     return f"split {model}"
 
 
@@ -63,7 +58,6 @@ def resume(selector: PolicySelector | None, verdicts: Mapping[str, Verdict], now
 
 
 def resume_splits(splits: Mapping[str, Split], verdicts: Mapping[str, Verdict]) -> None:
-    """Likewise."""
     for model, split in splits.items():
         verdict = verdicts.get(split_of(model))
         if verdict is not None and verdict.state == RETURNED:

@@ -11,8 +11,6 @@ the arms stay equal, after at least `limit` observations on average: Shin, Ramda
 (arXiv 2203.03532), their CUSUM form; Ville, 1939, for the bound itself.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -38,7 +36,6 @@ class Evidence:
 
     @property
     def now(self) -> float:
-        """The sum, with the observation that is under way."""
         return max(self.sum, 1.0) * self._factor
 
     def bet(self, x: float) -> None:
@@ -52,7 +49,6 @@ class Evidence:
         return self.sum >= self.limit
 
     def reset(self) -> None:
-        """Forget all."""
         self.sum = self._factor = 1.0
 
 
@@ -70,7 +66,6 @@ class DrawComparison:
         """`margins`: what is compared, and by how much the new arm may do worse."""
         self.evidence = {metric: Evidence(len(margins) * _FALSE_ALARM_BLOCKS) for metric in margins}
         self.block_s = -math.inf
-        """When the observation under way began."""
         self._margins = margins
         self._usual_cost = dict.fromkeys(margins, 0.0)
         self._slow_s: dict[str, float] = {}

@@ -5,8 +5,6 @@ it, and has inputs looked at from `looks_from_s` on; `selector.py` does so. The 
 table of the reasons.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable
@@ -35,20 +33,15 @@ _SLOWEST = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was found when the inputs of a decision were looked at."""
-
     missing_share: float
     """Of the eligible workers, those without a report that is new enough."""
     out_of_range: float
-    """As `Policy.out_of_range` says."""
     failure: str = ""
     """Why the policy's answer is none; empty: it is one, or there was no question."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyChange:
-    """The guard took the policy out of service, or put it back."""
-
     at_s: float
     fell: bool
     finding: Finding
@@ -71,8 +64,6 @@ def look(policy: Policy, request: Request, fleet: FleetView, report_age_s: float
 
 
 class Guard:
-    """Watches one policy, from when it is put in force until it is replaced."""
-
     def __init__(
         self, settings: GuardSettings, seed: int = 0, on_change: Callable[[PolicyChange], None] = lambda change: None
     ) -> None:
@@ -95,7 +86,6 @@ class Guard:
         self._slow: deque[tuple[int, float]] = deque()
 
     def arm(self, now_s: float) -> Arm:
-        """Who decides a request now."""
         if self.breach is not None:
             return Arm.BASELINE
         arm = self.switchback.arm(now_s)
@@ -112,7 +102,6 @@ class Guard:
 
     @property
     def tickets_from_s(self) -> float:
-        """When there are tickets, as things stand."""
         return self.switchback.measured_s if self.breach is None else math.inf
 
     def ticket(self, model: str, deadline_s: float, now_s: float) -> WindowTicket | None:
@@ -151,7 +140,6 @@ class Guard:
             self._fall(Finding("invalid", what), now_s)
 
     def took(self, seconds: float, now_s: float) -> None:
-        """The policy decided in so long."""
         self.probed(seconds)
         slow = self._slow_cause() if seconds > self.settings.decision_s else None
         if slow is not None and self.breach is None:
@@ -174,7 +162,6 @@ class Guard:
         self._begin(now_s)
 
     def state(self, now_s: float) -> dict[str, Any]:
-        """For people: who decides, and why."""
         breach = self.breach
         return {
             "fallen_back": breach is not None,

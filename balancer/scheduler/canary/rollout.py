@@ -44,7 +44,6 @@ class RolloutChange(NamedTuple):
     at_s: float
     state: State
     share: float
-    """Of the requests, from now on."""
     finding: Finding | None
     """Why it returned."""
     held: Finding | None = None
@@ -53,8 +52,6 @@ class RolloutChange(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class RolloutTicket:
-    """A request that one of the two decided, for which its end counts."""
-
     rollout: Rollout
     new: bool
     share: float
@@ -68,14 +65,11 @@ class RolloutTicket:
         self.rollout.outcome(self, latency_s, ok, now_s)
 
     def dropped(self) -> None:
-        """The request came to nothing, through nobody's fault."""
         self.rollout.forget(self)
 
 
 @dataclass(slots=True)
 class _Sums:
-    """What became of the requests of one arm, in this step."""
-
     requests: int = 0
     timed: int = 0
     late: int = 0
@@ -95,8 +89,6 @@ class _Sums:
 
 
 class Rollout:
-    """One rollout, from its first request on."""
-
     def __init__(
         self,
         settings: RolloutSettings,
@@ -106,7 +98,6 @@ class Rollout:
         """`on_change` is called at every step, at the end and at the return, and must not raise."""
         self._settings = settings
         self.draws = mix(seed ^ 0x7011007)
-        """Their seed."""
         self.on_change = on_change
         self.state: State = "running"
         self.finding: Finding | None = None
@@ -125,22 +116,18 @@ class Rollout:
         self._open: dict[int, RolloutTicket] = {}
         self._compared_step = -1
         self._sums = {new: _Sums() for new in (False, True)}
-        """Of the last step that compared by draws."""
 
     @property
     def over(self) -> bool:
-        """Whether one of the two decides for good."""
         return self.state in ("finished", "returned")
 
     @property
     def share(self) -> float:
-        """Of the requests that the new policy decides now."""
         if self.state == "returned" or self._step < 0:
             return 0.0
         return self._settings.shares[self._step]
 
     def takes(self, number: int, now_s: float) -> bool:
-        """Whether the new policy decides the request of that number."""
         if self._open:
             self._close_block(now_s)
         if self.state == "running":
@@ -194,11 +181,9 @@ class Rollout:
         self.state, self.finding = "returned", finding
 
     def forget(self, ticket: RolloutTicket) -> None:
-        """The request says nothing."""
         self._open.pop(id(ticket), None)
 
     def outcome(self, ticket: RolloutTicket, latency_s: float | None, ok: bool, now_s: float) -> None:
-        """A request ended."""
         if self._open.pop(id(ticket), None) is None:
             return
         # A request of the step before says nothing of this one's share, though it is evidence.
@@ -218,7 +203,6 @@ class Rollout:
         self._close_block(now_s)
 
     def explain(self, now_s: float) -> dict[str, Any]:
-        """For people."""
         held = self._objection() if self._held is not None else None
         return {
             "state": self.state,

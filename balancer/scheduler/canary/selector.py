@@ -49,15 +49,13 @@ class CanaryPlan:
     """Of the new policy once its rollout is finished; None: nobody watches it then. Until then, the rollout does."""
 
     def __bool__(self) -> bool:
-        """Whether there is anything to do."""
         return self.guard is not None or self.shadow is not None or self.rollout is not None
 
 
 class CanaryListener:
     """Is called with what changes, and does nothing with it. Whoever does something must not raise."""
 
-    def guard_changed(self, policy: str, change: PolicyChange) -> None:
-        """A guard replaced the policy, or put it back."""
+    def guard_changed(self, policy: str, change: PolicyChange) -> None: ...
 
     def rollout_changed(self, policy: str, change: RolloutChange) -> None:
         """The rollout of the policy took a step or holds one, began to watch, ended or returned."""
@@ -75,11 +73,8 @@ class Selection(NamedTuple):
 
 
 class Side(NamedTuple):
-    """One of the two who may decide, as things stand."""
-
     choice: Selection
     looks_from_s: float
-    """When its guard is to look at a decision."""
 
 
 class Standing(NamedTuple):
@@ -113,7 +108,6 @@ class PolicySelector:
         self.policy = policy
         self.plan = plan
         self.stopwatch = stopwatch
-        """Seconds since any moment."""
         self._listener = listener or CanaryListener()
         known = [] if before is None else before._parts(now_s)
         self.rollout = self._rollout(seed, before)
@@ -125,7 +119,6 @@ class PolicySelector:
         self.shadow = self._shadow(seed, before)
 
     def choose(self, number: int, now_s: float) -> Selection:
-        """Who decides the request of that number."""
         rollout = self.rollout
         if rollout is None:
             return self._seat(self.policy, "in_force", self.guard, True, now_s)
@@ -235,7 +228,6 @@ class PolicySelector:
         return policy, role
 
     def guards(self) -> dict[str, Guard]:
-        """By the name of the policy that each watches, of those that may decide."""
         found = {}
         rollout = self.rollout
         if rollout is not None and rollout.state != "returned" and self.plan.new is not None:
@@ -247,7 +239,6 @@ class PolicySelector:
         return found
 
     def explain(self, now_s: float) -> dict[str, Any]:
-        """For people: what guards, shadow and rollout do, and why."""
         rollout = None
         if self.rollout is not None and self.plan.new is not None:
             rollout = {"from": self.policy.name, "to": self.plan.new.name, **self.rollout.explain(now_s)}
@@ -268,7 +259,6 @@ class PolicySelector:
         return Selection(policy, role, guard, policy)
 
     def _side(self, policy: Policy, role: Role, guard: Guard | None, windows: bool) -> tuple[Side, float]:
-        """As `_seat`, as things stand, and until when."""
         if guard is None:
             return Side(Selection(policy, role, None, None), math.inf), math.inf
         arm, until_s = guard.standing(windows)
@@ -297,7 +287,6 @@ class PolicySelector:
         return None
 
     def _parts(self, now_s: float) -> list[_Part]:
-        """The guards with what they were made for."""
         parts = [(self.policy, self.plan.guard, self.plan.baseline, self.guard)]
         if self.rollout is not None and self.rollout.state == "finished" and self.plan.new is not None:
             parts.append((self.plan.new, self.plan.guard_new, self.plan.baseline, self.new_guard))

@@ -4,8 +4,6 @@ It tells how often both would do the same and how long the shadow takes to decid
 what the serving policy's picks made them, and would be others under the shadow.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -19,31 +17,23 @@ _RECENT = 1000
 
 
 class Shadow:
-    """One shadow, and what it has shown since it was set up."""
-
     def __init__(self, policy: Policy, share: float, seed: int = 0) -> None:
         """`share`: of the decisions, drawn by a hash of their numbers, that it is asked about."""
         self.policy = policy
         self.share = share
         self.draws = mix(seed ^ 0x54AD0)
-        """Their seed."""
         self.decisions = 0
-        """That it was asked about."""
         self.answers = 0
-        """That it had an answer to."""
         self.agreements = 0
         """Answers with the same most likely worker."""
         self.distance = 0.0
         """Sum over the answers of the total variation distance to the serving policy's: 0 the same, 1 disjoint."""
         self.failures = 0
-        """Exceptions, and answers that are no distribution over the eligible workers."""
         self.last_failure = ""
         self.seconds = 0.0
-        """Sum over the decisions of the time it took."""
         self._agreement = self._distance = 0.0
 
     def wants(self, number: int) -> bool:
-        """Whether it is asked about the decision of that number."""
         return self.share >= 1 or unit(mix(self.draws ^ number)) < self.share
 
     def see(self, request: Request, view: FleetView, served: FloatArray) -> None:

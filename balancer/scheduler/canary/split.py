@@ -27,24 +27,17 @@ METRICS = {"errors": _MARGINS.errors, "slow": _MARGINS.tail * SLOW_SHARE}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VersionDraw:
-    """Drawn for one request."""
-
     split: Split
-    """Whose outcome the request's is."""
     new: bool
     bets: bool
-    """Whether its outcome is one."""
 
     @property
     def version(self) -> str:
-        """That the request gets."""
         return self.split.settings.new if self.new else self.split.settings.old
 
 
 @dataclass(slots=True)
 class VersionArm:
-    """What became of a version's requests."""
-
     requests: int = 0
     errors: int = 0
     slow: int = 0
@@ -52,11 +45,8 @@ class VersionArm:
 
 @dataclass(slots=True)
 class Split:
-    """Of one model."""
-
     settings: SplitSettings
     seed: int = 0
-    """Of the draws."""
     model: str = ""
     returned: str = ""
     """Why all goes to the old version, for good; empty: it does not."""
@@ -67,7 +57,6 @@ class Split:
 
     @property
     def share(self) -> float:
-        """Of the requests that get the new version."""
         return 0.0 if self.returned else self.settings.share
 
     def draw(self, key: int | None) -> VersionDraw:
@@ -111,13 +100,9 @@ class Split:
 
 
 class Splits:
-    """Those of all models that have one."""
-
     def __init__(self) -> None:
         self.returned: Callable[[Split], None] = lambda split: None
-        """Is called for a split that returned."""
         self.of: dict[str, Split] = {}
-        """By model."""
         self.left: Counter[tuple[str, str]] = Counter()
         """Requests that got no version, though their model is split, by model and reason."""
 
@@ -147,7 +132,6 @@ class Splits:
         return split.draw(key)
 
     def ended(self, draw: VersionDraw, latency_s: float, good: bool, now_s: float) -> None:
-        """As `Split.ended`, for the split that was drawn for."""
         before = draw.split.returned
         draw.split.ended(draw, latency_s, good, now_s)
         if draw.split.returned and not before:

@@ -44,15 +44,11 @@ _FLOORS = {"late": 0.1, "tail": 0.2, "errors": 0.05}
 
 
 class Arm(Enum):
-    """Who decides."""
-
     POLICY = "policy"
     BASELINE = "baseline"
 
 
 class Finding(NamedTuple):
-    """Why something is not as it should be."""
-
     reason: str
     """A code: a label of metrics."""
     words: str
@@ -70,7 +66,6 @@ class Usual:
         return value - self._log.get(model, value)
 
     def learn(self, model: str, latency_s: float) -> None:
-        """Take in a latency."""
         usual = self._log.get(model)
         value = math.log(max(latency_s, 1e-6))
         self._log[model] = value if usual is None else usual + _USUAL_GAIN * (value - usual)
@@ -78,8 +73,6 @@ class Usual:
 
 @dataclass(slots=True, eq=False)
 class _Window:
-    """What became of the requests decided in a window."""
-
     usual: Usual
     requests: int = 0
     answered: int = 0
@@ -113,8 +106,6 @@ class _Window:
 
 @dataclass(slots=True, eq=False)
 class WindowTicket:
-    """A request that was decided in a window, where its end counts."""
-
     window: _Window
     model: str
     deadline_s: float
@@ -136,13 +127,10 @@ class WindowTicket:
             window.usual.learn(self.model, latency_s)
 
     def dropped(self) -> None:
-        """The request came to nothing, through nobody's fault."""
         self.window.open.pop(id(self), None)
 
 
 class Switchback:
-    """The windows, and what they have shown so far."""
-
     def __init__(
         self,
         settings: GuardSettings,
@@ -178,7 +166,6 @@ class Switchback:
         self._order = (Arm.POLICY, Arm.BASELINE)
         self._arm = Arm.POLICY
         self.measured_s = math.inf
-        """From when on there are tickets."""
         self.finding: Finding | None = None
         """Why the policy is worse than the baseline; None: it is not known to be."""
 
@@ -193,7 +180,6 @@ class Switchback:
         return self._arm, self._until_s
 
     def arm(self, now_s: float) -> Arm:
-        """Who decides a request now."""
         if now_s >= self._until_s:
             self._advance(now_s)
         return self._arm
@@ -204,7 +190,6 @@ class Switchback:
         self._wait(now_s)
 
     def reset(self, now_s: float) -> None:
-        """Forget what was found, and begin anew."""
         for metric in METRICS:
             self._evidence[metric].reset()
             self._shown[metric].clear()

@@ -1,7 +1,5 @@
 """Whether a worker has capacity for a request that is held. Rows: a worker as its balancer knows it, `r`."""
 
-from __future__ import annotations
-
 import math
 
 from balancer.kernel.estimators.queue import peer_share_left

@@ -182,7 +182,6 @@ def _following(compiler: Compiler, see: See) -> Any:
 
 
 def dispatching(compiler: Compiler, see: See, choose: Choose) -> Dispatch:
-    """A host's dispatch."""
     source = compiler.source
     pick, follow = _picking(compiler, choose), _following(compiler, see)
     ask_for_one, remember_one, count = source(ask_for), source(remember), source(count_for_now)

@@ -4,8 +4,6 @@ A request has a *place* from the moment it is held until it leaves. A balancer's
 order. Rows: a fleet `e`, its balancers `b`; production has one of each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple, get_args
 
@@ -20,7 +18,6 @@ AnyArray = npt.NDArray[Any]
 
 ORDERS: tuple[str, ...] = get_args(Order)
 ARRIVAL, DEADLINE, PRIORITY, FAIR, SHORTEST = range(5)
-"""Orders by number, as they are declared."""
 
 # Columns of `Held.settings`.
 ORDER, DETOUR, DEFAULT_DEADLINE_S, LONGEST_WAIT_S, MOST_REQUESTS, MOST_S, PLACES_BEYOND, HOLD_COLUMNS = range(8)
@@ -33,7 +30,6 @@ NEVER_HELD = -1.0
 MOST_LOOKS = 256
 """Requests that are looked at in one dispatch."""
 MOST_UNDO = 1024
-"""Picks and plans of one dispatch."""
 MOST_TENANTS = 1024
 """Whose turns the order `fair` keeps apart."""
 
@@ -47,8 +43,6 @@ WAITS = -3
 
 
 class Held(NamedTuple):
-    """The requests that are held."""
-
     settings: FloatArray = array("e hold")
     """`(e, HOLD_COLUMNS)`."""
     models: FloatArray = array("e m held_model")
@@ -58,15 +52,11 @@ class Held(NamedTuple):
     wait_queue: AnyArray = array("e b held", np.int32)
     """Places in order, `(e, b, held)`, as many as `length` says."""
     length: AnyArray = array("e b", int)
-    """Of the wait queue."""
     entered: AnyArray = array("e b", int)
-    """How many were ever held."""
     models_held: AnyArray = array("e b", int)
-    """Models of which a request is held."""
     of_model: AnyArray = array("e b m", int)
     """Requests held by model, `(e, b, m)`."""
     dispatches: AnyArray = array("e b", int)
-    """How many there were."""
     shut: AnyArray = array("e b m", int)
     """The last dispatch in which no worker had capacity for the model, `(e, b, m)`."""
     virtual_s: FloatArray = array("e b")
@@ -111,7 +101,6 @@ def lengths_of_held(places: int, holds: bool) -> dict[str, int]:
 
 
 def holding_row(settings: HoldingSettings) -> list[float]:
-    """A row of `Held.settings`."""
     values = {
         ORDER: ORDERS.index(settings.order),
         DETOUR: settings.detour,
@@ -125,13 +114,11 @@ def holding_row(settings: HoldingSettings) -> list[float]:
 
 
 def model_rows(settings: HoldingSettings, models: Sequence[str]) -> list[list[float]]:
-    """Rows of `Held.models`, for models in this order."""
     found = [settings.models.get(model) for model in models]
     return [[NEVER_HELD, 0.0] if one is None else [one.window_batches, float(one.forming)] for one in found]
 
 
 def held_arrays(lengths: dict[str, int]) -> Held:
-    """Arrays of these lengths, at their start values."""
     fields = declared(Held)
     return Held(
         **{

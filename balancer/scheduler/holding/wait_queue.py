@@ -1,7 +1,5 @@
 """The wait queue: who goes first, who comes in, who leaves. Over one balancer's arrays."""
 
-from __future__ import annotations
-
 import math
 
 from balancer.scheduler.holding.state import (
@@ -19,17 +17,14 @@ from balancer.scheduler.holding.state import (
 
 
 def is_held_model(held: Held, e: int, model: int) -> bool:
-    """Whether requests to the model are held."""
     return bool(held.models[e, model, WINDOW] >= 0)
 
 
 def is_crowded(held: Held, e: int, b: int) -> bool:
-    """Whether more are held than may be."""
     return bool(held.length[e, b] > held.settings[e, MOST_REQUESTS])
 
 
 def goes_before(held: Held, e: int, one: int, other: int) -> bool:
-    """Whether one place goes before another."""
     if held.late[e, one] != held.late[e, other]:
         return bool(held.late[e, other])
     if held.rank[e, one] != held.rank[e, other]:
@@ -38,7 +33,6 @@ def goes_before(held: Held, e: int, one: int, other: int) -> bool:
 
 
 def insert(held: Held, e: int, b: int, place: int) -> None:
-    """Put a place into the queue by its rank."""
     queue = held.wait_queue[e, b]
     at = held.length[e, b]
     while at > 0 and goes_before(held, e, place, queue[at - 1]):
@@ -131,7 +125,6 @@ def rank_anew(held: Held, e: int, b: int, place: int, service_s: float) -> None:
 
 
 def sort(held: Held, e: int, b: int) -> None:
-    """Bring the queue in order after ranks changed."""
     count = held.length[e, b]
     held.length[e, b] = 0
     for at in range(count):

@@ -3,8 +3,6 @@
 The owner of the clock calls `dispatch` after everything that the router observed, and `expire` at `due_s`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import heapq
 from collections.abc import Collection, Container
@@ -45,8 +43,6 @@ _IN_ORDER = "those who wait keep their order"
 
 
 class Departure(NamedTuple):
-    """A request that is no longer held."""
-
     place: int
     outcome: Decision | RoutingError
     request: Request
@@ -55,15 +51,12 @@ class Departure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """A request that is held."""
-
     request: Request
     subset: Collection[str] | None
     size_bytes: int
     since_s: float
 
     def left(self, place: int, outcome: Decision | RoutingError) -> Departure:
-        """It waits no longer."""
         return Departure(place, outcome, self.request, self.since_s)
 
 
@@ -73,7 +66,6 @@ class Waiting:
     def __init__(self, router: AnyRouter) -> None:
         self.router = router
         self.waiters: dict[int, Waiter] = {}
-        """By place."""
         self.size_bytes = 0
         self._settings = HoldingSettings()
         self._decision: object = None
@@ -86,12 +78,10 @@ class Waiting:
         self._held: Held = held_arrays({**lengths_of_held(1, False), "e": 1, "b": 1, "m": 0})
 
     def __len__(self) -> int:
-        """How many are held."""
         return len(self.waiters)
 
     @property
     def settings(self) -> HoldingSettings:
-        """What is in force."""
         return self.router.settings.holding
 
     def holds(self, request: Request) -> bool:
@@ -143,7 +133,6 @@ class Waiting:
         return self._due[0][0] if self._due else np.inf
 
     def expire(self, now_s: float) -> list[Departure]:
-        """Turn away, or place, who is held for as long as may be."""
         while self.due_s <= now_s:
             place, waiter = heapq.heappop(self._due)[2:]
             self._take_out(place)
@@ -168,12 +157,10 @@ class Waiting:
         return gone
 
     def places(self) -> list[int]:
-        """Of all that are held, in the order in which they are asked for."""
         found: list[int] = self._held.wait_queue[0, 0, : int(self._held.length[0, 0])].tolist()
         return found
 
     def withdraw(self, place: int) -> None:
-        """The client is gone."""
         if place in self.waiters:
             self._take_out(place)
             self._forget(place)
@@ -216,7 +203,6 @@ class Waiting:
 
     @property
     def _policy(self) -> Policy:
-        """That is asked for those who are held."""
         selector = self.router.selector
         return self.router.policy if selector is None else selector.main()[0]
 
@@ -253,7 +239,6 @@ class Waiting:
         wait_queue.sort(held, 0, 0)
 
     def _lay_out(self) -> None:
-        """Bring the arrays up to date with settings, workers and models."""
         router, settings = self.router, self.settings
         if router.fleet.decision is self._decision and settings is self._settings:
             return
@@ -277,7 +262,6 @@ class Waiting:
             self._rank_anew()
 
     def _move(self, before: Held, places: int) -> None:
-        """Everybody to a place in the new arrays, in the same order."""
         held, waiters = self._held, self.waiters
         for place, waiter in waiters.items():
             self._write(place, waiter.request)

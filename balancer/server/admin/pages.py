@@ -1,7 +1,5 @@
 """The pages, and who may read them or drain workers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math
@@ -55,7 +53,6 @@ _OPEN = ("/live", "/ready")
 """Without the token: a kubelet's probes carry none, and these say nothing of models and workers but why not ready."""
 _READ, _CHANGE = ("GET", "HEAD"), "POST"
 _CHANGES: Mapping[str, tuple[str, ...]] = {"/drain": (*_READ, _CHANGE), "/undrain": (_CHANGE,)}
-"""Methods of the paths at which something may be changed."""
 _LAG_PERIOD_S = 0.1
 
 

@@ -7,8 +7,6 @@ connections are taken, a newcomer gets the place of the one that has kept it lon
 while somebody holds whatever they can.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import ssl
@@ -56,7 +54,6 @@ class AdminServer(web.Server):
         self._request_timeout_s = request_timeout_s
         self._closed = closed
         self._deadlines: dict[RequestHandler, asyncio.TimerHandle] = {}
-        """By connection, the oldest first."""
         self._answering: set[RequestHandler] = set()
         self._listening: asyncio.Server | None = None
 

@@ -1,7 +1,5 @@
 """The bearer token of the admin pages: read from a file, and again when that changes."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hmac

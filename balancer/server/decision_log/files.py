@@ -5,8 +5,6 @@ counted. The thread only compresses and writes, both without the interpreter's l
 gzip member, so a file that was cut, by a crash, is whole up to its last member but one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import logging

@@ -1,7 +1,5 @@
 """The decision log of one process: begun, changed and ended as the config says."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 
@@ -19,8 +17,6 @@ _FILE_BYTES = 64 * 2**20
 
 
 class KeptLog:
-    """Has decisions recorded while the config asks for it."""
-
     def __init__(self, router: AnyRouter, recorder: Recorder, metrics: Metrics, process: str, seed: int) -> None:
         self._router, self._recorder, self._metrics = router, recorder, metrics
         self._process, self._seed = process, seed

@@ -3,8 +3,6 @@
 Arrays are hexadecimal of their little-endian bytes: exact, and ten times faster to write than decimal numbers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import json
@@ -69,11 +67,8 @@ def header(process: str, seed: int, share: float, now_s: float, unix_s: float, c
 
 
 class NamedWorker(Protocol):
-    """A worker."""
-
     @property
-    def name(self) -> str:
-        """Of the worker."""
+    def name(self) -> str: ...
 
     @property
     def device(self) -> str:
@@ -81,15 +76,11 @@ class NamedWorker(Protocol):
 
 
 class NamedWorkers(Protocol):
-    """Who there is, in the order of the columns: a fleet, or what it was."""
+    @property
+    def changes(self) -> int: ...
 
     @property
-    def changes(self) -> int:
-        """As `Fleet.changes`."""
-
-    @property
-    def workers(self) -> Sequence[NamedWorker]:
-        """Each of them."""
+    def workers(self) -> Sequence[NamedWorker]: ...
 
     @property
     def weight(self) -> FloatArray:

@@ -1,7 +1,5 @@
 """Reads decision logs back, bit for bit. Imports no gateway, so that the simulator may use it."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

@@ -1,7 +1,5 @@
 """What decision logs hold, as it is read back."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator
@@ -25,17 +23,13 @@ class Run:
 
     process: str
     seed: int
-    """Of its router."""
     share: float
-    """Of the decisions that were to be recorded."""
     started_s: float
     """In the router's clock, which is that of all `at_s`."""
     started_unix_s: float
     """The same moment, in seconds since 1970."""
     arithmetic: str
-    """See `lines.arithmetic`."""
     compiled: bool = False
-    """Whether the compiled kernel answered for shipped policies."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,8 +45,6 @@ class Workers:
 
 @dataclass(frozen=True, slots=True)
 class ModelService:
-    """What a worker had executed of one model since it started."""
-
     model: str
     max_batch_rows: int
     instances: int
@@ -71,7 +63,6 @@ class RecordedService:
     incarnation: int
     """Counters start anew with each."""
     balancers: int
-    """That the agent reports to."""
     models: tuple[ModelService, ...]
 
 
@@ -82,7 +73,6 @@ class RecordedPolicy:
     """JSON, but for infinite numbers."""
     in_force: bool
     sha256: str
-    """See `lines.policy_hash`."""
     role: str = "in_force"
     """What it was there for: in_force; hash (the router's own, which places keys and sequences whatever the policy in
     force); baseline (the guard's); rollout (it was being rolled out)."""
@@ -160,9 +150,7 @@ class DecisionsWithOutcomes:
     at_s: FloatArray
     pick: IntArray
     propensity: FloatArray
-    """Probability with which that pick was made."""
     finished: BoolArray
-    """Whether an outcome of a worker is known."""
     served: IntArray
     """Index of the worker that served, which a retry makes differ from the pick; -1: none, or unknown."""
     latency_s: FloatArray
@@ -179,7 +167,6 @@ class DecisionLog:
     decisions: list[RecordedDecision] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     outcomes: dict[tuple[int, int], RecordedOutcome] = field(default_factory=dict)
-    """By run and number."""
     questions: set[tuple[int, int]] = field(default_factory=set)
     """Run and number of decisions for questions about a model or a server, which are no load."""
     cut: list[str] = field(default_factory=list)

@@ -1,7 +1,5 @@
 """Turns what the router and the gateway say into the lines of a decision log."""
 
-from __future__ import annotations
-
 from balancer.scheduler.after_decision import Answered, Decision
 from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.canary.selector import Role
@@ -75,8 +73,7 @@ class Recording:
         assert isinstance(number, int)  # arrays are for the simulator's views
         return self._share >= 1 or unit(mix(number)) < self._share
 
-    def close(self) -> None:
-        """It is no longer the router's observer."""
+    def close(self) -> None: ...
 
     def _record_workers(self, among: lines.NamedWorkers) -> None:
         if among.changes != self._workers_changes:

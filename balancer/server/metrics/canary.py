@@ -1,7 +1,5 @@
 """Metrics of changes that are watched: guards, rollout, shadow, and versions that share a model's requests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from prometheus_client.core import Metric

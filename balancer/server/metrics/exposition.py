@@ -1,7 +1,5 @@
 """The text that Prometheus scrapes: made in slices while requests are served, at most once a second."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +18,6 @@ PERIOD_S = 1.0
 """A text is served for so long before another is made, however many clients ask."""
 _GZIP_LEVEL = 1
 _HEAD_LINES = 2
-"""HELP and TYPE, which stand before the first slice of a family alone."""
 _END = b"# EOF\n"
 PLAIN_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"

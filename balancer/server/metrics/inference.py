@@ -4,8 +4,6 @@ Source: https://gateway-api-inference-extension.sigs.k8s.io/guides/metrics-and-o
 here, such as tokens and KV caches, is left out.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Iterator
@@ -24,7 +22,6 @@ from policies.base import FloatArray
 _LABELS = ("model_name", "target_model_name")
 """One and the same here: a request is served by the model that it names."""
 _GOOD = ("grpc_0", "http_2")
-"""Begin the statuses that are no error."""
 
 
 def inference_metrics(metrics: Metrics, router: AnyRouter, pool: str) -> Iterator[Metric]:

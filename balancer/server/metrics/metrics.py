@@ -3,8 +3,6 @@
 Counters and histograms are fed by what takes requests; what describes the fleet is read from its arrays when scraped.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import platform
 import time
@@ -107,7 +105,6 @@ class Metrics:
         """Takes in what was not counted yet; before a text is made. Must not raise."""
 
     def register(self, families: Callable[[], Iterable[Metric]]) -> None:
-        """Show these too, read at the moment of the scrape."""
         self.scraped.append(families)
 
     def watch(
@@ -131,7 +128,6 @@ class Metrics:
         return self.latency.labels(self.model_label(model), self._worker_label(worker))
 
     def exemplify(self, model: str, worker: str, latency_s: float, trace: str) -> None:
-        """Show a traced request with the bucket of the latencies that it is one of."""
         self.latency_of(model, worker).exemplify(Exemplar(trace, latency_s, time.time()))
 
     def model_label(self, model: str) -> str:

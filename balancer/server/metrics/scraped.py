@@ -1,7 +1,5 @@
 """Metrics whose values are read from their source at the moment of the scrape."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 

@@ -5,8 +5,6 @@ fleet's models and workers make tens of thousands. Here a family knows its label
 that is gone can be dropped, and it writes its own lines, in parts between which the event loop can serve requests.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -55,7 +53,6 @@ class SeriesDistribution:
         """Observations in each bucket, not cumulative; the last is what is above all bounds."""
         self.sum = 0.0
         self.exemplars: dict[int, Exemplar] = {}
-        """The last one of each bucket that has any."""
 
     def exemplify(self, exemplar: Exemplar) -> None:
         """Show it with its bucket; it is not counted."""
@@ -84,7 +81,6 @@ class Family(ABC, Generic[Child]):
     kind: str
 
     def __init__(self, name: str, says: str, labels: Sequence[str], new: Callable[[], Child], samples: int) -> None:
-        """`samples`: how many a series has."""
         self.name, self._says, self.label_names = name, says, tuple(labels)
         self._new = new
         self._series_a_slice = max(SLICE_SAMPLES // samples, 1)
@@ -94,7 +90,6 @@ class Family(ABC, Generic[Child]):
         return len(self._children)
 
     def labels(self, *values: str) -> Child:
-        """The series with these label values, made on first sight."""
         child = self._children.get(values)
         if child is None:
             if len(self._children) >= MOST_SERIES:
@@ -126,8 +121,7 @@ class Family(ABC, Generic[Child]):
         return ",".join(f'{label}="{value.translate(_ESCAPED)}"' for label, value in named)
 
     @abstractmethod
-    def _lines(self, labels: str, child: Child, exemplars: bool) -> str:
-        """The lines of one series, whose labels are these."""
+    def _lines(self, labels: str, child: Child, exemplars: bool) -> str: ...
 
 
 class Counters(Family[Count]):
@@ -137,7 +131,6 @@ class Counters(Family[Count]):
         super().__init__(f"{name}_total", says, labels, Count, samples=1)
 
     def totals(self) -> dict[str, float]:
-        """The values by those of their labels, joined by a dot."""
         return {".".join(values): child.value for values, child in self._children.items()}
 
     def _lines(self, labels: str, child: Count, exemplars: bool) -> str:

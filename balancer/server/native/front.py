@@ -1,7 +1,5 @@
 """Keeps what is shared with Envoys alive: signs of life, what they are told, and what they tell."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -110,7 +108,6 @@ class NativeFront:
             await asyncio.sleep(0 if more else pause_s)
 
     def catch_up(self) -> None:
-        """Count what ended so far, for whoever looks now."""
         try:
             self._take_outcomes()
         except Exception as error:  # what can be seen is better than nothing
@@ -121,7 +118,6 @@ class NativeFront:
             self._outcomes.take(batch)
 
     def _once(self, now_s: float, may_pick: bool) -> bool:
-        """Whether there is more to be read at once."""
         state = self._router.state
         self._router.serve(may_pick)
         why = self._router.not_deciding_because

@@ -1,7 +1,5 @@
 """What Envoy's module says of the requests that it decided about, taken where the recorder takes what it hears."""
 
-from __future__ import annotations
-
 from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +28,6 @@ class NativeOutcomes:
     """Counts what ended. The estimators have learned of it already."""
 
     def __init__(self, router: SharedRouter, tally: Tally, lines: DecisionLines, compare: Compare) -> None:
-        """`compare`: `Recorder.compare`."""
         self._router, self._tally, self._lines, self._compare = router, tally, lines, compare
 
     def take(self, batch: npt.NDArray[Any]) -> None:
@@ -82,7 +79,6 @@ class NativeOutcomes:
             self._compare(draw, ended.grpc_status, ended.http_status, ended.by, latency_s, at_s)
 
     def lines(self, batch: npt.NDArray[Any]) -> None:
-        """Decisions of which the log is to tell, as `LINE`."""
         for row in batch.tolist():
             first: Any = _DecisionRow._make(row)
             named = [

@@ -1,7 +1,5 @@
 """The decision log where Envoys decide too: what they write into the journal and what is decided here, in one order."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections import deque
@@ -49,7 +47,6 @@ class NativeRecording(Recording):
         self._journal = router.journal
 
     def close(self) -> None:
-        """Have Envoys write no more, and record what they decided."""
         if self._shared.journal is self._journal:
             self._shared.record_decisions(None)
         while self.drain():
@@ -108,7 +105,6 @@ class NativeRecording(Recording):
         return not journal.caught_up
 
     def _record_before(self, at: float) -> None:
-        """What happened here until then."""
         while self._waiting and self._waiting[0][0] <= at:
             self._waiting.popleft()[1]()
 
@@ -125,6 +121,5 @@ class NativeRecording(Recording):
 
 
 def _kept(view: FleetView) -> Columns:
-    """As it is now."""
     columns: dict[str, Any] = {name: np.array(getattr(view, name)) for name in COLUMNS}
     return Columns(np.array(view.eligible), np.array(view.weight), np.array(view.name_hash), **columns)

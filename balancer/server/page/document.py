@@ -3,8 +3,6 @@
 null stands for what is infinite or unknown. Everything is bounded: what is left out is counted.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +15,6 @@ from balancer.server.recent import TrafficSummary
 MOST_WORKERS = 512
 MOST_MODELS = 256
 MOST_PARTS = 64
-"""Rows of traffic."""
 
 Number = float | None
 
@@ -111,7 +108,6 @@ class PageDocument:
     process: Process
     recent: AllTraffic
     states: dict[str, int]
-    """Workers by state."""
     workers: list[PageWorker]
     """Those that are not well first where not all are shown."""
     workers_left_out: int

@@ -1,7 +1,5 @@
 """`/explain`: what the policy would do with a request now, and why each worker left out is so."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Mapping
@@ -169,8 +167,6 @@ def _why_spared(fleet: Fleet, row: int, *, eligible: bool) -> list[str]:
 
 
 class _Noting:
-    """A view that takes note of the columns that are read."""
-
     def __init__(self, view: LiveView) -> None:
         self._view = view
         self.read: set[str] = set()

@@ -2,8 +2,6 @@
 server-sent events.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib
@@ -26,7 +24,6 @@ class Page(NamedTuple):
 
 
 def page(links: Mapping[str, str]) -> Page:
-    """The page, with links to the other pages: by path, what each is."""
     folder = files(__package__)
     style, script, frame = (folder.joinpath(f"page.{kind}").read_text("utf-8") for kind in ("css", "js", "html"))
     items = "".join(_item(path, what) for path, what in links.items())

@@ -1,7 +1,5 @@
 """Makes the document: only on demand, and at most about once a second, however many ask."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import math
 import time
@@ -44,12 +42,10 @@ from policies.columns import DECLARED
 FRESH_S = 0.9
 """For so long a document is shown again; a little less than the second after which a reader wants the next."""
 _MOST_KEPT = 16
-"""Documents, each of another question."""
 _MOST_INPUTS = 20
 _MOST_PROBLEMS = 20
 _BY_HAND = "drained by hand"
 _NOT_WELL = ("silent", "no report", "not ready", _BY_HAND, "draining")
-"""States in the order in which workers are shown where not all are."""
 
 TITLES = {
     "weight": "relative capacity",
@@ -68,34 +64,26 @@ TITLES = {
     "pending_other_models": "queue of other models",
     "work_behind_s": "wait for other models",
 }
-"""Of the columns that policies read, for people."""
 
 
 @dataclass(frozen=True)
 class AdminSources:
-    """What the admin interface shows, and may change."""
-
     router: AnyRouter
     metrics: Metrics
     clock: Callable[[], float]
     readiness: Callable[[], str]
     """Why picks cannot be made; empty: they can."""
     recent: Callable[[], Recent]
-    """The traffic until now."""
     config: ConfigState
     events: EventLog = field(default_factory=EventLog)
     process: int = 0
     drains: Drains | None = None
     """Who is drained by hand; None: nobody can be."""
     splits: Splits = field(default_factory=Splits)
-    """By which versions share a model's requests."""
     held: Callable[[str, float], dict[str, Any]] = lambda model, now_s: {}
-    """Who waits for a worker with a model."""
 
 
 class PageData:
-    """Makes documents, and keeps the newest for whoever asks the same."""
-
     def __init__(self, sources: AdminSources) -> None:
         self._from = sources
         self._begun_s = sources.clock()

@@ -75,7 +75,6 @@ def _with_pair(chain: bytes, key: bytes) -> ssl.SSLContext:
 
 
 def tls_files(section: BaseModel) -> dict[str, str]:
-    """The files that a section of the config names, by field."""
     return {name: file for name, file in section if name.endswith("_file") and file is not None}
 
 

@@ -1,7 +1,5 @@
 """What of a config lets strangers in: listeners beyond this machine whose clients show no certificate."""
 
-from __future__ import annotations
-
 from balancer.config.config import Config
 from balancer.files.schema import is_local
 

@@ -32,7 +32,6 @@ _KINDS = {
     (True, False): grpc.stream_unary_rpc_method_handler,
     (True, True): grpc.stream_stream_rpc_method_handler,
 }
-"""By whether requests and answers are streams."""
 
 
 def _names(context: _Context) -> frozenset[str]:

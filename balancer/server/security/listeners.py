@@ -1,7 +1,5 @@
 """The gRPC listeners of one process: what is served where, to whom, and within which limits."""
 
-from __future__ import annotations
-
 import os
 import socket
 import stat
@@ -35,7 +33,6 @@ _SOCKET_UMASK = 0o117
 
 
 _OF_ENVOY = {"fleet": "envoy"}
-"""Listeners with the certificate and the role of another."""
 
 
 class AddressInUseError(OperatorError):

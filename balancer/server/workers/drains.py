@@ -4,8 +4,6 @@ A drain is laid over whatever list of workers discovery tells, so it outlasts a 
 the worker: once that is no longer listed, or answers at another address. It is this process's own, and ends with it.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,19 +29,13 @@ class UnlistedWorkerError(Exception):
 
 @dataclass
 class _Drained:
-    """One worker that drains, and what its agent has said since."""
-
     where: tuple[str, str]
     """Its endpoints: another process answers at others."""
     activity: Activity
-    """Its agent's reports since its drain began, at which it counts as busy."""
     queued: float = 0.0
-    """Requests that waited or executed at the last of them."""
 
 
 class Drains:
-    """Who is drained by hand, and how far that has got."""
-
     def __init__(
         self, router: AnyRouter, clock: Callable[[], float], relist: Callable[[Sequence[WorkerSpec]], None]
     ) -> None:

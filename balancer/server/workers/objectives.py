@@ -1,7 +1,5 @@
 """InferenceObjectives as this project numbers priorities: the config's, and those of the cluster's pool."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 

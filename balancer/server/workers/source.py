@@ -1,7 +1,5 @@
 """Where this process learns from which workers exist, as the config says."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -26,7 +24,6 @@ from balancer.server.workers.objectives import ClusterObjectives
 
 
 def follows_source(config: Config) -> bool:
-    """Whether the workers are told by something else than the config."""
     discovery = config.discovery
     return discovery.kubernetes is not None or discovery.dns is not None or discovery.file is not None
 

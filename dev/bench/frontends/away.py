@@ -40,8 +40,6 @@ _DETECTED_S = 0.8
 
 
 class _Counts:
-    """Of the state that the balancer shares now."""
-
     def __init__(self, folder: Path) -> None:
         self._path, self._module = folder / CONTROL, Module(Library())
 
@@ -61,13 +59,11 @@ class _Counts:
         return self._path.stat().st_ino if self._path.exists() else 0
 
     async def is_another(self, state: int) -> None:
-        """Return once there is one that is not that."""
         async with asyncio.timeout(_PATIENCE_S):
             while self.state() in (0, state):
                 await asyncio.sleep(_POLL_S)
 
     async def grows(self, name: str, beyond: int) -> float:
-        """Return the time once it is larger."""
         async with asyncio.timeout(_PATIENCE_S):
             while self.of(name) <= beyond:
                 await asyncio.sleep(_POLL_S)
@@ -75,7 +71,6 @@ class _Counts:
 
 
 def measure(options: Options) -> list[Table]:
-    """Stopped and killed under load, with each of the two front ends."""
     with tempfile.TemporaryDirectory(prefix="away-") as folder:
         return asyncio.run(_measure(options, Path(folder)))
 
@@ -126,7 +121,6 @@ def _tables(
 
 
 async def _phases(stack: OwnStack) -> list[tuple[str, float]]:
-    """When each phase of one run began, seconds since the epoch."""
     await asyncio.sleep(_AWAY_S)
     marks = [("picked", time.time())]
     await asyncio.sleep(_PHASE_S)

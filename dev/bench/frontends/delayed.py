@@ -14,11 +14,9 @@ import grpc
 from balancer.proxy.messages import INFER
 
 ANSWER = bytes((0x32, 62)) + bytes(62)
-"""A ModelInferResponse of one tensor."""
 
 
 async def serve(delays_s: dict[int, float]) -> None:
-    """By port, until the process is killed."""
     servers = []
     _, service, method = INFER.split("/")
     for port, delay_s in delays_s.items():

@@ -1,7 +1,5 @@
 """Upstreams in C, and an Envoy of each kind in front of them."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import subprocess
@@ -24,7 +22,6 @@ from dev.stack import POLICY
 
 UPSTREAMS = 4
 THREADS = 2
-"""Of Envoy."""
 ALONE, PICK, NATIVE, PROXY = "Envoy alone", "pick", "native", "proxy"
 ANSWER_BYTES = 5 + 64
 """A message of upstream.c, as gRPC frames it."""
@@ -45,7 +42,6 @@ class Gateway:
 
 
 def new_workers(count: int = UPSTREAMS) -> list[WorkerSpec]:
-    """On ports that are free."""
     ports = free_ports(2 * count)
     return [
         WorkerSpec(name=f"w{k}", address="127.0.0.1", grpc_port=ports[k], http_port=ports[count + k])
@@ -55,7 +51,6 @@ def new_workers(count: int = UPSTREAMS) -> list[WorkerSpec]:
 
 @contextlib.contextmanager
 def upstream(source: str, ports: Sequence[int], folder: Path) -> Iterator[None]:
-    """One process that listens on all of them, by a program of this folder."""
     program = folder / source.removesuffix(".c")
     subprocess.run([*compiler(), "-std=c11", "-D_GNU_SOURCE", "-O2", "-o", program, _HERE / source], check=True)
     with subprocess.Popen([program, *map(str, ports)]) as process:

@@ -1,7 +1,5 @@
 """The front end `proxy` before a fleet with one slow worker: what second copies of slow requests gain, and cost."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import subprocess
@@ -40,20 +38,15 @@ _DECISIONS, _HEDGES = "balancer_decisions_total", "balancer_proxy_hedges_total"
 
 @dataclass(frozen=True)
 class _Found:
-    """Of one policy, with second copies or without."""
-
     answers: Answers
     copies: float
-    """Second copies, as a share of the requests."""
     won: float
-    """Of those, the share that answered first."""
 
     def quantile_ms(self, share: float) -> float:
         return float(np.quantile(self.answers.latency_s, share)) * 1e3
 
 
 def measure(options: Options) -> list[Table]:
-    """Each policy, with second copies and without."""
     with tempfile.TemporaryDirectory(prefix="hedged-") as folder:
         found = asyncio.run(_measure(options, Path(folder)))
     note = (
@@ -105,7 +98,6 @@ def _found(answers: Answers, before: Mapping[str, float], after: Mapping[str, fl
 
 
 async def _counts(targets: Mapping[tuple[str, bool], tuple[str, str]]) -> dict[tuple[str, bool], dict[str, float]]:
-    """Decisions, and second copies that were first, of each balancer."""
     found = {}
     for key, (_, admin_url) in targets.items():
         samples = await read_samples(admin_url)
@@ -115,7 +107,6 @@ async def _counts(targets: Mapping[tuple[str, bool], tuple[str, str]]) -> dict[t
 
 @contextlib.contextmanager
 def _delayed(workers: Sequence[WorkerSpec]) -> Iterator[None]:
-    """All workers, the last one slow, in one process."""
     delays = [f"{worker.grpc_port}:{FAST_MS}" for worker in workers[:-1]]
     command = [sys.executable, "-m", "dev.bench.frontends.delayed", *delays, f"{workers[-1].grpc_port}:{SLOW_MS}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=REPOSITORY, text=True) as process:

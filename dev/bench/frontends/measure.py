@@ -1,7 +1,5 @@
 """Envoy alone, `native`, `pick` and `proxy` before the same workers: throughput, latency, and CPU a request."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
@@ -34,7 +32,6 @@ _SINGLE = "emulated_tft_single"
 """The same model without Triton's dynamic batcher."""
 _SMALL = "digits"
 _INPUTS = {_BATCHING: ("INPUT", 4), _SINGLE: ("INPUT", 4), _SMALL: ("IMAGE", 64)}
-"""Name and length of a row."""
 _DYNAMIC = re.compile(r"^dynamic_batching .*$", re.MULTILINE)
 
 
@@ -54,19 +51,15 @@ _JOINING = {"one client": Load(1, 1), "saturated (64 in flight)": Load(8, 8)}
 _SMALL_LOADS = {"one client": Load(1, 1), "saturated (16 in flight)": Load(16, 1)}
 """Over HTTP/1.1 a connection has one request at a time."""
 REST = ", REST"
-"""Ends the names of gateways that are asked by it."""
 
 
 @dataclass(frozen=True)
 class _Served:
-    """A model of a real Triton, and how hard it is asked."""
-
     title: str
     model: str
     loads: Mapping[str, Load]
     proxies: Mapping[str, Mapping[str, Any]]
     rest: bool = False
-    """Whether it is asked by REST too."""
 
 
 _SERVED = (
@@ -138,7 +131,6 @@ async def _served(options: Options, folder: Path) -> dict[str, Found]:
 
 
 def _write_row(path: Path, model: str) -> None:
-    """A ModelInfer call of one row, as gRPC frames it."""
     name, length = _INPUTS[model]
     row = np.ones((1, length), np.float32)
     request = grpc_client.service_pb2.ModelInferRequest(model_name=model)
@@ -148,7 +140,6 @@ def _write_row(path: Path, model: str) -> None:
 
 
 def _write_json_row(path: Path, model: str) -> None:
-    """The same over REST, its numbers as JSON."""
     name, length = _INPUTS[model]
     row = {"name": name, "datatype": "FP32", "shape": [1, length], "data": [1.0] * length}
     path.write_text(json.dumps({"inputs": [row]}))

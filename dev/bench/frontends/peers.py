@@ -6,8 +6,6 @@ the workers are its replicas, as many, which answer the same at once. That favou
 be another hop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -93,7 +91,6 @@ def _target(endpoint: str, body: Path, processes: dict[str, list[int]], path: st
 
 
 def _bodies(folder: Path) -> tuple[Path, Path]:
-    """A request of KServe's and one of SGLang's, of one length."""
     tensor = json.dumps({"inputs": [{"name": "INPUT", "shape": [1, 16], "datatype": "FP32", "data": [0.5] * 16}]})
     text = json.dumps({"text": "x" * (len(tensor) - len(json.dumps({"text": ""})))})
     paths = folder / "tensor.json", folder / "text.json"

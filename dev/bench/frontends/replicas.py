@@ -1,5 +1,7 @@
 """Ray Serve with replicas that answer at once: `replicas.py PORT COUNT FOLDER`, by a Python that has Ray."""
 
+from __future__ import annotations
+
 import signal
 import sys
 from typing import Any
@@ -14,7 +16,6 @@ _MOST_ONGOING = 64
 
 class Replica:
     async def __call__(self, request: Any) -> dict[str, str]:
-        """Answer as the upstreams in C do."""
         await request.body()
         return {"text": "ok"}
 

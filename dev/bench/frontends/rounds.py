@@ -1,7 +1,5 @@
 """Targets measured in turn, round by round; what they are compared by are ratios within each round."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +18,9 @@ WARM_UP_S = 0.5
 
 @dataclass(frozen=True)
 class Target:
-    """Where requests are sent, which ones, and whose CPU counts."""
-
     endpoint: str
     body: Path
     answer_bytes: int
-    """Of the body of a good answer."""
     processes: Mapping[str, Sequence[int]]
     """Ids, by what the table calls them; what they started counts too."""
     path: str = INFER
@@ -43,16 +38,13 @@ class Round:
     rate_per_s: float
     p50_us: float
     cpu_us: Mapping[str, float]
-    """A request, by what the target calls its processes."""
     not_ok: int
 
 
 Found = Mapping[str, Sequence[Round]]
-"""Of each target, in the order of the rounds."""
 
 
 async def in_turn(targets: Mapping[str, Target], pushed: Load, rounds: int, round_s: float) -> Found:
-    """Load on one of them after the other, the others idle."""
     for target in targets.values():
         await _one(target, pushed, WARM_UP_S)
     found: dict[str, list[Round]] = {name: [] for name in targets}
@@ -77,7 +69,6 @@ async def _one(target: Target, pushed: Load, duration_s: float) -> Round:
 
 
 def _compared(pairs: Sequence[tuple[float, float]]) -> str:
-    """What each is of the other, the median and the range of all rounds."""
     ratios = np.array([mine / other for mine, other in pairs])
     return f"{np.median(ratios):.2f} ({ratios.min():.2f} to {ratios.max():.2f})"
 

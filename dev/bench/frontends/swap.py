@@ -1,7 +1,5 @@
 """How soon a policy decides after its config file was put in place, under load: by the log of the decisions."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import tempfile
@@ -57,7 +55,6 @@ async def _measure(options: Options, folder: Path) -> list[Table]:
 
 
 async def _swaps(stack: OwnStack, options: Options) -> list[float]:
-    """Seconds that each took."""
     taken_s = []
     with stack.log_path.open() as log:
         await _first_decision(log, POLICY)
@@ -82,7 +79,6 @@ async def _first_decision(log: TextIO, policy: str) -> float:
 
 
 def _new_records(log: TextIO) -> Iterator[dict[str, Any]]:
-    """Whole lines written since the last look."""
     while True:
         at = log.tell()
         line = log.readline()

@@ -1,7 +1,5 @@
 """`python -m dev.experiments.autoscaling`: see the package."""
 
-from __future__ import annotations
-
 import itertools
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -16,7 +14,6 @@ from dev.experiments.autoscaling.plan import LEAST, LOADS, MOST, Chart, one_work
 from dev.experiments.autoscaling.report import Figures, figures
 
 FACTORS = (0.5, 1.0, 2.0)
-"""Of the chart's target."""
 UNPACED = "fewer at once"
 _PICTURE = "autoscaling.png"
 

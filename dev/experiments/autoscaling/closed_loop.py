@@ -5,8 +5,6 @@ look that changes something, another is made with that too. The past is the same
 comes later.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
@@ -46,9 +44,7 @@ class Run:
     scraped: Scraped
     look_s: FloatArray
     replicas: FloatArray
-    """Asked for, from each look on."""
     ready: FloatArray
-    """Of these ready, at each look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +59,6 @@ class Setup:
     window_s: float
     """Of the rate that p99 is computed from."""
     bounds_s: tuple[float, ...]
-    """Of the histogram's buckets."""
     most_workers: int = 64
     """That ever join: a pod that comes back is another."""
 
@@ -115,7 +110,6 @@ class _Fleet:
 
 
 def closed_loop(setup: Setup, autoscaler: Autoscaler, targets: Targets) -> Run:
-    """Run it from its first request to its last."""
     fleet = _Fleet(setup)
     until_s = _AHEAD_S
     result = _run(setup, fleet, until_s)

@@ -4,8 +4,6 @@ https://kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale/#algor
 External with a target of type Value, and with `behavior`. The controller: `pkg/controller/podautoscaler` of Kubernetes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +16,6 @@ SYNC_S = 15.0
 
 
 class Pace(NamedTuple):
-    """How much may change in a time: one of `policies`."""
-
     kind: Literal["Pods", "Percent"]
     value: float
     period_s: float
@@ -27,8 +23,6 @@ class Pace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """`scaleUp` or `scaleDown`."""
-
     window_s: float
     """`stabilizationWindowSeconds`."""
     paces: tuple[Pace, ...]
@@ -37,8 +31,6 @@ class Direction:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """All that it goes by, but for the metrics."""
-
     least: int
     most: int
     up: Direction = Direction(0.0, (Pace("Percent", 100, 15), Pace("Pods", 4, 15)))
@@ -62,9 +54,7 @@ def direction(given: Mapping[str, Any], default: Direction) -> Direction:
 class Autoscaler:
     rules: Rules
     _wanted: list[tuple[float, int]] = field(default_factory=list)
-    """What the metrics asked for, by time."""
     _changes: list[tuple[float, int]] = field(default_factory=list)
-    """By how much it changed the replicas, by time."""
 
     def look(self, now_s: float, replicas: int, ready: int, ratios: Sequence[float | None]) -> int:
         """How many replicas there shall be, where `replicas` are asked for so far and `ready` are ready.

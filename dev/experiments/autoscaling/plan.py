@@ -1,7 +1,5 @@
 """What is simulated: the chart's scaling of a fleet like that of scenario `autoscale`, under slow loads."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,17 +21,13 @@ _CHART = Path(__file__).resolve().parents[3] / "deploy" / "chart"
 
 
 class Chart(NamedTuple):
-    """What the chart scales by: its defaults."""
-
     targets: Targets
     behavior: dict[str, Any]
-    """As an object of Kubernetes has it."""
     scrape_s: float
     window_s: float
     """Of the rate that p99 is computed from."""
 
     def rules(self, least: int, most: int) -> Rules:
-        """For a pool of so many workers."""
         default = Rules(least, most)
         up, down = (
             direction(self.behavior.get(name, {}), of)
@@ -43,7 +37,6 @@ class Chart(NamedTuple):
 
 
 def read_chart(folder: Path = _CHART) -> Chart:
-    """The values of a chart that is deployed without any of one's own."""
     values = yaml.safe_load((folder / "values.yaml").read_text(encoding="utf-8"))
     scaling = values["autoscaling"]
     (minutes,) = re.findall(
@@ -69,7 +62,6 @@ LOAD_S = 60.0
 REPORT_S = 0.5
 """Rarer than real agents', of which such slow workers need no more."""
 MOST_WORKERS = 96
-"""That ever join in a run."""
 
 
 @dataclass(frozen=True, slots=True)

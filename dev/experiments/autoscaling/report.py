@@ -1,7 +1,5 @@
 """How well the replicas followed the load: figures, the page's table and CSV, and the picture."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Mapping
@@ -48,7 +46,6 @@ def offered_per_s(run: Run) -> FloatArray:
 
 
 def needed(run: Run, one_per_s: float, least: int) -> FloatArray:
-    """The fewest workers that suffice, at each look."""
     fewest: FloatArray = np.maximum(np.ceil(offered_per_s(run) / (FULL * one_per_s)), least)
     return fewest
 
@@ -73,7 +70,6 @@ _HEAD = "| load | target of the wait | too few | workers, mean (enough) | p99 | 
 
 
 def table(found: Mapping[tuple[str, str], Figures], shown: tuple[str, ...]) -> str:
-    """By load, of the variants that are shown."""
     return _HEAD + "".join(_line(*key, each) for key, each in found.items() if key[1] in shown)
 
 
@@ -84,7 +80,6 @@ def _line(load: str, variant: str, of: Figures) -> str:
 
 
 def as_csv(found: Mapping[tuple[str, str], Figures]) -> str:
-    """A line for each load and variant, by `Figures`."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["load", "variant", *Figures._fields])

@@ -1,7 +1,5 @@
 """`python -m dev.experiments.gpu_fidelity`: predict the online table and say how far off the predictions are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

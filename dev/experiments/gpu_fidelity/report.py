@@ -1,7 +1,5 @@
 """How far predictions are from measurements: tables for people, CSV for programs, and a picture."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Iterable, Sequence
@@ -38,7 +36,6 @@ class Comparison:
 
 
 def compare(setup: Setup, every: int = 1) -> Comparison:
-    """Predict a setup at every so-manieth of its concurrencies."""
     rows = setup.observed[::every]
     predicted = predict(setup, tuple(row.concurrency for row in rows))
     return Comparison(setup, np.array([row.values for row in rows]), predicted)
@@ -51,7 +48,6 @@ def summary(comparisons: Iterable[Comparison]) -> tuple[FloatArray, FloatArray]:
 
 
 def groups(comparisons: Sequence[Comparison]) -> dict[str, list[Comparison]]:
-    """The whole and the parts that the report sums up, by heading."""
     predictable = [each for each in comparisons if each.setup.family != UNPREDICTABLE]
     found = {
         "all setups": list(comparisons),
@@ -67,7 +63,6 @@ def groups(comparisons: Sequence[Comparison]) -> dict[str, list[Comparison]]:
 
 
 def markdown(comparisons: Sequence[Comparison]) -> str:
-    """Two tables: errors summed up over groups, and by setup."""
     summed = [
         [heading, *(f"{middle:.0%} / {most:.0%}" for middle, most in zip(*summary(part), strict=True))]
         for heading, part in groups(comparisons).items()

@@ -1,7 +1,5 @@
 """What was measured on real GPUs under concurrency, and how those servers were deployed."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import re
@@ -22,21 +20,15 @@ _NEEDED = (
     *("model", "setup", "batch", "concurrency", "inferences_per_s"),
     *("avg_ms", "p50_ms", "p95_ms", "p99_ms"),
 )
-"""Columns of the online table."""
 _PRECISION = re.compile(r"with (\w+)")
 
 
 class Deployment(StrictModel):
-    """Settings of a family of models that the measurements share."""
-
     model: str
-    """A part of the models' names."""
     family: str = ""
     """Under which errors are summed up; empty: `model`."""
     max_batch_rows: Count
-    """Largest batch."""
     instances: Count
-    """Of the model, on its one GPU."""
     preferred_rows: tuple[Count, ...] = ()
     """Triton's preferred batch sizes."""
     queue_delay_s: NotNegative = 0.0
@@ -61,13 +53,9 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One model on one GPU in one runtime."""
-
     table: Table
-    """What was measured offline."""
     deployment: Deployment
     request_rows: int
-    """Rows of a client's request."""
     noise_cv: float
     """Coefficient of variation of the offline latencies: their p99 over their mean, as if they were normal."""
     observed: tuple[Observed, ...]

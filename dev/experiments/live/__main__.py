@@ -31,7 +31,6 @@ _BLOCK_S = 0.5
 
 
 def _options(design: Session, out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Of both commands."""
     options = (
         click.option("--out", type=click.Path(path_type=Path), default=Path(out), show_default=True),
         click.option("--page", "target", type=click.Path(path_type=Path), help="Where the page goes [default: --out]."),

@@ -1,7 +1,5 @@
 """The committed page: what was compared, how close it came, and what differs and why."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -28,7 +26,6 @@ class Order(NamedTuple):
     """Live."""
     slower: str
     agrees: bool
-    """Whether the simulator puts them in the same order."""
 
 
 def _of(report: Report, name: str) -> dict[str, Pair]:
@@ -96,7 +93,6 @@ estimators learned under the others, as live.
 
 
 def summary(report: Report) -> str:
-    """The aims, and whether they are met, in Markdown."""
     lines = []
     for name, aim in AIMS.items():
         error = median_error(report, name)

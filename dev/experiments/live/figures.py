@@ -37,9 +37,7 @@ class Requests:
     """The requests that count, as columns of shape `(k,)`."""
 
     policies: tuple[str, ...]
-    """Names that `policy` indexes."""
     models: tuple[str, ...]
-    """Names that `model` indexes."""
     policy: IntArray
     block: IntArray
     """From 0 on; the same ones for all policies."""
@@ -56,7 +54,6 @@ class Requests:
 
     @classmethod
     def simulated(cls, session: Session, result: Result, seed: int, block_s: float | None = None) -> Self:
-        """Of one simulated run, by its place among the seeds."""
         ok = result.status[seed] == Status.OK
         latency_s = np.where(ok, result.latency_s[seed], np.nan)
         columns = (result.model[seed].astype(np.int64), result.deadline_s[seed], latency_s)
@@ -91,12 +88,10 @@ class Requests:
         return np.bincount(self.policy[np.isnan(self.latency_s)], minlength=len(self.policies))
 
     def where(self, chosen: BoolArray) -> Self:
-        """The chosen ones."""
         names = ("policy", "block", "model", "deadline_s", "latency_s")
         return replace(self, **{name: getattr(self, name)[chosen] for name in names})
 
     def by_model(self) -> Iterator[tuple[str, Self]]:
-        """The requests to each model that was sent to, with its name."""
         for i, name in enumerate(self.models):
             if (own := self.model == i).any():
                 yield name, self.where(own)
@@ -165,7 +160,6 @@ class Pair:
 
     @property
     def inside(self) -> bool:
-        """Whether the prediction lies in the measured interval."""
         return self.measured.low <= self.predicted.value <= self.measured.high
 
 
@@ -174,7 +168,6 @@ class Findings:
     """All that is compared; lists are in the order of `FIGURES`."""
 
     policies: dict[str, list[Pair]]
-    """Of each policy."""
     ratios: dict[str, list[Pair]]
     """The last policy held against each of the others, by their names: see `against`."""
 

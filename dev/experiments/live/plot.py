@@ -1,7 +1,5 @@
 """The pictures: tails of latency, measured and predicted; every figure; and the last policy against the others."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,6 @@ _STYLE: Any = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": F
 
 
 def fidelity(report: Report, path: Path) -> None:
-    """Write it as PNG: a panel for each policy's tail, and one with all figures."""
     policies, columns = list(report.whole.policies), 3
     lines = -(-(len(policies) + 1) // columns)
     with mpl.rc_context(_STYLE):

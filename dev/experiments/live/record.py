@@ -38,28 +38,20 @@ _BEFORE_END_S = 0.1
 """So long before a turn ends, its decisions are counted: in time for the next swap."""
 
 Weigh = Callable[[Mapping[str, Profile]], Mapping[str, float]]
-"""Weights of workers, by name, from how fast each was measured to be."""
 Batches = dict[str, dict[str, dict[int, int]]]
-"""Executions by worker, model and rows."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """What was measured of the real stack."""
-
     session: Session
     profiles: Mapping[str, Profile]
-    """Of each worker, by name: nothing else ran."""
     easy: LoadResult
     """Requests at the session's rate, in its bursts, but of one row and to a model so fast that none waits."""
     live: LoadResult
-    """The session."""
     swaps_s: tuple[float, ...]
     """From writing the file until the policy was in force, for each turn."""
     batches: Batches
-    """What was executed during the session."""
     weights: Mapping[str, float]
-    """Of each worker, by name, as the list of workers had them."""
     decided: tuple[Mapping[str, float], ...]
     """Requests that each policy decided in the counted part of each turn: its own, and its guard's baseline's."""
 

@@ -1,7 +1,5 @@
 """What a run amounts to, measured and predicted side by side. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,23 +34,18 @@ class Report:
     fleet: FleetSpec
     live: Requests
     simulated: Sequence[Requests]
-    """One entry a seed."""
     whole: Findings
     models: dict[str, Findings]
-    """Among the requests to each model, by its name."""
     shares: dict[str, Shares]
-    """Of each policy."""
     executions: FloatArray
     """Simulated ones of each worker, mean over seeds, `(n,)`."""
 
     @property
     def when(self) -> str:
-        """The day on which it was measured."""
         return next(iter(self.recording.profiles.values())).measured_at.partition("T")[0]
 
     @property
     def subject(self) -> str:
-        """The policy that is held against the others."""
         return self.recording.session.policies[-1]
 
     def own_decisions(self) -> dict[str, float]:
@@ -84,7 +77,6 @@ class Report:
         return found
 
     def as_json(self) -> dict[str, Any]:
-        """For `results.json`: times in seconds, null for what is not a number."""
         recording = self.recording
         content = {
             "session": recording.session,

@@ -1,7 +1,5 @@
 """The session: which requests are sent when, which policy is in force, and what workers weigh. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -19,16 +17,12 @@ from simulator.workload.draws import Sessions
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One window: a policy's turn under the arrivals of its round."""
-
     policy: str
     round: int
     start_s: float
     """Requests flow from here on; all from the session's start."""
     counted_s: float
-    """They count from here on."""
     end_s: float
-    """The last one is due before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +44,10 @@ class Session:
     """Conversations under way at any moment with each model, which a request belongs to each equally often: their keys
     save work where they are warm, and policies place them. 0: requests have no keys."""
     session_requests: float = 8.0
-    """Mean length of a session."""
     cache_keys: int = 0
     """Keys that each emulated GPU remembers; 0: none."""
     cache_saving: float = 0.0
-    """Share of a request's time that a warm key saves."""
     learned: str = ""
-    """The file of `learned`, where it is among the policies."""
 
     @property
     def plan(self) -> traffic.Plan:
@@ -64,11 +55,9 @@ class Session:
         return traffic.Plan(self.policies, self.rounds, self.window_s, self.settle_s, self.rate_per_s, self.seed)
 
     def options(self, policy: str) -> dict[str, Any]:
-        """Of one of the policies."""
         return {"file": str(Path(self.learned).resolve())} if policy == Learned.name else {}
 
     def turns(self) -> tuple[Turn, ...]:
-        """All turns in order of time."""
         length_s = self.pause_s + self.settle_s + self.window_s
         order = traffic.turns(self.plan)
         starts_s = accumulate([self.pause_s] + [length_s] * (len(order) - 1))
@@ -143,7 +132,6 @@ def capacity_weights(profiles: Mapping[str, Profile]) -> dict[str, float]:
 
 
 def _service_s(profile: Profile) -> float:
-    """Mean time that a request of the traffic takes alone."""
     models = {model.model: model.points for model in profile.models}
     weights = sum(mix.weight for mix in traffic.MIX)
     total_s = 0.0

@@ -1,7 +1,5 @@
 """The page: what was run, what each policy did, measured beside predicted, and what to make of it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -65,7 +63,6 @@ In brackets: measured, the 95% interval, from {RESAMPLES:,} resamples of whole b
 
 
 def summary(report: Report) -> str:
-    """The last policy against the others, in Markdown."""
     head = ["ratio of latencies, difference of shares", "", "measured", "predicted", f"{report.subject} is"]
     lines = []
     for reference, pairs in report.whole.ratios.items():
@@ -89,7 +86,6 @@ def _verdict(pair: Pair) -> str:
 
 
 def _compared(pair: Pair, of: Estimate) -> str:
-    """A ratio, or for shares a difference in percentage points."""
     if pair.figure == IN_TIME:
         return f"{of.value * 100:+.2f} [{of.low * 100:+.2f}, {of.high * 100:+.2f}] points"
     return f"{of.value:.3f} [{of.low:.3f}, {of.high:.3f}]"

@@ -3,8 +3,6 @@
 Nothing here looks at the session's own latencies, which are what is to be predicted.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

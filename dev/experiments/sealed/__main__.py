@@ -1,7 +1,5 @@
 """`python -m dev.experiments.sealed`: see the package, and dev/experiments/README.md."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -19,15 +19,12 @@ from simulator.compare.statistics import CONFIDENCE, Estimate
 from simulator.compare.summary import FIGURES, NAMES, Figure, by_seed
 
 AIMS: dict[Figure, float] = {"mean_s": 0.85, "p99_s": 0.90}
-"""Of the median ratio, at most."""
 MORE_FAILURES = 0.001
 """Share of the requests by which the subject may fail more than the rival, in the mean over scenarios."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One thing that is asked, and what was found."""
-
     criterion: str
     found: str
     met: bool
@@ -52,7 +49,6 @@ def _median(logs: FloatArray) -> float:
 
 
 def median_ratio(found: Sequence[Found], against: str, figure: Figure) -> Estimate:
-    """Over scenarios, with its interval."""
     return together(np.stack([each.logs(against, figure) for each in found]))
 
 

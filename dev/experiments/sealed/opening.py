@@ -1,7 +1,5 @@
 """What is run of sealed scenarios: the trained policy under its guard and without, all rivals, and the references."""
 
-from __future__ import annotations
-
 import hashlib
 import multiprocessing
 from collections import Counter
@@ -33,7 +31,6 @@ BARE = "learned, no guard"
 CLAIRVOYANT = "clairvoyant"
 REFERENCES = (CLAIRVOYANT, SOCIAL)
 _GUARD = CanaryPlan(guard=GuardSettings(), baseline=ExpectedLatency())
-"""As production has it by default."""
 _NEVER_S = 1e9
 _SEEDS_FROM = 1 << 20
 """Request seeds of sealed runs: no other runs have them."""
@@ -44,30 +41,22 @@ the policy."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """A policy in a scenario, over some seeds side by side."""
-
     place: int
-    """Of the scenario in the opening."""
     label: str
-    """What the policy is called here."""
     scenario: Scenario
     policy: Policy
     way: Way
     seeds: tuple[int, ...]
     requests: int
-    """Of each seed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Watch:
-    """What the guards did."""
-
     by_baseline: FloatArray
     """Share of the requests that the baseline decided; `(e,)`."""
     falls: npt.NDArray[np.int64]
     """How often the policy was taken out of service; `(e,)`."""
     reasons: Counter[str]
-    """How often for which cause."""
 
 
 def execute(task: Task) -> tuple[RunMetrics, Watch | None]:
@@ -91,13 +80,9 @@ def execute(task: Task) -> tuple[RunMetrics, Watch | None]:
 
 @dataclass(frozen=True)
 class Opening:
-    """A draw of the written distribution, and what is run on it."""
-
     seed: int
-    """Of the scenarios."""
     scenarios: tuple[Scenario, ...]
     subject: Policy
-    """The trained policy."""
     rivals: Mapping[str, Rival]
     best: str
     """The rival that the verdict is against: the best on what they were tuned on."""
@@ -106,7 +91,6 @@ class Opening:
     """Of each run; None: as the scenario says."""
 
     def tasks(self) -> Iterator[Task]:
-        """All runs, scenario by scenario."""
         for place, given in enumerate(self.scenarios):
             wanted: list[tuple[str, Policy, Way, Scenario]] = [
                 (name, rival.policy, "plain", rival.scenario(given)) for name, rival in self.rivals.items()
@@ -121,13 +105,9 @@ class Opening:
 
 @dataclass(frozen=True)
 class Found:
-    """Of one scenario."""
-
     scenario: Scenario
     metrics: Mapping[str, RunMetrics]
-    """By policy and reference."""
     watch: Watch
-    """What the guard did."""
 
     def logs(self, against: str, figure: Figure) -> FloatArray:
         """Of the ratio of the subject's latency to the other's, `(seeds,)`. Who answered nothing took `_NEVER_S`."""
@@ -139,7 +119,6 @@ class Found:
 
 
 def unanswered(metrics: RunMetrics) -> float:
-    """Share of the requests, mean over seeds."""
     return float(1 - np.mean(metrics.shares["ok"]))
 
 
@@ -149,7 +128,6 @@ def seed_of(commit: str) -> int:
 
 
 def draw(seed: int, count: int, seeds: int, tuned: Mapping[str, Any], subject: Policy, requests: int | None) -> Opening:
-    """So many scenarios of the seed."""
     return Opening(
         seed=seed,
         scenarios=tuple(scenario(seed, number) for number in range(count)),

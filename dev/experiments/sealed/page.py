@@ -1,8 +1,6 @@
 """What an opening writes: the page, nothing in which is written by hand; JSON with every seed; CSV with means over
 seeds; and the distribution that is drawn from, as CSV."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math
@@ -34,15 +32,11 @@ _DIGITS = 5
 
 @dataclass(frozen=True)
 class Provenance:
-    """How a page came about."""
-
     command: str
     origin: str
-    """Where the seed is from."""
 
 
 def page(opening: Opening, found: Sequence[Found], provenance: Provenance) -> str:
-    """The page."""
     best = opening.best
     mean, p99 = findings.pairs(found, best)
     own, theirs = (findings.to_social(found, name, "mean_s") for name in (SUBJECT, best))
@@ -68,7 +62,6 @@ def page(opening: Opening, found: Sequence[Found], provenance: Provenance) -> st
 
 
 def summary(opening: Opening, found: Sequence[Found]) -> str:
-    """The verdict, for a terminal."""
     return "\n".join(
         f"{'met' if line.met else 'NOT met'}: {line.criterion}: {line.found}"
         for line in findings.verdict(opening, found)
@@ -102,7 +95,6 @@ def _places(opening: Opening, found: Sequence[Found]) -> str:
 
 
 def _in_time(found: Sequence[Found], name: str) -> float:
-    """Mean over the scenarios with deadlines."""
     shares = [float(np.mean(each.metrics[name].latency.within_deadline)) for each in found]
     known = [share for share in shares if np.isfinite(share)]
     return float(np.mean(known)) if known else float("nan")

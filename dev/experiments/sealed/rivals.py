@@ -50,9 +50,7 @@ GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
 """By policy, the values of its options; every combination is tried. `weights_are_capacities`: a worker's weight is its
 capacity for the mix of requests, as an operator sets it who has measured; else it is 1."""
 _WRITTEN = 24
-"""How many of the written distribution."""
 _WRITTEN_SEED = 7000
-"""Of these."""
 _SEEDS = tuple(range(7000, 7004))
 _REQUESTS = 4000
 _WEIGHTS = "weights_are_capacities"
@@ -60,14 +58,10 @@ _WEIGHTS = "weights_are_capacities"
 
 @dataclass(frozen=True)
 class Rival:
-    """A heuristic with its options."""
-
     policy: Policy
     weights_are_capacities: bool
-    """Whether weights are capacities."""
 
     def scenario(self, given: Scenario) -> Scenario:
-        """The scenario as it is run."""
         return with_weights(given) if self.weights_are_capacities else given
 
 
@@ -88,13 +82,11 @@ def with_weights(scenario: Scenario) -> Scenario:
 
 
 def rival(name: str, settings: Mapping[str, Any]) -> Rival:
-    """Of a point of the grid."""
     options = {option: value for option, value in settings.items() if option != _WEIGHTS}
     return Rival(BUILTIN[name](**options), bool(settings.get(_WEIGHTS, False)))
 
 
 def points(name: str) -> list[dict[str, Any]]:
-    """All that is tried of a policy."""
     grid = GRIDS[name]
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
@@ -138,23 +130,19 @@ def tune(
 
 
 def written(found: Mapping[str, Any]) -> str:
-    """As the file that is kept."""
     return json.dumps(found, indent=1) + "\n"
 
 
 def read_tuned() -> dict[str, Any]:
-    """What was found by `tune`."""
     found: dict[str, Any] = json.loads(TUNED.read_text(encoding="utf-8"))
     return found
 
 
 def tuned_name(name: str) -> str:
-    """What a tuned policy is called on the page."""
     return f"{name}, tuned"
 
 
 def rivals(tuned: Mapping[str, Any]) -> dict[str, Rival]:
-    """All heuristics by the name to show, the defaults first."""
     found = {name: Rival(BUILTIN[name](), weights_are_capacities=False) for name in DEFAULTS}
     for name, each in tuned["policies"].items():
         found[tuned_name(name)] = rival(name, each["chosen"]["settings"])

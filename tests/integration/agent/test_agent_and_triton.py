@@ -1,7 +1,5 @@
 """The agent beside a real Triton, reporting to a real collector."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal

@@ -1,7 +1,5 @@
 """A real GPU, where this machine has one; elsewhere `test_device.py` has a fake named so."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

@@ -1,7 +1,5 @@
 """Through a real Envoy: the audit log, by either front end, with all of the balancer that picks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Through a real Envoy: a message that is compressed is picked for by its fields, and passes as it is."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gzip

@@ -1,7 +1,5 @@
 """Through a real Envoy: what it does by itself while the balancer is gone, hangs or talks nonsense."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Through a real Envoy: requests that wait at the balancer until a worker has room."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

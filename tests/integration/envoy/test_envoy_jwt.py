@@ -1,7 +1,5 @@
 """Through a real Envoy: tokens and API keys that clients must show."""
 
-from __future__ import annotations
-
 import json
 import ssl
 import time

@@ -1,7 +1,5 @@
 """Through a real Envoy: limits of requests for each client, kept by itself or by a service."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import AsyncIterator

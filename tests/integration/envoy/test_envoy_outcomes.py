@@ -1,7 +1,5 @@
 """Through a real Envoy: how each request ended reaches the balancer process that picked for it, and nobody else."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

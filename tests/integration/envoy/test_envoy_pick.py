@@ -1,7 +1,5 @@
 """Through a real Envoy: who is asked, what is said, and that the pick is followed and cannot be forged."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path

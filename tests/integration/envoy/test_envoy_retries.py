@@ -1,7 +1,5 @@
 """Through a real Envoy: a request is sent again where nothing was executed, and nowhere else."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A real Triton that is told to stop, and asked to its last moment: no request over gRPC is lost."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path

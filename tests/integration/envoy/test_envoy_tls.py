@@ -3,8 +3,6 @@
 Triton has TLS at its gRPC port only, so for REST the workers stand for a proxy beside it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

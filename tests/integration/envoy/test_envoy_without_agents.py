@@ -1,7 +1,5 @@
 """Through a real Envoy that starts while the balancer has heard no agent: requests are served, as Envoy chooses."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import aiohttp

@@ -1,7 +1,5 @@
 """Through a real Envoy: what it does with forwarded requests while the balancer refuses, and while it is away."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 from collections import Counter

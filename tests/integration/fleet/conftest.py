@@ -1,7 +1,5 @@
 """Three real Tritons, agents, a balancer and Envoy, with calls about the fleet answered by the balancer."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

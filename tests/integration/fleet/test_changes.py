@@ -1,7 +1,5 @@
 """Who may change the workers, where a change goes, and what becomes of it when parts die."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path

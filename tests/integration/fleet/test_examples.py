@@ -4,8 +4,6 @@ Those of `tests/integration/stack/test_clients.py` are not repeated: infer, tens
 model, sequences by unary calls.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import queue

@@ -1,7 +1,5 @@
 """Each call about the fleet, through the listener and at one Triton itself: the same answers, in the same words."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """A real API server for all tests here."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import AsyncIterator, Iterator
 

@@ -1,7 +1,5 @@
 """The chart and a real API server (1.20): it takes every object whole, and helm installs, upgrades and uninstalls."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The commands of docs/operate/kubernetes.md, at a real API server."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -2,8 +2,6 @@
 with the files that the chart would mount. Workers are listed, since there are no pods; `test_chart.py` has discovery.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """Discovery over a real API server: pods that come and go, an API that is away, and what the role allows."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

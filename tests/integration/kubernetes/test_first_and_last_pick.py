@@ -1,8 +1,6 @@
 """From a pod that is ready to the first pick that names it, and from its deletion to the last: over a real API server,
 and a real balancer that is asked for picks as Envoy asks."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import statistics

@@ -1,7 +1,5 @@
 """Pods by an InferencePool, priorities by its objectives: over a real API server, as the chart's service account."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the module chooses for a cluster: attempts after the first, and requests that Envoy places by itself."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Decisions that a real Envoy makes by itself are recorded, and decided again: the same, bit for bit."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 

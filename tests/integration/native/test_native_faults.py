@@ -1,7 +1,5 @@
 """Whatever becomes of the balancer and of what it shares: no request fails, and Envoy lives."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import os

@@ -1,7 +1,5 @@
 """Ids that strangers may send to a listener whose Envoy decides by itself."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest

@@ -1,7 +1,5 @@
 """What people are told of requests, by either front end: the same requests give the same metrics and lines."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """What the module turns away, and in which words: those of the balancer that is asked."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

@@ -1,7 +1,5 @@
 """The whole stack with `envoy.frontend: native`: real Tritons, agents, a balancer, Envoy, and Triton's own clients."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import numpy as np

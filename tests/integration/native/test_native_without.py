@@ -1,7 +1,5 @@
 """A balancer that is kept from its core is waited for; and without one pins, devices and splits hold."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

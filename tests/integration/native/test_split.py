@@ -1,7 +1,5 @@
 """Two versions of a model share its requests, by either front end that picks, through a real Envoy."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """The page in a real browser: what a person sees, on a desk and on a phone, and what hostile names do not do."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The Endpoint Picker Protocol as any gateway would speak it: a real gRPC server, and this test as the gateway."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 

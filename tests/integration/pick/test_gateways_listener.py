@@ -1,7 +1,5 @@
 """The listeners for other gateways and for probes, of a real `balancer serve`."""
 
-from __future__ import annotations
-
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Real Envoys, set up as other gateways set up theirs, ask for picks; what passes by them stays as it is."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator

@@ -1,7 +1,5 @@
 """Two gateways, each an Envoy with a balancer beside it, over the same real Tritons; those of a module are its own."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest

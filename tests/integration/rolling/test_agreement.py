@@ -1,8 +1,6 @@
 """Two gateways share nothing but the agents' reports: they agree on what hashes tell, and know what the other has in
 flight. Balancers, Envoys and all workers are restarted or replaced, one after the other, while clients go on."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

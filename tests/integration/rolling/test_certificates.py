@@ -1,7 +1,5 @@
 """All certificates are renewed while clients go on: of the listener, of Envoy, of the balancer and of an agent."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress

@@ -1,7 +1,5 @@
 """`balancer drain` and `undrain` as a shell sees them, against real balancer processes."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import AsyncIterator

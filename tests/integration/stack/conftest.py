@@ -3,8 +3,6 @@
 It ends with the module: agents and balancer would take a good part of the machine from all tests that follow.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest

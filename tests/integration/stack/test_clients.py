@@ -1,7 +1,5 @@
 """Triton's own clients, unmodified, through Envoy and the balancer to real Tritons."""
 
-from __future__ import annotations
-
 import queue
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Real requests through real parts, recorded while they flow, and decided again: the same, bit for bit."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

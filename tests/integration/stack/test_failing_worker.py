@@ -1,7 +1,5 @@
 """A worker that answers INTERNAL to everything, fast, by a policy that sees only who has the fewest requests."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """The page, `balancer top` and `check --against` beside real workers, by either front end."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ The wheel `tritonclient` 2.46.0, for Linux on x86-64, is one of those that carry
 which is a wheel too, and libb64, which Debian has. All lie in a folder of their own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes.util
 import json

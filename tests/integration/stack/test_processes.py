@@ -1,7 +1,5 @@
 """Two balancer processes behind one Envoy: each decides alone, and hears of what it decided."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import psutil

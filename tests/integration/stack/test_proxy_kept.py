@@ -1,8 +1,6 @@
 """Answers that are kept, before Tritons that restrict inference by a header; through a real Envoy, by Triton's own
 clients."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path

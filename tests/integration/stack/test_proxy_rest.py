@@ -1,7 +1,5 @@
 """What the front end `proxy` adds to gRPC and REST, through a real Envoy to real Tritons, by Triton's own client."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Some models forwarded by the balancer, and all others picked for, through a real Envoy to real Tritons."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Requests that name no version get one of a split or pinned model's, through each front end to real Tritons."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Real certificates on every connection, and a role for each peer of the balancer: Envoy, the agent, an admin."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import aiohttp

@@ -1,7 +1,5 @@
 """A request is one trace from the client through the pick to Triton's queue and compute, with the decision told."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path

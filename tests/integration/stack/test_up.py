@@ -1,7 +1,5 @@
 """`balancer up` as a user runs it: all starts together, and all stops together, with the reason."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

@@ -1,7 +1,5 @@
 """Where keys are warm, through a real Envoy to real Tritons whose emulated GPUs remember keys."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator

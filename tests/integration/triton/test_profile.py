@@ -1,7 +1,5 @@
 """`balancer profile` against a real Triton."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

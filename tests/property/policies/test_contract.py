@@ -1,7 +1,5 @@
 """What every registered policy promises, whatever the fleet looks like."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Literal, get_args, get_origin, get_type_hints
 

@@ -1,7 +1,5 @@
 """The learned policy in loops is the one in NumPy, in CPython and compiled; each ratio is what is said of it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

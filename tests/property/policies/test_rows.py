@@ -1,7 +1,5 @@
 """Choices and facts are the same bits compiled as in Python, over any rows; turns are what round robin answers."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

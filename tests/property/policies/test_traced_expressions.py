@@ -1,7 +1,5 @@
 """Whatever is said in operations that programs have is what NumPy computes, in a program."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st

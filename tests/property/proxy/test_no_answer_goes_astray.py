@@ -1,8 +1,6 @@
 """In whatever order things come (requests, cancels, answers, failures, timers), each request gets its own answer or an
 error, and no id is executed twice."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What the proxy reads of an inference is what protobuf reads, whatever the bytes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from typing import Any

@@ -1,8 +1,6 @@
 """Whatever models and workers do, a confidence cascade gives the answer of the last model that answered well, asks none
 twice, and none that would be late; and whatever an answer holds, reading how sure it is does no harm."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections import Counter

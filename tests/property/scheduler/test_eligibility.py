@@ -1,7 +1,5 @@
 """What is kept of who is eligible equals what would be found anew, whatever happens and however time passes."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st

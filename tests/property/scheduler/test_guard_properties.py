@@ -1,7 +1,5 @@
 """Whatever a guarded policy does, no request fails by it, one of both decides, and it returns when all is well."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from hypothesis import given, settings

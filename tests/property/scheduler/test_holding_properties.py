@@ -1,7 +1,5 @@
 """Whoever is held leaves once, in the order that was promised, and what was planned for it leaves no trace."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """Whatever passes the gates, in whatever order: estimators stay finite and non-negative, and requests are served."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable

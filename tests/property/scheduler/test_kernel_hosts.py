@@ -3,8 +3,6 @@
 NumPy over the view's columns is held to the kernel's own source, worker by worker, and to the compiled library.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from random import Random

@@ -3,8 +3,6 @@
 The router of production, with workers of a small simulation: first come, first served, each of its own speed.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable
 from typing import ClassVar

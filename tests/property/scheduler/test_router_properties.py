@@ -1,7 +1,5 @@
 """Whatever happens in whatever order, the router's counts balance and its decisions are legal."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

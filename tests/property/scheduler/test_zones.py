@@ -1,7 +1,5 @@
 """Who is left by zones is what the rule says, worked out here from zones and expected completions alone."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

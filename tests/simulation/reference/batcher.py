@@ -1,7 +1,5 @@
 """Triton's dynamic batcher: one queue a worker and model."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from itertools import accumulate, chain

@@ -1,7 +1,5 @@
 """Events by time, then kind, then subject, then order of scheduling."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable
 from enum import IntEnum

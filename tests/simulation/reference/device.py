@@ -1,7 +1,5 @@
 """A device that executions share."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from dataclasses import dataclass

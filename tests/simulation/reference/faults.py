@@ -1,7 +1,5 @@
 """What happens to workers: faults, and the autoscaler."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """What becomes of each request, as `simulator.result` wants it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Agents: samples, and reports on their way."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Requests, from their arrival to their end."""
 
-from __future__ import annotations
-
 import math
 
 from simulation.reference.batcher import LiveRequest

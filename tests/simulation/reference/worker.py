@@ -1,7 +1,5 @@
 """One Triton server and its agent's memory."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What all parts of a simulation share."""
 
-from __future__ import annotations
-
 from simulation.reference.clock import Clock, Stream, draw
 from simulation.reference.worker import Worker
 

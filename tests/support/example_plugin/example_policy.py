@@ -1,7 +1,5 @@
 """A policy as a third party would write it: one file, and the entry point in the dist-info folder beside it."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 

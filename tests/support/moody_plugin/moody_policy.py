@@ -1,7 +1,5 @@
 """A trained policy that misbehaves as a file says, so that a test can break it, and repair it, while it serves."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A policy that does worse than any other, without an error that anybody could see at once."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Triton's metrics page: what keeps it from being read is told with a remedy that fits."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """A Triton's port while Triton stops."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import struct

@@ -1,7 +1,5 @@
 """What the bootstrap asks of clients, and what it says of files that it cannot use."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What an overlay adds to the bootstrap, and what it is refused for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

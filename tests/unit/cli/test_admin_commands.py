@@ -1,7 +1,5 @@
 """`balancer check --against` and `balancer top`, asking real admin pages."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl

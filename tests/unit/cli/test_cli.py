@@ -1,7 +1,5 @@
 """The commands as a shell sees them: output, exit code, and messages instead of tracebacks."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """`balancer evaluate` as a shell sees it."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`balancer replay` as a shell sees it."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

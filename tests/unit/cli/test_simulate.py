@@ -1,7 +1,5 @@
 """The simulator's commands as a shell sees them; the engine is replaced, for it has tests of its own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

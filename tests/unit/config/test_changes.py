@@ -1,7 +1,5 @@
 """What one config changes of another, in words."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The schema: what is accepted, what is refused and how the refusal helps, and what the core is told."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The section `envoy`: what Envoy's bootstrap is made from, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

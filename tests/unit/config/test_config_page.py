@@ -1,7 +1,5 @@
 """The page of all fields is what the schema says."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

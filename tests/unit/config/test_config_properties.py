@@ -1,7 +1,5 @@
 """Whatever config can be written: it survives being printed; whatever text: it is a config or a ConfigError."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The sections guard, shadow and rollout: what is refused and how that helps, and what the core is told."""
 
-from __future__ import annotations
-
 import pytest
 
 from balancer.config import config

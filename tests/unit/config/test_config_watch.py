@@ -1,7 +1,5 @@
 """The config file is followed through every way that files are replaced."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """What deploy/ offers fits together."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

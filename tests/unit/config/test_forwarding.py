@@ -1,7 +1,5 @@
 """What `balancer check` says of forwarding that is asked for in vain."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

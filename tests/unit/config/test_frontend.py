@@ -1,7 +1,5 @@
 """What `envoy.frontend: auto` is, for whom, and why."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

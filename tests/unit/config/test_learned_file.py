@@ -1,7 +1,5 @@
 """The file of a learned policy in the config: found beside it, checked with it, read once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

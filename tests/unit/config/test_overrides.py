@@ -1,7 +1,5 @@
 """Fields set on the command line: what fits is in force over the file, what does not is named with a remedy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Profile files, and the config field that names them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Configs that are refused: with place, field, value and remedy."""
 
-from __future__ import annotations
-
 import pytest
 
 from balancer.config import config

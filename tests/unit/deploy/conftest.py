@@ -1,7 +1,5 @@
 """Helm, or a reason to skip."""
 
-from __future__ import annotations
-
 import pytest
 from support.chart import why_absent
 

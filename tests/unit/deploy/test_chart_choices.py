@@ -1,7 +1,5 @@
 """What the chart lets choose: who says which pods are workers, and who forwards."""
 
-from __future__ import annotations
-
 import yaml
 from support.chart import example, named
 

@@ -1,7 +1,5 @@
 """The chart's objects fit each other: what one names, another one has."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """What the chart scales pools by, and at which pace."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

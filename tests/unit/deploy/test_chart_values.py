@@ -1,7 +1,5 @@
 """The chart's values: linted, rendered, and refused in words."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The lock: one set of versions, with hashes and without an index, and images that have nothing of training."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The live line of `balancer up`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from balancer.stack.live import words_of

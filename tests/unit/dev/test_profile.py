@@ -1,7 +1,5 @@
 """What `balancer profile` makes of a server's statistics; the server is a double whose every execution is known."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import pytest

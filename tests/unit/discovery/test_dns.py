@@ -1,7 +1,5 @@
 """Workers from a name in DNS."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

@@ -1,7 +1,5 @@
 """Lists of workers: what they may say, and what a change of list means to the router."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from pathlib import Path

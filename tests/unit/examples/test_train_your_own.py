@@ -1,7 +1,5 @@
 """The example does what it says: it trains, its file serves through the router."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import subprocess

@@ -1,7 +1,5 @@
 """What stands before the tensors of a message decides, however the message is compressed and cut, and within bounds."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import struct

@@ -1,7 +1,5 @@
 """What is read of a call: fields arrive as Envoy's grpc_field_extraction gives them, lists of strings by path."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

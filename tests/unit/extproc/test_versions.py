@@ -1,7 +1,5 @@
 """A version that is written into a request is what Triton reads, unless the client named one itself."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

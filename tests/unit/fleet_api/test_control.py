@@ -1,7 +1,5 @@
 """When a change of workers is answered; the workers are a function here."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The HTTP port that calls about the fleet share with what the balancer forwards."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

@@ -1,7 +1,5 @@
 """One answer of many, where workers are not ready, disagree or are silent; the workers are functions here."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """A fleet's block in a file, as other processes map it, and what the header for C says of it."""
 
-from __future__ import annotations
-
 import mmap
 from pathlib import Path
 

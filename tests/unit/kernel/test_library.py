@@ -1,7 +1,5 @@
 """The compiled kernel: what fits is loaded, what does not is refused in words, and serving needs no compiler."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from itertools import count

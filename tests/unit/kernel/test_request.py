@@ -1,7 +1,5 @@
 """The module understands a request as the gateway does: the same from the same facts, and refused in the same words."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from typing import Any

@@ -3,8 +3,6 @@
 The program under test ends at the first mistake that a sanitizer sees, and then each test fails.
 """
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import json

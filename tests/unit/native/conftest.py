@@ -1,7 +1,5 @@
 """The program that decides as an Envoy would."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

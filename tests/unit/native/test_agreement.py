@@ -1,7 +1,5 @@
 """What the module and Python must agree on is declared once; whoever was built from another declaration is not used."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

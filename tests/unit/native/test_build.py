@@ -1,7 +1,5 @@
 """What compiles the module, for which machines, and what a wheel carries."""
 
-from __future__ import annotations
-
 import shutil
 import struct
 import subprocess

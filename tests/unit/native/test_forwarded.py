@@ -1,7 +1,5 @@
 """The module's list of models that the balancer forwards, with sanitizers."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 from collections.abc import Callable

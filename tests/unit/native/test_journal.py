@@ -1,7 +1,5 @@
 """What Envoys tell of their decisions makes the decision log that the router would have written, in every bit."""
 
-from __future__ import annotations
-
 import errno
 import random
 import time

@@ -1,7 +1,5 @@
 """What an Envoy's threads and the balancer do at once, under the thread sanitizer, which ends at the first race."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import platform

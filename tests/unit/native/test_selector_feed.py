@@ -1,7 +1,5 @@
 """What Envoys tell of their decisions, taken to guard and rollout; and what is said to them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """What Envoy's module decides and counts over the shared fleet state is what the router would, in every bit."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import time

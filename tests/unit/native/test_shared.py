@@ -1,7 +1,5 @@
 """The shared folder and state, by themselves: who may have them, and what is told when there is no room."""
 
-from __future__ import annotations
-
 import errno
 import time
 from pathlib import Path

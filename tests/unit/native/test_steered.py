@@ -1,7 +1,5 @@
 """With guard, rollout and shadow, module and balancer together decide as one router does, and learn as much."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import random

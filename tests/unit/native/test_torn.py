@@ -1,7 +1,5 @@
 """Whatever stands in the shared files, the module reads and writes nothing beyond them, and ends no process."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import time

@@ -1,7 +1,5 @@
 """The dashboard fits what Grafana wants."""
 
-from __future__ import annotations
-
 import re
 from itertools import combinations
 from typing import Any

@@ -1,7 +1,5 @@
 """What the rules are held against is what a real process exports."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import aiohttp

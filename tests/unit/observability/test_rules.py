@@ -1,7 +1,5 @@
 """The rules are what Prometheus reads, name what is exported, fire when they should, and have a runbook."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Hand-computed expectations for random, round_robin, least_requests, wlpr, token_bucket and power_of_two."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.views import make_view, probabilities

@@ -1,7 +1,5 @@
 """Hand-computed expectations for peak_ewma, prequal and expected_latency."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

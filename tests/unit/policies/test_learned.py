@@ -1,7 +1,5 @@
 """The learned policy: hand-computed inputs, the prior without training, what it says of itself."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The file of a learned policy: what is written is read, and nothing else is."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Policies of third parties become programs, or stay NumPy for a reason in words."""
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Requests that are joined, over real gRPC; and when they go, by the test's clock."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Callable

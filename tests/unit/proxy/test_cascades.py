@@ -1,7 +1,5 @@
 """Names that several models serve: the best that is in time, or one after the other until one is sure."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -1,7 +1,5 @@
 """Inferences through the proxy, over real gRPC to fake workers."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """What clients compressed takes no more room in the proxy than there is, inflated, by whichever protocol it comes."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import gzip

@@ -1,7 +1,5 @@
 """REST through the proxy of one process to fake workers: what the client's HTTP says is what workers get by gRPC."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

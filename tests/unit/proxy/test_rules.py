@@ -1,7 +1,5 @@
 """Budgets, breakers and latencies, shapes from outside, and how sure an answer says it is, by hand-computed cases."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

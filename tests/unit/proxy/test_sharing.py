@@ -1,7 +1,5 @@
 """Ids that are executed once, and answers that serve equal requests; over real gRPC."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

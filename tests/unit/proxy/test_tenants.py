@@ -1,7 +1,5 @@
 """Limits of tenants: what counts, whatever a request's form, and whose it is; and pins of further messages."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Requests that wait for room at the proxy; over real gRPC, to a fake worker that executes one at a time."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which keys are warm, and what a hit saves: by hand, and in a fleet that is told what happened."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What counts as an answer."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 

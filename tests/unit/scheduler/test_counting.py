@@ -1,7 +1,5 @@
 """What picks, outcomes, reports and time make of the fleet's state: tokens, work and latencies, up to date at once."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.fleets import make_router, model, report

@@ -1,7 +1,5 @@
 """What reports make of the fleet: who may be picked for which model, and which models are known."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.fleets import make_router, model, report

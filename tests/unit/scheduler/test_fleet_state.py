@@ -1,7 +1,5 @@
 """A fleet's arrays in one block: where they lie, what stays when workers and models come and go, what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

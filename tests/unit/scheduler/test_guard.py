@@ -1,7 +1,5 @@
 """When the guard takes a policy out of service, why, and when that returns."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

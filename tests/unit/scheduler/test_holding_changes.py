@@ -1,7 +1,5 @@
 """Requests that are held while `holding` changes: who waits, waits on by the order in force. Time is simulated."""
 
-from __future__ import annotations
-
 import heapq
 from collections import Counter
 from itertools import count

@@ -1,7 +1,5 @@
 """What a worker's latency and errors, and its bucket of tokens, are known to be; by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Limits, the draw, and who comes after the one picked."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

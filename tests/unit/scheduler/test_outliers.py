@@ -1,7 +1,5 @@
 """Who is left out for failing at everything, by hand-made stories; time is an argument."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

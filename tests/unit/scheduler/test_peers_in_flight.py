@@ -1,7 +1,5 @@
 """What other balancers have in flight at a worker, as their reports tell it: hand-computed."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """What workers of one kind of device have executed is what is expected of those of it that executed little."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.estimators import allocate

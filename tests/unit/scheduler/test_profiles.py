@@ -1,7 +1,5 @@
 """What was measured beforehand of a device is believed until executions tell otherwise."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

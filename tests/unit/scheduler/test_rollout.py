@@ -1,7 +1,5 @@
 """From one policy to another in steps, and back."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A policy asked beside the one that decides."""
 
-from __future__ import annotations
-
 import numpy as np
 from support.fleets import make_router
 from support.guarded import Moody, guarded

@@ -1,7 +1,5 @@
 """A worker that joins others gets part of its requests at first, until its service times are known."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

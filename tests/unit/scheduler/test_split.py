@@ -1,7 +1,5 @@
 """A share of a model's requests goes to another version, and returns where that does worse. Time is an argument."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from random import Random

@@ -1,7 +1,5 @@
 """What stands is what is chosen, until somebody is to ask: so that who decides elsewhere needs no more than that."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

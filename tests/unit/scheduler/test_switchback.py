@@ -1,7 +1,5 @@
 """The comparison in pairs of windows: rarely wrong about equal arms, and soon right about unequal ones."""
 
-from __future__ import annotations
-
 import heapq
 import math
 

@@ -1,7 +1,5 @@
 """What policies see cannot be written to, and a policy that tries has no valid answer; nothing else changes."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from typing import ClassVar

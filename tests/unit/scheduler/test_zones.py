@@ -1,7 +1,5 @@
 """Workers of the balancer's zone first, others where they are done sooner by more than a bound."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

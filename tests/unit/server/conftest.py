@@ -1,7 +1,5 @@
 """Every async test here runs on the loop of production."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 

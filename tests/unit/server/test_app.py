@@ -1,7 +1,5 @@
 """What one process tells Envoy and the operator of the workers that discovery lists."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What was decided before a balancer ended: kept for the next one, for exactly what it was decided about."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

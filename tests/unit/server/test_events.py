@@ -1,7 +1,5 @@
 """What the event log keeps, and what the reporter writes into it and the log."""
 
-from __future__ import annotations
-
 import pytest
 from support.page_fleet import PageFleet
 

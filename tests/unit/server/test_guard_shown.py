@@ -1,7 +1,5 @@
 """What people are told of guard, shadow and rollout: /explain, metrics, the log, and the decision log."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What dashboards of the Gateway API Inference Extension read, of what is counted anyway."""
 
-from __future__ import annotations
-
 from prometheus_client.parser import text_string_to_metric_families
 from support.fleets import make_router, model, report
 

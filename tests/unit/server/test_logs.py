@@ -1,7 +1,5 @@
 """Log lines, as a collector of logs and as a person reads them."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

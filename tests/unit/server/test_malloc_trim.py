@@ -1,7 +1,5 @@
 """Garbage that refers to itself does not pile up in a process that has settled, and threads share one heap."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What is scraped: bounded, made seldom and in slices, and of the form that Prometheus wants."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import math

@@ -1,7 +1,5 @@
 """What `balancer check` opens beyond the config: it refuses what `serve` could not use."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from collections.abc import Sequence

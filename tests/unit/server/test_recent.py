@@ -1,7 +1,5 @@
 """What `balancer up` and /recent call traffic and errors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What the recorder keeps of requests until it hears how they ended."""
 
-from __future__ import annotations
-
 from support.fleets import make_router
 
 from balancer.discovery.workers import WorkerSpec

@@ -1,7 +1,5 @@
 """Processes are kept running, but not tried for ever."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

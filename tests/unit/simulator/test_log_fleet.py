@@ -1,7 +1,5 @@
 """Fleets calibrated on logs of fleets that are known."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

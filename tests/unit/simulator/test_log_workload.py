@@ -1,7 +1,5 @@
 """A decision log as a workload."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Estimators against bandits whose true values are known exactly."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

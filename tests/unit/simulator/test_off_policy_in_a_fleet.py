@@ -1,7 +1,5 @@
 """Evaluation of a log from a simulated fleet, in which what it estimates is known: what it can tell, and what not."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """A recorded log decided again in batches: the same decisions, bit for bit, and what another policy would have done."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """A policy under its guard, or rolled out, in the simulator."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Sequences, streams and clients that give up: what is drawn, and what goes with what."""
 
-from __future__ import annotations
-
 import math
 import pathlib
 from collections import defaultdict

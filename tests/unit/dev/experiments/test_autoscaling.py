@@ -1,7 +1,5 @@
 """The chart's autoscaler: what Kubernetes documents of it, and that replicas follow the load of a simulated fleet."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 from pathlib import Path

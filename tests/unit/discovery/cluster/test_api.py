@@ -1,7 +1,5 @@
 """The official client against servers that answer badly: each is an error in words, within bounds."""
 
-from __future__ import annotations
-
 import contextlib
 import http.server
 import json

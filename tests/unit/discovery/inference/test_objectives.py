@@ -1,7 +1,5 @@
 """Objectives over an API that does as the test says: which count, and what is left out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What an InferencePool says, and what is refused in words."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

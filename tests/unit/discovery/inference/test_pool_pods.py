@@ -1,7 +1,5 @@
 """The watch of a pool and the one of its pods, over an API that does as the test says."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any

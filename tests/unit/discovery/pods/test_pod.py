@@ -1,7 +1,5 @@
 """What a pod says: a worker and its state, or why it is none."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which pods are workers, and when they drain."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from support.pods import pod

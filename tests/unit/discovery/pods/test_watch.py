@@ -1,7 +1,5 @@
 """The watch over an API that does as the test says: what is listed, when it lists anew, and that it ends."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,7 +1,5 @@
 """What /explain takes, and what asking leaves behind."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Who may read which page, and what happens where one fails."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

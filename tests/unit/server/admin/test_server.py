@@ -1,7 +1,5 @@
 """What the admin server allows a connection, tried with raw sockets."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections import Counter

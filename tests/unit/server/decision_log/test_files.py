@@ -1,7 +1,5 @@
 """The files of a decision log: rotation, bounds, what cannot be written, and what becomes of a full queue."""
 
-from __future__ import annotations
-
 import gzip
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What was recorded is read back in every bit; what is damaged is told with its place and the remedy."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

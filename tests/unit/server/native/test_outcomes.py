@@ -1,7 +1,5 @@
 """What is told of decisions within Envoy, taken to metrics: a row of the ring at a time."""
 
-from __future__ import annotations
-
 import functools
 import math
 import time

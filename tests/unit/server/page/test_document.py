@@ -1,7 +1,5 @@
 """What the page's one document says, how large it may become, and that it is made for nobody but who asks."""
 
-from __future__ import annotations
-
 import json
 import math
 

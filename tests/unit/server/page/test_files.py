@@ -1,7 +1,5 @@
 """The page as served: one file that loads nothing, and runs nothing but its own script."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """Server-sent events: how many may watch, what a slow reader costs, and that nothing is made for nobody."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """Certificates are followed while they serve: a new pair holds for new connections, one that does not fit for none."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import datetime

@@ -1,7 +1,5 @@
 """Which listeners are warned of: those that other machines reach without showing who they are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Workers that are drained by hand: over which lists that lasts, and when nothing is left."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Priorities of the cluster as this project numbers them, beside those of the config."""
 
-from __future__ import annotations
-
 import pytest
 from support.fleets import make_router
 

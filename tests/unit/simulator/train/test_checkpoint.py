@@ -1,7 +1,5 @@
 """Checkpoints: whole or not at all, and exact."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """PGPE: steps downhill where one knows the way, and runs that resume exactly."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

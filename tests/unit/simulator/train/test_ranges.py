@@ -1,7 +1,5 @@
 """The ranges that the guard holds against what it meets."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Settings by name."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

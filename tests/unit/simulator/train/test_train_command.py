@@ -1,7 +1,5 @@
 """`balancer train` as a shell sees it: small runs of the real thing, killed and not, in processes and on Ray."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The loop around an algorithm, with an algorithm and a validation that follow a script."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What an evaluation says, and on which episodes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Clearly made-up measurements of a stack: gamma latencies, and no Triton has run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
