@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from balancer.balancer_tls import BalancerTls
 from balancer.bootstrap import nodes
 from balancer.bootstrap.nodes import Node
-from balancer.bootstrap.sections import EnvoySection, JwtSection, LocalRateLimitSection, Per, RateLimitSection
+from balancer.bootstrap.sections import EnvoySection, JwtSection, LocalRateLimitSection, Per
 from balancer.bootstrap.tls import Secrets, server_socket
 from balancer.errors import OperatorError
 from balancer.extproc import names
@@ -98,14 +98,6 @@ _HEALTH = (
     *("/v2/health/live", "/v2/health/ready", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"),
     *("/inference.GRPCInferenceService/ServerLive", "/inference.GRPCInferenceService/ServerReady"),
 )
-# What an overlay may change.
-_KEY_HEADER = "x-api-key"
-_MOST_COUNTED = 10_000
-"""Clients that are counted apart, a few hundred bytes each; for one more, the one seen least recently begins anew."""
-_DOMAIN = "balancer"
-"""What the rate limit service calls its limits for these requests."""
-_SERVICE_TIMEOUT = "0.050s"
-"""That a request waits for the service: more than it takes within a data center, less than clients mind."""
 _HTTPS = 443
 _HTTP = 80
 
@@ -159,10 +151,10 @@ def guard_listener(bootstrap: Node, access: Access, secrets: Secrets) -> None:
     if access.envoy.local_rate_limit is not None:
         filters.append(_local_limit_filter(access.envoy.local_rate_limit, access))
     if access.envoy.rate_limit is not None:
-        filters.append(_global_limit_filter(access.envoy.rate_limit, access))
+        filters.append(nodes.part("rate_limit", action=_counted(access.envoy.rate_limit.per, access)[1]))
         resources["clusters"].append(nodes.grpc_cluster(names.RATE_LIMIT_CLUSTER, access.envoy.rate_limit.service))
     manager["http_filters"][:0] = filters
-    manager["local_reply_config"]["mappers"] += _refusals()
+    manager["local_reply_config"]["mappers"] += nodes.parts("refusals")
 
 
 def _early(access: Access) -> list[Node]:
@@ -178,35 +170,19 @@ def _early(access: Access) -> list[Node]:
     return mutations
 
 
-def _type(name: str) -> str:
-    return f"{names.HTTP_FILTERS_TYPE}{name}"
-
-
 def _jwt_filter(jwt: JwtSection, access: Access, secrets: Secrets) -> Node:
     claims = [{"header_name": names.PRINCIPAL_HEADER, "claim_name": jwt.principal_claim}]
     if jwt.tenant_claim:
         claims.append({"header_name": access.tenant_header, "claim_name": jwt.tenant_claim})
-    provider: Node = {
-        "issuer": jwt.issuer,
-        "audiences": list(jwt.audiences),
-        "require_expiration": True,
-        "from_headers": [{"name": "authorization", "value_prefix": "Bearer "}],
-        "forward": False,
-        "claim_to_headers": claims,
-    }
-    if jwt.jwks_file is not None:
-        # Not the file's name: Envoy would read it once only.
-        provider["local_jwks"] = {"inline_string": read_jwks(Path(jwt.jwks_file))}
-    else:
-        provider["remote_jwks"] = {
-            "http_uri": {"uri": jwt.jwks_url, "cluster": names.JWKS_CLUSTER, "timeout": "5s"},
-            "cache_duration": "300s",
-            # Before the first request, and again before the keys are too old: no request waits for them.
-            "async_fetch": {},
-        }
     rules: list[Node] = [{"match": {"path": path}} for path in _HEALTH] if access.envoy.open_health else []
     rules.append({"match": {"prefix": "/"}, "requires": {"provider_name": "issuer"}})
-    typed = {"@type": _type("jwt_authn.v3.JwtAuthentication"), "providers": {"issuer": provider}, "rules": rules}
+    typed = nodes.part("jwt", issuer=jwt.issuer, audiences=list(jwt.audiences), claims=claims, rules=rules)
+    if jwt.jwks_file is not None:
+        # Not the file's name: Envoy would read it once only.
+        keys = {"local_jwks": {"inline_string": read_jwks(Path(jwt.jwks_file))}}
+    else:
+        keys = {"remote_jwks": nodes.part("remote_jwks", url=jwt.jwks_url)}
+    typed["providers"]["issuer"] |= keys
     return secrets.filter(names.JWT_FILTER, typed)
 
 
@@ -223,12 +199,7 @@ def _jwks_cluster(address: str, authority: Path) -> Node:
 
 
 def _api_keys_filter(keys: Path, secrets: Secrets) -> Node:
-    config = {
-        "@type": _type("api_key_auth.v3.ApiKeyAuth"),
-        "credentials": [{"key": key, "client": client} for client, key in read_keys(keys)],
-        "key_sources": [{"header": _KEY_HEADER}],
-        "forwarding": {"header": names.PRINCIPAL_HEADER, "hide_credentials": True},
-    }
+    config = nodes.part("api_keys", credentials=[{"key": key, "client": client} for client, key in read_keys(keys)])
     return secrets.filter(names.API_KEYS_FILTER, config, "envoy.api_keys")
 
 
@@ -245,24 +216,13 @@ def _principal_filter(access: Access) -> Node:
         from_claim = access.envoy.jwt is not None and access.envoy.jwt.tenant_claim
         tenant = NOBODY if from_claim else f"%REQ({names.PRINCIPAL_HEADER})%"
         mutations.append({"append": nodes.header(access.tenant_header, tenant, "ADD_IF_ABSENT")})
-    typed = {
-        "@type": _type("header_mutation.v3.HeaderMutation"),
-        "mutations": {"request_mutations": mutations},
-    }
-    return {"name": names.PRINCIPAL_FILTER, "typed_config": typed}
+    return nodes.part("principal", mutations=mutations)
 
 
 def _names_filter(access: Access) -> Node:
-    """Refuses names with control characters: no worker takes such a header, and it would look like the worker's fault.
-
-    Those of API keys are checked in their file; those of tokens are often what users call themselves.
-    """
-    control = {"safe_regex": {"regex": r"(?s).*[\x00-\x1f\x7f].*"}}
     named = (names.PRINCIPAL_HEADER, *([access.tenant_header] if access.names_tenants else []))
-    rules = [{"header": {"name": header, "string_match": control}} for header in named]
-    unreadable = {"permissions": [{"or_rules": {"rules": rules}}], "principals": [{"any": True}]}
-    typed = {"@type": _type("rbac.v3.RBAC"), "rules": {"action": "DENY", "policies": {"unreadable": unreadable}}}
-    return {"name": names.NAMES_FILTER, "typed_config": typed}
+    rules = [nodes.part("control_characters", header=header) for header in named]
+    return nodes.part("names", rules=rules)
 
 
 def _counted(per: Per, access: Access) -> tuple[str, Node]:
@@ -280,66 +240,4 @@ def _local_limit_filter(limit: LocalRateLimitSection, access: Access) -> Node:
         "tokens_per_fill": limit.requests,
         "fill_interval": f"{limit.every_s:.3f}s",
     }
-    always = {"default_value": {"numerator": 100, "denominator": "HUNDRED"}}
-    typed = {
-        "@type": _type("local_ratelimit.v3.LocalRateLimit"),
-        "stat_prefix": "inference",
-        # Of requests for which nothing can be counted by.
-        "token_bucket": bucket,
-        "always_consume_default_token_bucket": False,
-        "filter_enabled": always,
-        "filter_enforced": always,
-        "rate_limits": [{"actions": [action]}],
-        # Without a value: one bucket for each.
-        "descriptors": [{"entries": [{"key": key}], "token_bucket": bucket}],
-        "max_dynamic_descriptors": _MOST_COUNTED,
-        "rate_limited_as_resource_exhausted": True,
-    }
-    return {"name": names.LOCAL_RATE_LIMIT_FILTER, "typed_config": typed}
-
-
-def _global_limit_filter(limit: RateLimitSection, access: Access) -> Node:
-    _, action = _counted(limit.per, access)
-    typed = {
-        "@type": _type("ratelimit.v3.RateLimit"),
-        "domain": _DOMAIN,
-        "rate_limits": [{"actions": [action]}],
-        "timeout": _SERVICE_TIMEOUT,
-        "status_on_error": {"code": "ServiceUnavailable"},
-        "rate_limited_as_resource_exhausted": True,
-        "rate_limit_service": {
-            "grpc_service": {"envoy_grpc": {"cluster_name": names.RATE_LIMIT_CLUSTER}},
-            "transport_api_version": "V3",
-        },
-    }
-    return {"name": names.RATE_LIMIT_FILTER, "typed_config": typed}
-
-
-def _refusals() -> list[Node]:
-    # Triton's own client sends tensors over REST without a content type.
-    rest = {"header_filter": {"header": _GRPC | {"invert_match": True, "treat_missing_header_as_empty": True}}}
-    own = nodes.cel_filter("response.code_details == 'local_rate_limited'")
-    limited = {"or_filter": {"filters": [{"response_flag_filter": {"flags": ["RL"]}}, own]}}
-    unreadable = nodes.cel_filter("response.code_details.startsWith('rbac_access_denied')")
-    away = {"response_flag_filter": {"flags": ["RLSE"]}}
-    unknown = {"or_filter": {"filters": [_status(401), _status(403)]}}
-    json = {"json_format": {"error": "%LOCAL_REPLY_BODY%"}}
-    too_often = "rate limit: more requests than are allowed here; send fewer, or try again later"
-    no_service = "rate limit: its service does not answer, and nothing passes without; try again later"
-    no_name = (
-        "principal: it or the tenant, as token or certificate name them, has control characters, which are refused"
-    )
-    mappers: list[Node] = []
-    for which, words in ((limited, too_often), (away, no_service), (unreadable, no_name)):
-        body = {"body": {"inline_string": words}}
-        mappers.append({"filter": nodes.all_of(which, rest), **body, "body_format_override": json})
-        mappers.append({"filter": which, **body})
-    return [*mappers, {"filter": nodes.all_of(unknown, rest), "body_format_override": json}]
-
-
-_GRPC: Node = {"name": "content-type", "string_match": {"prefix": "application/grpc"}}
-
-
-def _status(status: int) -> Node:
-    value = {"default_value": status, "runtime_key": f"balancer.status.{status}"}
-    return {"status_code_filter": {"comparison": {"op": "EQ", "value": value}}}
+    return nodes.part("local_rate_limit", key=key, action=action, bucket=bucket)

@@ -32,7 +32,7 @@ from balancer.bootstrap.proxy import (
 )
 from balancer.bootstrap.sections import EnvoySection
 from balancer.bootstrap.tls import Secrets, balancer_socket, listener_socket, triton_sockets
-from balancer.bootstrap.traces import access_logger, add_traces, audit_logger
+from balancer.bootstrap.traces import add_traces
 from balancer.extproc import names
 from balancer.files.regular import replace_file
 from balancer.files.schema import split_address
@@ -192,9 +192,9 @@ def _fill_listener(listener: Node, options: BootstrapOptions, secrets: Secrets) 
     (first_logger,) = router["upstream_log"]
     router["upstream_log"] = [_for_process(first_logger, process) for process in range(len(options.balancers))]
     if envoy.access_log:
-        manager["access_log"].append(access_logger(envoy.access_log))
+        manager["access_log"].append(nodes.part("access_log", path=envoy.access_log))
     if envoy.audit_log is not None:
-        manager["access_log"].append(audit_logger(envoy.audit_log.file))
+        manager["access_log"].append(nodes.part("audit_log", path=envoy.audit_log.file))
     ext_proc = nodes.named(manager["http_filters"], names.PICKS_FILTER)
     ext_proc["typed_config"]["message_timeout"] = _seconds(options.message_timeout_s)
     (host,) = manager["route_config"]["virtual_hosts"]

@@ -18,7 +18,6 @@ from balancer.bootstrap import nodes
 from balancer.bootstrap.nodes import Node
 from balancer.bootstrap.traces import decision_tags, traced_logger
 from balancer.extproc import names
-from balancer.extproc.responses import PUSHBACK
 
 _AT_ONCE = {"buffer_size_bytes": 0, "buffer_flush_interval": "3600s"}
 """Outcomes of the few that were asked about: to gather them wakes each of Envoy's threads all the time, also without
@@ -64,7 +63,7 @@ def decide_natively(bootstrap: Node, native: NativeOptions, forwarded: tuple[str
     for route in routes:
         # For filters that are not there.
         route.pop("typed_per_filter_config", None)
-    routes.insert(0, _ASKING_ROUTE)
+    routes.insert(0, nodes.part("asking_route"))
     for cluster in resources["clusters"]:
         if cluster["name"] in (names.GRPC_CLUSTER, names.HTTP_CLUSTER):
             _follow_module(cluster, native)
@@ -107,55 +106,24 @@ def add_internal(bootstrap: Node, listener: Node) -> None:
     """Such a listener, and a cluster of its name: without limits and over HTTP/2, as to a process of the balancer."""
     resources, name = bootstrap["static_resources"], listener["name"]
     like = nodes.named(resources["clusters"], names.process_cluster(0))
-    address = {"envoy_internal_address": {"server_listener_name": name}}
-    endpoints = [{"lb_endpoints": [{"endpoint": {"address": address}}]}]
-    cluster = {"name": name, "type": "STATIC", "load_assignment": {"cluster_name": name, "endpoints": endpoints}}
+    cluster = nodes.part("internal_cluster", name=name)
     cluster |= {key: like[key] for key in ("circuit_breakers", "typed_extension_protocol_options")}
     # The connection is all clients', as one to a worker is.
     nodes.manager_of(listener)["http2_protocol_options"]["initial_connection_window_size"] = 2**31 - 1
     resources["clusters"].append(cluster)
     resources["listeners"].append(listener)
-    internal = {"@type": names.INTERNAL_LISTENERS_TYPE}
-    bootstrap["bootstrap_extensions"] = [{"name": names.INTERNAL_LISTENERS, "typed_config": internal}]
-
-
-_HAS_ASKING_HEADER: Node = {"name": names.ASKING_HEADER, "present_match": True}
-# By a header, which costs a request a twentieth of what one by metadata does.
-_ASKING_ROUTE: Node = {
-    "name": names.ASKING,
-    "match": {"prefix": "/", "headers": [_HAS_ASKING_HEADER]},
-    # Limits of time and retries are the internal listener's.
-    "route": {
-        "cluster": names.ASKING,
-        "timeout": "0s",
-        "max_stream_duration": {"grpc_timeout_header_max": "0s"},
-        "retry_policy": {"num_retries": 0},
-    },
-}
+    bootstrap["bootstrap_extensions"] = nodes.parts("internal_listeners")
 
 
 def _module_filter(native: NativeOptions, forwarded: tuple[str, ...], leaves_metadata: bool) -> Node:
     """`leaves_metadata`: what was decided is left in metadata, for Envoy's log and traces; each request pays for it."""
     lines = [str(native.kernel), str(native.folder), names.LEAVES_METADATA if leaves_metadata else ""]
     value = "\n".join([*lines, list_of(forwarded)] if forwarded else lines)
-    text = {"@type": "type.googleapis.com/google.protobuf.StringValue", "value": value}
-    return {
-        "name": names.NATIVE_FILTER,
-        "typed_config": {
-            "@type": names.MODULE_TYPE,
-            "dynamic_module_config": _library(native),
-            "filter_name": names.NATIVE,
-            "filter_config": text,
-        },
-    }
+    return nodes.part("module_filter", module=str(native.module), config=value)
 
 
 def list_of(models: Iterable[str]) -> str:
     return "".join(f"{len(name.encode())}:{name}" for name in models)
-
-
-def _library(native: NativeOptions) -> Node:
-    return {"module": {"local": {"filename": str(native.module)}}, "do_not_close": True}
 
 
 def _of_what_was_settled(log: Node) -> Node:
@@ -176,17 +144,6 @@ def _only_settled(log: Node, *headers: str) -> Node:
     return nodes.only(log, *(nodes.without_header(name) for name in (names.ASKING_HEADER, *headers)))
 
 
-def _module_choice(native: NativeOptions) -> Node:
-    return {
-        "name": names.MODULE_LB,
-        "typed_config": {
-            "@type": names.MODULE_LB_TYPE,
-            "dynamic_module_config": _library(native),
-            "lb_policy_name": names.NATIVE,
-        },
-    }
-
-
 _ALL_STATUSES = ["UNKNOWN", "HEALTHY", "UNHEALTHY", "DRAINING", "TIMEOUT", "DEGRADED"]
 
 
@@ -200,44 +157,10 @@ def _follow_module(cluster: Node, native: NativeOptions) -> None:
     cluster["load_balancing_policy"] = copy.deepcopy(cluster["load_balancing_policy"])
     (policy,) = cluster["load_balancing_policy"]["policies"]
     override = policy["typed_extension_config"]["typed_config"]
-    override["fallback_policy"] = {"policies": [{"typed_extension_config": _module_choice(native)}]}
+    override["fallback_policy"] = nodes.part("module_choice", module=str(native.module))
     # The balancer knows who is healthy: whom Envoy takes for ill is tried, as with `pick`, and its error learned.
     cluster["common_lb_config"] = cluster["common_lb_config"] | {"override_host_status": {"statuses": _ALL_STATUSES}}
     del override["selected_host_key"]
-
-
-_KEEP = """\
-local everything, kept = %(everything)s, {%(models)s}
-local function decoded(digits) return string.char(tonumber(digits, 16)) end
-local function refuse(request, why)
-  local kind = request:headers():get("content-type") or ""
-  if kind:find("^application/grpc") then
-    request:respond({[":status"] = "200", ["content-type"] = "application/grpc", ["grpc-status"] = "14",
-      ["grpc-message"] = why, ["grpc-retry-pushback-ms"] = "1000"})
-  else
-    request:respond({[":status"] = "503", ["content-type"] = "application/json", ["retry-after"] = "1"},
-      '{"error":"' .. why .. '"}')
-  end
-end
-function envoy_on_request(request)
-  if request:headers():get("%(forwarded)s") and not %(around)s then return end
-  local metadata = request:streamInfo():dynamicMetadata()
-  local pick = metadata:get("%(namespace)s")
-  if pick and pick["%(destination)s"] then return end
-  local fields = metadata:get("%(extraction)s")
-  local path = request:headers():get(":path"):match("^[^?]*")
-  local asked = path:match("^/v2/models/([^/]+)/.*infer$") or path:match("^/v2/models/([^/]+)/.*generate$")
-    or path:match("^/v2/models/([^/]+)/.*generate_stream$")
-  local why = asked and kept[(asked:gsub("%%%%(%%x%%x)", decoded))]
-  for _, name in ipairs(fields and fields["model_name"] or {}) do why = why or kept[name] end
-  local encoding = (request:headers():get("grpc-encoding") or ""):lower()
-  if path:find("Infer$") and (encoding == "gzip" or encoding == "deflate") then
-    why = why or "what some models promise, and cannot read which model a compressed message is for"
-  end
-  why = why or everything
-  if why then refuse(request, "no balancer answers, and Envoy alone cannot keep " .. why .. "; retry later") end
-end
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,31 +197,18 @@ def go_around(bootstrap: Node, listener: Node, kept: Kept) -> None:
         if route["name"] == names.COMPRESSED_ROUTE:
             # Whose it is cannot be read here.
             del route["route"]
-            route.update(_REFUSED_COMPRESSED)
+            route.update(nodes.part("refused_compressed"))
     _insert(around, _filter((*kept.forwarded, *kept.picked), kept.of_all, around=True))
     add_internal(bootstrap, around)
 
 
-_REFUSED_COMPRESSED: Node = {
-    "direct_response": {
-        "status": 503,
-        "body": {"inline_string": "no balancer answers that could read a compressed message; retry later"},
-    },
-    "response_headers_to_add": [{"header": {"key": PUSHBACK, "value": "1000"}}],
-    "typed_per_filter_config": {names.EXTRACTION: nodes.off()},
-}
 _OF_PICKS = (names.PICKS_FILTER, names.SPLIT_NAMESPACE)
 
 
 def _filter(models: tuple[tuple[str, str], ...], of_all: str, *, around: bool) -> Node:
-    code = _KEEP % {
-        "everything": in_lua(of_all) if of_all else "false",
-        "models": ", ".join(f"[{in_lua(name)}] = {in_lua(why)}" for name, why in models),
-        "around": "true" if around else "false",
-        **{"forwarded": names.FORWARDED_HEADER, "extraction": names.EXTRACTION},
-        **{"namespace": names.DESTINATION_NAMESPACE, "destination": names.DESTINATION},
-    }
-    return nodes.script(names.KEPT_FILTER, code)
+    kept = ", ".join(f"[{in_lua(name)}] = {in_lua(why)}" for name, why in models)
+    everything = in_lua(of_all) if of_all else "false"
+    return nodes.part("kept", everything=everything, models=kept, around="true" if around else "false")
 
 
 def in_lua(text: str) -> str:

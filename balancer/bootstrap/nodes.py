@@ -1,14 +1,20 @@
 """Nodes of Envoy's bootstrap: where the template's are, and those of which several parts add one."""
 
+import functools
+import importlib.resources
 import ipaddress
-from collections.abc import Iterable
-from typing import Any
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import yaml
 
 from balancer.errors import OperatorError
-from balancer.extproc import names
 from balancer.files.schema import UNIX, split_address
 
 Node = dict[str, Any]
+"""A mapping of the bootstrap, as YAML gives it."""
+_PLACE = re.compile(r"\$\{(\w+)\}")
 
 
 def manager_of(listener: Node) -> Node:
@@ -36,20 +42,16 @@ def named(nodes: Iterable[Node], name: str) -> Node:
 
 def off() -> Node:
     """The configuration of a filter that a route does without."""
-    return {"@type": names.FILTER_OFF_TYPE, "disabled": True}
+    return {"@type": "type.googleapis.com/envoy.config.route.v3.FilterConfig", "disabled": True}
 
 
 def header(name: str, value: str, action: str = "OVERWRITE_IF_EXISTS_OR_ADD") -> Node:
     return {"header": {"key": name, "value": value}, "append_action": action}
 
 
-def script(name: str, code: str) -> Node:
-    return {"name": name, "typed_config": {"@type": names.LUA_TYPE, "default_source_code": {"inline_string": code}}}
-
-
 def cel_filter(expression: str) -> Node:
-    typed = {"@type": names.CEL_FILTER_TYPE, "expression": expression}
-    return {"extension_filter": {"name": names.CEL_FILTER, "typed_config": typed}}
+    """A log's filter: this expression must be true."""
+    return part("cel", expression=expression)
 
 
 def all_of(*filters: Node) -> Node:
@@ -118,41 +120,42 @@ def _is_ip(host: str) -> bool:
 def cluster_of(name: str, server: str) -> Node:
     """A cluster of one server beside workers and balancers; OperatorError where Envoy cannot reach such an address."""
     try:
-        address = _address_of(server)
+        cluster = part("further_cluster", name=name, address=_address_of(server))
     except ValueError as error:
         raise OperatorError(f"{name}: {error}") from error
-    endpoints = [{"lb_endpoints": [{"endpoint": {"address": address}}]}]
-    # A name may have addresses of both families, as localhost has, where the server or the network has one. With this
-    # type Envoy tries all in turn; by default it would take those of IPv6 alone.
-    found: Node = {"type": "STATIC"} if server.startswith(UNIX) else {"type": "LOGICAL_DNS", "dns_lookup_family": "ALL"}
-    return {
-        "name": name,
-        **found,
-        "connect_timeout": "1s",
-        "load_assignment": {"cluster_name": name, "endpoints": endpoints},
-    }
+    if not server.startswith(UNIX):
+        # A name may have addresses of both families, as localhost has, where the server or the network has one. With
+        # this type Envoy tries all in turn; by default it would take those of IPv6 alone.
+        cluster |= {"type": "LOGICAL_DNS", "dns_lookup_family": "ALL"}
+    return cluster
 
 
 def grpc_cluster(name: str, server: str) -> Node:
-    options = {"@type": names.HTTP_OPTIONS_TYPE, "explicit_http_config": {"http2_protocol_options": {}}}
-    return cluster_of(name, server) | {"typed_extension_protocol_options": {names.HTTP_OPTIONS: options}}
+    """The same, by HTTP/2."""
+    return cluster_of(name, server) | {"typed_extension_protocol_options": part("http2")}
 
 
-def either(name: str, ours: str, instead: str) -> Node:
-    """A cluster of two: the balancer's processes that are well; while there are none, what serves instead of them."""
-    aggregate = {"@type": names.AGGREGATE_TYPE, "clusters": [ours, instead]}
-    return {
-        "name": name,
-        "connect_timeout": "1s",
-        "lb_policy": "CLUSTER_PROVIDED",
-        # Until a process that died is known to be away, all its requests try again. By default three at a time may.
-        "circuit_breakers": {
-            "thresholds": [
-                {
-                    **dict.fromkeys(("max_connections", "max_pending_requests", "max_requests"), 1_000_000),
-                    "retry_budget": {"budget_percent": {"value": 100}, "min_retry_concurrency": 1024},
-                }
-            ]
-        },
-        "cluster_type": {"name": names.AGGREGATE, "typed_config": aggregate},
-    }
+def part(kind: str, /, **values: object) -> Node:
+    """The mapping that parts.yaml has under this name, with these values filled in."""
+    return cast(Node, _filled(_parts()[kind], values))
+
+
+def parts(kind: str, /, **values: object) -> list[Node]:
+    """A list, likewise."""
+    return cast("list[Node]", _filled(_parts()[kind], values))
+
+
+@functools.cache
+def _parts() -> Node:
+    text = importlib.resources.files("balancer.bootstrap").joinpath("parts.yaml").read_text(encoding="utf-8")
+    return cast(Node, yaml.safe_load(text))
+
+
+def _filled(node: Any, values: Mapping[str, object]) -> Any:
+    if isinstance(node, dict):
+        return {key: _filled(each, values) for key, each in node.items()}
+    if isinstance(node, list):
+        return [_filled(each, values) for each in node]
+    if isinstance(node, str) and node.startswith("$"):
+        return values[node[1:]]
+    return _PLACE.sub(lambda found: str(values[found[1]]), node) if isinstance(node, str) else node

@@ -19,21 +19,6 @@ from balancer.extproc.kserve import CHANGES, MEMORY_STATUS, METHODS, SERVICE, SE
 
 _REST = "rest"
 """The template's name of routes by HTTP, the first of which is that of inferences."""
-_MARK = """\
-local models = {%(models)s}
-local function decoded(digits) return string.char(tonumber(digits, 16)) end
-function envoy_on_request(request)
-  local fields = request:streamInfo():dynamicMetadata():get("%(extraction)s")
-  local path = request:headers():get(":path"):match("^[^?]*")
-  local named = path:match("^/v2/models/([^/]+)/infer$") or path:match("^/v2/models/([^/]+)/versions/[^/]+/infer$")
-  local names = fields and fields["model_name"]
-  if names and models[names[1]] or named and models[(named:gsub("%%%%(%%x%%x)", decoded))] then
-    request:headers():replace("%(header)s", "%(mark)s")
-    request:clearRouteCache()
-  end
-end
-"""
-"""What finds the route anew once the model is known."""
 _STREAMS = {f"{SERVICE}{method}" for method, kind in METHODS.items() if kind is Kind.STREAM}
 _MARKED = {"name": names.FORWARDED_HEADER, "string_match": {"exact": names.FORWARDED}}
 _FORWARDED = {f"{SERVICE}{method}" for method, kind in METHODS.items() if kind in (Kind.INFERENCE, Kind.STREAM)}
@@ -42,7 +27,7 @@ _INFER = r"/v2/models/[^/]+(/versions/[^/]+)?/infer"
 _JSON_BYTES = "inference-header-content-length"
 _BODY_BYTES = "content-length"
 _MOST = 2**62
-_PICKS_ROUTE_TYPE = f"{names.HTTP_FILTERS_TYPE}ext_proc.v3.ExtProcPerRoute"
+_PICKS_ROUTE_TYPE = "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
 _PICKED_FOR = f"xds.route_name != '{names.PROXIED}'"
 _LOGGED_BY_ENVOY = f"!(has(upstream.address) && xds.route_name == '{names.PROXIED}')"
 
@@ -81,15 +66,19 @@ def forward_by_balancer(bootstrap: Node, models: tuple[str, ...] | None) -> None
     ]
     router = manager["http_filters"][-1]["typed_config"]
     router["upstream_log"] = [nodes.only(log, nodes.cel_filter(_PICKED_FOR)) for log in router["upstream_log"]]
-    clusters += [ours, nodes.either(names.PROXY_CLUSTER, names.PROXY_GRPC_CLUSTER, names.AROUND)]
+    clusters += [
+        ours,
+        _either(names.PROXY_CLUSTER, names.PROXY_GRPC_CLUSTER, names.AROUND),
+    ]
+
+
+def _either(name: str, ours: str, instead: str) -> Node:
+    return nodes.part("either", name=name, ours=ours, instead=instead)
 
 
 def _mark(filters: list[Node], models: tuple[str, ...]) -> None:
-    code = _MARK % {
-        "models": ", ".join(f"[{in_lua(name)}] = true" for name in models),
-        **{"extraction": names.EXTRACTION, "header": names.FORWARDED_HEADER, "mark": names.FORWARDED},
-    }
-    filters.insert(filters.index(nodes.named(filters, names.PICKS_FILTER)), nodes.script(names.FORWARDED_FILTER, code))
+    mark = nodes.part("forwarded", models=", ".join(f"[{in_lua(name)}] = true" for name in models))
+    filters.insert(filters.index(nodes.named(filters, names.PICKS_FILTER)), mark)
 
 
 def _to_proxy(route: Node, cluster: str, manager: Node, ours: Node, *, found_late: bool) -> None:
@@ -112,23 +101,9 @@ def _to_proxy(route: Node, cluster: str, manager: Node, ours: Node, *, found_lat
     action = copy.deepcopy(route["route"])
     action["cluster"] = cluster
     several = len(ours["load_assignment"]["endpoints"][0]["lb_endpoints"]) > 1
-    action["retry_policy"] = {
-        "retry_on": "connect-failure,refused-stream,reset-before-request",
-        "num_retries": 2,
-        # Where the balancer cannot be reached, another process is next if there is one, and then the way around.
-        "retry_priority": {
-            "name": names.PREVIOUS_PRIORITIES,
-            "typed_config": {"@type": names.PREVIOUS_PRIORITIES_TYPE, "update_frequency": 2 if several else 1},
-        },
-        "retry_back_off": {"base_interval": "0.001s", "max_interval": "0.010s"},
-    }
+    action["retry_policy"] = nodes.part("proxied_retries", update_frequency=2 if several else 1)
     if several:
-        action["retry_policy"] |= {
-            "retry_host_predicate": [
-                {"name": names.PREVIOUS_HOSTS, "typed_config": {"@type": names.PREVIOUS_HOSTS_TYPE}}
-            ],
-            "host_selection_retry_max_attempts": 5,
-        }
+        action["retry_policy"] |= nodes.part("another_process")
     route["route"] = action
 
 
@@ -140,7 +115,7 @@ def forward_rest_by_balancer(bootstrap: Node, most_bytes: int, models: tuple[str
     ours = copy.deepcopy(nodes.named(clusters, names.FLEET_REST_CLUSTER))
     ours["name"] = ours["load_assignment"]["cluster_name"] = names.PROXY_REST_CLUSTER
     ours["health_checks"][0]["http_health_check"] = {"path": names.PROXY_HEALTH_PATH}
-    clusters += [ours, nodes.either(f"{ours['name']}{names.OR_WORKER}", ours["name"], names.AROUND)]
+    clusters += [ours, _either(f"{ours['name']}{names.OR_WORKER}", ours["name"], names.AROUND)]
     for listener in resources["listeners"]:
         manager = nodes.manager_of(listener)
         _forward_rest(manager, ours, most_bytes, some=models is not None)
@@ -187,8 +162,7 @@ def hold_compressed(bootstrap: Node, most_bytes: int) -> None:
         for route in whole:
             routes.insert(routes.index(route), _held(route, most_bytes))
         if whole:
-            kept = {"@type": names.BUFFER_TYPE, "max_request_bytes": most_bytes}
-            manager["http_filters"].insert(-1, {"name": names.BUFFER_FILTER, "typed_config": kept, "disabled": True})
+            manager["http_filters"].insert(-1, nodes.part("kept_whole", most_bytes=most_bytes))
 
 
 def _held(route: Node, most_bytes: int) -> Node:
@@ -196,7 +170,7 @@ def _held(route: Node, most_bytes: int) -> Node:
     encoding = "grpc-encoding" if "path" in route["match"] else "content-encoding"
     compressed = {"name": encoding, "string_match": {"safe_regex": {"regex": "(?i)gzip|deflate"}}}
     held["match"]["headers"] = [*held["match"].get("headers", ()), compressed]
-    on = {"@type": names.BUFFER_PER_ROUTE_TYPE, "buffer": {"max_request_bytes": most_bytes}}
+    on = nodes.part("whole", most_bytes=most_bytes)
     held["typed_per_filter_config"] = {**held.get("typed_per_filter_config", {}), names.BUFFER_FILTER: on}
     return held
 
@@ -229,9 +203,9 @@ def ask_the_balancer(bootstrap: Node, fleet: FleetOptions, tls: BalancerTls | No
     undecided = _deciders_off(manager)
     routes[:] = [_answered(route, undecided) if _path(route) in _QUESTIONS else route for route in routes]
     methods = (*SETTINGS, *MEMORY_STATUS, *(CHANGES if fleet.changes else ()))
-    _insert(routes, _REFUSED, [_to_grpc(f"{SERVICE}{method}", undecided) for method in methods])
+    _insert(routes, _REFUSED, [_fleet_route("grpc", undecided, path=f"{SERVICE}{method}") for method in methods])
     rest = (_READ_REST, *((_CHANGED_REST,) if fleet.changes else ()))
-    _insert(routes, _REFUSED_REST, [_to_rest(pattern, undecided) for pattern in rest])
+    _insert(routes, _REFUSED_REST, [_fleet_route("rest", undecided, pattern=pattern) for pattern in rest])
     # No worker serves these calls, so none has an outcome.
     manager["access_log"] = [
         nodes.only(log, nodes.without_header(names.FLEET_HEADER)) if log["name"] == names.OUTCOMES_LOG else log
@@ -246,7 +220,7 @@ def ask_the_balancer(bootstrap: Node, fleet: FleetOptions, tls: BalancerTls | No
             cluster["transport_socket"] = balancer_socket(tls, secrets, protocol)
     clusters += ours
     pairs = ((names.FLEET_GRPC_CLUSTER, names.GRPC_CLUSTER), (names.FLEET_REST_CLUSTER, names.HTTP_CLUSTER))
-    clusters += [nodes.either(f"{ours}{names.OR_WORKER}", ours, workers) for ours, workers in pairs]
+    clusters += [_either(f"{ours}{names.OR_WORKER}", ours, workers) for ours, workers in pairs]
 
 
 def nobody_names_himself(bootstrap: Node) -> None:
@@ -278,19 +252,8 @@ def _marked(undecided: Node) -> Node:
     }
 
 
-def _to_grpc(path: str, undecided: Node) -> Node:
-    route = {
-        "cluster": names.FLEET_GRPC_CLUSTER,
-        "timeout": "0s",
-        "max_stream_duration": {"grpc_timeout_header_max": "0s"},
-        "retry_policy": {"num_retries": 0},
-    }
-    return {"name": "grpc_fleet", "match": {"path": path, "grpc": {}}, "route": route, **_marked(undecided)}
-
-
-def _to_rest(pattern: str, undecided: Node) -> Node:
-    route = {"cluster": names.FLEET_REST_CLUSTER, "timeout": "0s", "retry_policy": {"num_retries": 0}}
-    return {"name": "rest_fleet", "match": {"safe_regex": {"regex": pattern}}, "route": route, **_marked(undecided)}
+def _fleet_route(protocol: str, undecided: Node, **what: str) -> Node:
+    return {**nodes.part(f"fleet_{protocol}_route", **what), **_marked(undecided)}
 
 
 def _insert(routes: list[Node], before: str, new: list[Node]) -> None:
@@ -309,14 +272,7 @@ def _rest_cluster(like: Node, addresses: tuple[str, ...]) -> Node:
     check = cluster["health_checks"][0]
     del check["grpc_health_check"]
     check["http_health_check"] = {"path": names.FLEET_HEALTH_PATH}
-    cluster["typed_extension_protocol_options"] = {
-        names.HTTP_OPTIONS: {
-            "@type": names.HTTP_OPTIONS_TYPE,
-            # Less than the balancer's own, so that no request goes out on a connection that ends.
-            "common_http_protocol_options": {"idle_timeout": "30s"},
-            "explicit_http_config": {"http_protocol_options": {}},
-        }
-    }
+    cluster["typed_extension_protocol_options"] = nodes.part("fleet_rest_options")
     return cluster
 
 

@@ -6,7 +6,9 @@ from balancer.balancer_tls import BalancerTls
 from balancer.bootstrap.nodes import Node
 from balancer.bootstrap.sections import EnvoyTlsSection, TritonTlsSection
 from balancer.errors import OperatorError
-from balancer.extproc.names import FILTER_OF_FILE_TYPE, GRPC_CLUSTER, HTTP_CLUSTER, TLS_SOCKET, TLS_TYPE
+from balancer.extproc.names import GRPC_CLUSTER, HTTP_CLUSTER, TLS_SOCKET, TLS_TYPE
+
+_FILTER_OF_FILE_TYPE = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig"
 
 
 class Secrets:
@@ -56,7 +58,7 @@ class Secrets:
             if secret:
                 raise OperatorError(f"{secret}: no key stands in a bootstrap; name a folder for them with --secrets")
             return {"name": name, "typed_config": config}
-        content = {"@type": FILTER_OF_FILE_TYPE, "name": name, "typed_config": config}
+        content = {"@type": _FILTER_OF_FILE_TYPE, "name": name, "typed_config": config}
         self.files[f"{name}.yaml"] = {"resources": [content]}
         source = {"path_config_source": {"path": str(self._folder / f"{name}.yaml")}, "resource_api_version": "V3"}
         types = [config["@type"]]
