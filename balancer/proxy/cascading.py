@@ -27,8 +27,6 @@ _NAME = 1
 """Of an output."""
 _MOST_OF_OUTPUT = 64
 _TYPES = {"FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
-_CONTENTS = {"FP32": "fp32_contents", "FP64": "fp64_contents"}
-"""Where numbers stand that are not raw bytes; Triton has no such place for FP16."""
 
 
 def confidence(data: bytes, output: str) -> float | None:
@@ -61,7 +59,8 @@ def _rows(data: bytes, output: str) -> npt.NDArray[np.float64] | None:
     tensor = service_pb2.ModelInferResponse.InferOutputTensor.FromString(
         data[outputs[place].start : outputs[place].end]
     )
-    values = _raw(data, tensor.datatype, raw[place]) if len(raw) == len(outputs) else _explicit(tensor)
+    # A Triton writes all tensors as raw bytes.
+    values = _raw(data, tensor.datatype, raw[place]) if len(raw) == len(outputs) else None
     if values is None or elements(tensor.shape) != len(values):
         return None
     if not len(values):
@@ -84,11 +83,6 @@ def _raw(data: bytes, datatype: str, part: WireField) -> npt.NDArray[np.floating
     if kind is None or length > MOST_BYTES or length % np.dtype(kind).itemsize:
         return None
     return np.frombuffer(data, kind, length // np.dtype(kind).itemsize, part.start)
-
-
-def _explicit(tensor: service_pb2.ModelInferResponse.InferOutputTensor) -> npt.NDArray[np.floating] | None:
-    field = _CONTENTS.get(tensor.datatype)
-    return None if field is None else np.array(getattr(tensor.contents, field), np.float64)
 
 
 Execute = Callable[[Arrived], Awaitable[ProxyAnswer]]

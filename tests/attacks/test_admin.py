@@ -212,6 +212,8 @@ async def test_a_stranger_cannot_read_without_the_token(tmp_path: Path) -> None:
                 status, body = await balancer.get(page, *headers)
                 assert status == 401, (page, headers)
                 assert WORKER["name"] not in body
+        drain = f"POST /drain?worker={WORKER['name']} HTTP/1.1\r\nHost: x\r\n\r\n"
+        assert (await balancer.send(drain.encode()))[0] == 401
         assert (await balancer.get("/workers", f"Authorization: Bearer {TOKEN}"))[0] == 200
         # What asks whether it lives has no token.
         assert (await balancer.get("/live"))[0] == 200

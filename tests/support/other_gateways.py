@@ -77,8 +77,6 @@ class Gateway:
     """Whether it sends response headers and trailers."""
     tls: bool = False
     """Whether it dials TLS, checking no name."""
-    subset: str = ""
-    """Endpoints that it allows, comma-separated; empty: all."""
     closed: bool = True
     """Whether a request fails where no pick is to be had."""
 
@@ -149,10 +147,6 @@ class Envoys:
 
     def _listener(self, gateway: Gateway, port: int) -> dict[str, Any]:
         filters = [_ext_proc(gateway), _filter("router", "router.v3.Router")]
-        if gateway.subset:
-            hint = {"x-gateway-destination-endpoint-subset": gateway.subset}
-            entry = {"metadata_namespace": "envoy.lb.subset_hint", "value": hint}
-            filters.insert(0, _filter("set_metadata", "set_metadata.v3.Config", metadata=[entry]))
         is_grpc = {"name": "content-type", "string_match": {"prefix": "application/grpc"}}
         routes = [
             {"match": {"prefix": "/", "headers": [is_grpc]}, "route": {"cluster": f"{gateway.by}-grpc"}},

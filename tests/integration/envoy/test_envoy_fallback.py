@@ -5,7 +5,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from support.envoy_fakes import FakeBalancer, Rig, StoppableBalancer, go_on
 from support.running import running
 from support.waiting import PATIENCE_S, eventually
@@ -110,43 +109,6 @@ async def test_a_stopped_process_does_not_keep_the_endpoints_to_itself(tmp_path:
             rig.announce(w1="draining", w2="draining")
             await until_served_by(rig, "w0")
             assert other.ads.connected == 1
-
-
-NONSENSE = ("", "nonsense", "10.0.0.1", "127.0.0.1:1", "127.0.0.1:99999", "[::1]:80,,;", "ü" * 9, "w0", "x" * 9999)
-
-
-async def test_a_pick_that_is_no_worker_is_no_pick_and_of_several_the_first_that_is_one_counts(rig: Rig) -> None:
-    for pick in NONSENSE:
-        rig.balancers[0].respond = lambda _, pick=pick: go_on(pick)
-        assert {await rig.infer() for _ in range(30)} == {"w0", "w1", "w2"}, pick
-    rig.balancers[0].respond = lambda _: go_on(f"127.0.0.1:1, {rig.workers[2].grpc_endpoint}")
-    assert {await rig.infer() for _ in range(10)} == {"w2"}
-
-
-async def test_answers_out_of_protocol_are_ignored(rig: Rig) -> None:
-    def of_the_wrong_phase(_: ext_proc.ProcessingRequest) -> ext_proc.ProcessingResponse:
-        response = ext_proc.ProcessingResponse()
-        response.response_body.SetInParent()
-        return response
-
-    def with_a_number_for_a_pick(_: ext_proc.ProcessingRequest) -> ext_proc.ProcessingResponse:
-        response = go_on()
-        response.dynamic_metadata.update({"envoy.lb": {"x-gateway-destination-endpoint": 5}})
-        return response
-
-    def of_another_namespace(_: ext_proc.ProcessingRequest) -> ext_proc.ProcessingResponse:
-        response = go_on()
-        response.dynamic_metadata.update({"elsewhere": {"x-gateway-destination-endpoint": "127.0.0.1:1"}})
-        return response
-
-    def that_raises(_: ext_proc.ProcessingRequest) -> ext_proc.ProcessingResponse:
-        raise RuntimeError("fake failure of the balancer")
-
-    for respond in (of_the_wrong_phase, with_a_number_for_a_pick, of_another_namespace, that_raises):
-        rig.balancers[0].respond = respond
-        assert {await rig.infer() for _ in range(30)} == {"w0", "w1", "w2"}
-    always_first(rig)
-    await until_served_by(rig, "w0")
 
 
 async def test_fallback_spares_workers_that_drain_or_are_unwell(rig: Rig) -> None:

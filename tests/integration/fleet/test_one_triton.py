@@ -193,15 +193,6 @@ async def test_statistics_are_one_sum_to_the_request(stack: Stack) -> None:
     assert max(each["last_inference"] for each in alone) == rest["model_stats"][0]["last_inference"]
 
 
-async def test_statistics_of_all_models_are_those_of_each(stack: Stack) -> None:
-    status, all_models = await by_rest(stack.url, "GET", "/v2/models/stats", "")
-    assert status == 200
-    assert {(each["name"], each["version"]) for each in all_models["model_stats"]} >= {("identity", "1")}
-    _, by_name = await by_grpc(stack.url, "ModelStatistics", service_pb2.ModelStatisticsRequest(name=MODEL))
-    (of_model,) = [each for each in all_models["model_stats"] if each["name"] == MODEL]
-    assert int(by_name["modelStats"][0].get("inferenceCount", 0)) == of_model["inference_count"]
-
-
 async def on_all(stack: Stack, holds: Callable[[Any], bool]) -> bool:
     """Whether it holds of the index of every worker."""
     answers = [await by_rest(f"127.0.0.1:{spec.http_port}", "POST", "/v2/repository/index", "") for spec in stack.specs]

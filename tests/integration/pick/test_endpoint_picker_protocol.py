@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 from envoy.config.core.v3 import base_pb2
-from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from support.fleets import make_router
 from support.other_gateways import Listening
@@ -213,9 +212,6 @@ async def test_what_served_is_read_back_where_it_is_sent() -> None:
     assert (served.endpoint, served.status, served.decision.number) == ("10.0.0.1:201", 200, 0)
 
 
-MODES = processing_mode_pb2.ProcessingMode
-
-
 def bodies(kind: str) -> list[ext_proc.ProcessingRequest]:
     chunks = ((b"abc", False), (b"def", True))
     return [
@@ -293,13 +289,6 @@ async def test_who_names_no_objective_that_is_known_has_the_place_of_those_witho
         # What a client says of itself can make it less important alone.
         await g.exchange(headers(x_gateway_inference_objective="chat", x_priority="50"))
         assert [call.request.priority for call in g.listening.calls] == [1, 100, 2, 2, 2, 50]
-
-
-async def test_the_path_names_the_model_whatever_the_headers_say() -> None:
-    async with gateway() as g:
-        await g.exchange(headers(x_gateway_model_name="another"))
-        [call] = g.listening.calls
-    assert call.request.model == "m"
 
 
 ALONE = (("x-ext-proc-headers-only", "true"),)

@@ -83,8 +83,7 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         parts.push_async_callback(server.stop, None)
-        subset = Gateway(DUPLEX, DUPLEX, subset=workers[1].http_endpoint)
-        gateways = [*EVERY, MESSAGES, BY_METADATA, subset]
+        gateways = [*EVERY, MESSAGES, BY_METADATA]
         folder: Path = tmp_path_factory.mktemp("gateways")
         envoys = await parts.enter_async_context(Envoys(folder, port, workers, gateways).running())
         http = await parts.enter_async_context(aiohttp.ClientSession())
@@ -237,13 +236,6 @@ async def test_of_a_gateway_that_reports_nothing_no_end_is_made_up(stack: Stack,
         async with stack.http.post(stack.url(EVERY[0]), data=b"{}"):
             await stack.served()
     assert id(picked) not in stack.listening.ended
-
-
-async def test_a_gateways_subset_is_kept_to(stack: Stack) -> None:
-    [gateway] = [gateway for gateway in stack.envoys.gateways if gateway.subset]
-    for _ in range(3):
-        async with stack.http.post(stack.url(gateway), data=b"{}") as response:
-            assert response.headers["x-worker"] == "w1"
 
 
 async def test_without_workers_a_gateway_that_fails_closed_says_503(stack: Stack) -> None:

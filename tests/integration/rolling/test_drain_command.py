@@ -21,7 +21,6 @@ from balancer.stack.process import Child
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 NAME = "balancer.test"
-TOKEN = "an honest operator's token"
 W0 = str(WORKER["name"])
 
 
@@ -89,36 +88,12 @@ async def test_a_name_stands_for_its_addresses(balancer: BalancerAlone, shell: S
     assert f"Error: no-such-name.invalid:{port}: " in output
 
 
-async def test_what_is_refused_is_refused_in_words(balancer: BalancerAlone, shell: Shell) -> None:
-    status, output = await shell.run("drain", "w9", "--balancer", balancer.admin)
-    assert (status, output) == (
-        1,
-        f"Error: {balancer.admin}: answers 404: worker: discovery lists no 'w9'; it lists {W0}\n",
-    )
-    status, output = await shell.run("drain", W0, "--balancer", "nowhere")
-    assert status == 2
-    assert "Error: 'nowhere': write host:port" in output
-    status, output = await shell.run("drain", W0, "--balancer", balancer.envoy)
-    assert status == 1
-
-
 async def test_one_that_cannot_be_reached_is_shown_and_the_others_know(balancer: BalancerAlone, shell: Shell) -> None:
     absent = f"127.0.0.1:{free_ports(1)[0]}"
     status, output = await shell.run("drain", W0, "--balancer", absent, "--balancer", balancer.admin, "--wait")
     assert status == 1
     assert f"Error: {absent}: " in output
     assert await drained(balancer) == (True, True)
-
-
-async def test_with_a_token_nobody_drains_without(tmp_path: Path, shell: Shell) -> None:
-    file = tmp_path / "token"
-    file.write_text(TOKEN)
-    balancer = BalancerAlone(tmp_path, admin={"token_file": str(file)})
-    async with running(balancer):
-        status, output = await shell.run("drain", W0, "--balancer", balancer.admin)
-        assert status == 1
-        assert "Authorization: Bearer TOKEN" in output
-        assert (await shell.run("drain", W0, "--balancer", balancer.admin, "--token-file", str(file)))[0] == 0
 
 
 async def test_with_certificates_an_admins_drains_and_no_other(tmp_path: Path, shell: Shell) -> None:

@@ -158,9 +158,3 @@ def test_steps_are_the_first_that_may(expected: list[float | None], left_s: floa
     assert late == any(
         each > left_s for _, each in (able if model is None else able[: [m for m, _ in able].index(model)])
     )
-
-
-@given(st.floats(0, 1e6) | st.just(math.inf))
-def test_some_of_the_time_is_left_for_the_answers_way(time_s: float) -> None:
-    assert 0.01 <= answer_s(time_s) <= 0.1
-    assert math.isinf(time_s) or answer_s(time_s) <= max(0.01, 0.1 * time_s)

@@ -61,12 +61,6 @@ EVERYTHING = options_of(
 UNIX = dataclasses.replace(EVERYTHING, balancers=("unix:/run/0.sock", "10.0.0.2:9001"))
 
 
-def test_no_time_limit_but_the_clients() -> None:
-    forwarding = [route["route"] for route in routes() if "route" in route]
-    assert {route["cluster"] for route in forwarding} == {"triton_grpc", "triton_http"}
-    assert {route["timeout"] for route in forwarding} == {"0s"}
-
-
 def test_a_refusal_says_what_the_balancer_says_and_does_not_ask_it() -> None:
     bodies = {}
     for route in routes():

@@ -50,12 +50,6 @@ async def test_each_worker_has_one_channel_which_is_opened_at_its_first_use() ->
         assert len(channels) == 2
 
 
-async def test_who_is_not_listed_has_none() -> None:
-    async with opened() as channels:
-        with pytest.raises(UnknownWorkerError, match="nobody"):
-            channels.of("nobody")
-
-
 async def test_what_a_worker_that_leaves_executes_may_end() -> None:
     fake = FakeTriton()
     async with serving(fake) as address, opened() as channels:

@@ -111,20 +111,6 @@ async def test_an_answer_to_an_older_response_changes_nothing(ads: Ads, subscrib
     assert set(assignments(await envoy.response())) == set(BOTH)
 
 
-async def test_every_envoy_gets_changes_and_those_that_left_are_forgotten(ads: Ads, subscribe: Any) -> None:
-    ads.update([A])
-    envoys = [subscribe() for _ in range(3)]
-    for envoy in envoys:
-        await envoy.ask(BOTH)
-        await envoy.response()
-    assert ads.connected == 3
-    await envoys[0].call.done_writing()
-    assert await envoys[0].response() == grpc.aio.EOF
-    ads.update([B])
-    versions = {(await envoy.response()).version_info for envoy in envoys[1:]}
-    assert (ads.connected, len(versions)) == (2, 1)
-
-
 async def test_what_is_not_served_is_not_answered(ads: Ads, subscribe: Any) -> None:
     ads.update([A])
     envoy = subscribe()

@@ -171,46 +171,25 @@ async def test_a_client_that_leaves_ends_what_executes_for_it() -> None:
         await eventually(lambda: worker.cancelled and not rig.in_flight)
 
 
+STEPS = {"models": ["a", "b"], "output": "P", "threshold": 0.5}
+
+
 @pytest.mark.parametrize(
-    ("field", "words", "proxy"),
+    ("field", "words", "changes", "cascades"),
     [
-        ("models", "at least 2", {"confidence_cascades": {"v": {"models": ["a"], "output": "P", "threshold": 0.5}}}),
-        (
-            r"models\[1\]",
-            "name each model once",
-            {"confidence_cascades": {"v": {"models": ["a", "a"], "output": "P", "threshold": 0.5}}},
-        ),
-        (
-            r"models\[1\]",
-            "is a cascade itself; name a model",
-            {
-                "confidence_cascades": {"v": {"models": ["a", "w"], "output": "P", "threshold": 0.5}},
-                "cascades": {"w": ["b"]},
-            },
-        ),
-        (
-            "",
-            "leave it in one of both",
-            {
-                "confidence_cascades": {"v": {"models": ["a", "b"], "output": "P", "threshold": 0.5}},
-                "cascades": {"v": ["b"]},
-            },
-        ),
-        (
-            "output",
-            "at least 1",
-            {"confidence_cascades": {"v": {"models": ["a", "b"], "output": "", "threshold": 0.5}}},
-        ),
-        (
-            "threshold",
-            "finite",
-            {"confidence_cascades": {"v": {"models": ["a", "b"], "output": "P", "threshold": float("inf")}}},
-        ),
+        ("models", "at least 2", {"models": ["a"]}, {}),
+        (r"models\[1\]", "name each model once", {"models": ["a", "a"]}, {}),
+        (r"models\[1\]", "is a cascade itself; name a model", {"models": ["a", "w"]}, {"w": ["b"]}),
+        ("", "leave it in one of both", {}, {"v": ["b"]}),
+        ("output", "at least 1", {"output": ""}, {}),
+        ("threshold", "finite", {"threshold": float("inf")}, {}),
     ],
 )
-def test_what_does_not_fit_is_refused_by_field_and_remedy(field: str, words: str, proxy: dict[str, Any]) -> None:
+def test_what_does_not_fit_is_refused_by_field_and_remedy(
+    field: str, words: str, changes: dict[str, Any], cascades: dict[str, Any]
+) -> None:
     with pytest.raises(ConfigError, match=rf"proxy\.confidence_cascades\.v.*{field}.*{words}"):
-        from_mapping({"proxy": proxy})
+        from_mapping({"proxy": {"confidence_cascades": {"v": STEPS | changes}, "cascades": cascades}})
 
 
 async def test_the_best_model_that_is_in_time_serves() -> None:
