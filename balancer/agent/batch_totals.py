@@ -1,6 +1,6 @@
 """Batch statistics that only grow, though Triton clears those of a model whenever it loads the model anew."""
 
-from balancer.agent.metrics_text import ModelKey
+from balancer.agent.metrics_page import ModelKey
 
 Batches = tuple[tuple[int, int, float], ...]
 """(rows, executions, seconds of compute in all) for each batch size, as in `balancer.scheduler.events.ModelReport`."""

@@ -8,16 +8,15 @@ from typing import Any
 
 import click
 
-from balancer.cli.admin_client import AnswerError, Balancers
-from balancer.cli.admin_options import admin_options, balancers_of
+from balancer.cli.admin_client import AnswerError, Balancers, admin_options, balancers_of
 from balancer.config import config as configs
-from balancer.config import forwarding, frontend
+from balancer.config import frontend
 from balancer.config.changes import changes
 from balancer.config.config import Config
 from balancer.config.overrides import Overrides
 from balancer.files.yaml_document import ConfigError
 from balancer.server.preflight import check_files
-from balancer.server.security import exposure
+from balancer.server.security import listeners
 
 CHANGES, RESTARTS = 3, 4
 """Exit statuses of `--against`; 1 and 2 are those of errors."""
@@ -61,7 +60,7 @@ def check(file: Path, addresses: str | None, **how: Any) -> None:
     config = configs.parse(sys.stdin.buffer.read(), "stdin") if str(file) == "-" else configs.load(file)
     for note in check_files(config, file):
         click.echo(note, err=True)
-    for warning in (*exposure.warnings(config), *forwarding.warnings(config)):
+    for warning in (*listeners.warnings(config), *frontend.warnings(config)):
         click.echo(f"warning: {warning}", err=True)
     if addresses is not None:
         sys.exit(_against(config, balancers_of(addresses, **how)))

@@ -5,8 +5,7 @@ from typing import Any
 
 import click
 
-from balancer.cli.admin_client import Balancers, printable
-from balancer.cli.admin_options import admin_options, balancers_of
+from balancer.cli.admin_client import Balancers, admin_options, balancers_of, printable
 
 STILL_BUSY = 3
 """Exit status: every balancer knows, and something is left at the worker."""

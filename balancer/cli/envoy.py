@@ -8,8 +8,7 @@ import click
 
 from balancer.bootstrap.bootstrap import BootstrapOptions, render, render_with_secrets, write_secrets
 from balancer.config import config as configs
-from balancer.config.for_envoy import bootstrap_options
-from balancer.config.frontend import AUTO
+from balancer.config.frontend import AUTO, bootstrap_options
 from balancer.errors import OperatorError
 from balancer.extproc.endpoints import LastKnown
 

@@ -15,8 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from balancer.cli.admin_client import AnswerError, Balancers
-from balancer.cli.admin_options import admin_options, balancers_of
+from balancer.cli.admin_client import AnswerError, Balancers, admin_options, balancers_of
 from balancer.server.page.document import DOCUMENT, Number, PageDocument
 
 _PERIOD_S = 1.0

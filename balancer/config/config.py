@@ -15,8 +15,6 @@ from pydantic import Field, model_validator
 from balancer.bootstrap.sections import EnvoySection
 from balancer.config.canary import GuardSection, RolloutSection, ShadowSection
 from balancer.config.changes import RESTART_FIELDS, leaves, waits_for_restart
-from balancer.config.discovery import DiscoverySection
-from balancer.config.fleet import FleetSection, check_reached
 from balancer.config.frontend import AUTO, Frontend, frontend_of, untraceable, untraceable_rule
 from balancer.config.listen import ListenSection, TlsSection
 from balancer.config.placing import HoldingSection, ZonesSection
@@ -24,18 +22,21 @@ from balancer.config.policy_options import policy_class
 from balancer.config.sections import (
     AdminSection,
     DecisionLogSection,
+    DiscoverySection,
     EstimatorsSection,
+    FleetSection,
     LimitsSection,
     LogSection,
     ModelSection,
     PolicySection,
     RequestsSection,
     TelemetrySection,
+    check_reached,
 )
 from balancer.files.schema import StrictModel, field_error, validate
 from balancer.files.yaml_document import ConfigError, Document, dump, read_document, read_file
 from balancer.kernel.settings import GuardSettings, Limits, ModelSettings, Settings, SplitSettings
-from balancer.native.folder import default_folder
+from balancer.native.state import default_folder
 from balancer.proxy.settings import ProxySection, ProxySettings
 from balancer.scheduler.canary.selector import CanaryPlan
 from policies.base import Policy

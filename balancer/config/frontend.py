@@ -16,6 +16,20 @@ from policies.traced import traced
 if TYPE_CHECKING:
     from balancer.config.config import Config
     from balancer.config.sections import PolicySection
+import logging
+from collections.abc import Mapping
+
+from balancer.bootstrap.bootstrap import BootstrapOptions
+from balancer.bootstrap.native import Kept, NativeOptions
+from balancer.bootstrap.proxy import FleetOptions
+from balancer.config.listen import rest_beside
+from balancer.config.sections import ModelSection
+from balancer.extproc.endpoints import LastKnown
+from balancer.extproc.kserve import HeaderNames
+from balancer.files.schema import close_to, reachable
+from balancer.kernel.compiled import library as kernel
+from balancer.native import envoy_module as module
+from balancer.proxy.settings import ModelProxySection, TenantsSection
 
 AUTO: Literal["auto"] = "auto"
 Frontend = Literal["pick", "native", "proxy"]
@@ -109,3 +123,144 @@ def check_live(started: Config, new: Config, source: str) -> Config:
     if problems:
         raise ConfigError(problems)
     return new
+
+
+_DEFAULT = ModelProxySection()
+_NO_LIMITS = TenantsSection()
+
+
+def forwards(config: Config, name: str) -> bool:
+    """Whether the balancer forwards requests to this model: sent to its name, or to that of a cascade that has it."""
+    if config.envoy.frontend == "proxy":
+        return True
+    cascades = _cascades(config)
+    return any(name in (each, *cascades.get(each, ())) for each in config.envoy.forwarded)
+
+
+def warnings(config: Config) -> list[str]:
+    """One text for each section without effect, name that nothing has, protocol that is left out, and promise that
+    holds for one gateway alone."""
+    return [*_without_effect(config), *_of_nothing(config), *_rest_left_out(config), *_of_one_gateway(config)]
+
+
+def _cascades(config: Config) -> dict[str, tuple[str, ...]]:
+    confident: Mapping[str, tuple[str, ...]] = {
+        name: section.models for name, section in config.proxy.confidence_cascades.items()
+    }
+    return {**config.proxy.cascades, **confident}
+
+
+def _without_effect(config: Config) -> Iterator[str]:
+    sections = {f"models.{name}.proxy": name for name, model in config.models.items() if model.proxy != _DEFAULT}
+    sections |= {f"proxy.cascades.{name}": name for name in config.proxy.cascades}
+    sections |= {f"proxy.confidence_cascades.{name}": name for name in config.proxy.confidence_cascades}
+    if config.proxy.tenants != _NO_LIMITS and not config.forwards:
+        yield (
+            "proxy.tenants: has no effect, since the balancer forwards nothing; name models in envoy.forwarded, or set "
+            "envoy.frontend: proxy"
+        )
+    for section, name in sections.items():
+        if not forwards(config, name):
+            yield (
+                f"{section}: has no effect, since the balancer does not forward these requests; name {shown(name)} in "
+                "envoy.forwarded, or set envoy.frontend: proxy"
+            )
+
+
+def _of_nothing(config: Config) -> Iterator[str]:
+    cascades = _cascades(config)
+    known = {*config.models, *cascades, *(model for models in cascades.values() for model in models)}
+    for name in config.envoy.forwarded:
+        if name not in known:
+            meant = close_to(name, known)
+            instead = f"{meant} If not, list it" if meant else "if it is a model, list it"
+            yield (
+                f"envoy.forwarded: {shown(name)} is no model and no cascade of this config; {instead} under models, "
+                "where models.NAME.proxy says what to do beside forwarding"
+            )
+
+
+def _rest_left_out(config: Config) -> Iterator[str]:
+    if config.forwards and config.listen.fleet_at is None:
+        yield (
+            "listen.fleet: is not set, so REST is not forwarded, only gRPC is; set it, such as 127.0.0.1:9200, and "
+            "print the bootstrap anew (balancer up sets it itself)"
+        )
+
+
+def _of_one_gateway(config: Config) -> Iterator[str]:
+    """Promises that end at this gateway, where its workers are found as other gateways find them."""
+    if config.discovery.kubernetes is None and config.discovery.dns is None:
+        return
+    for name, model in config.models.items():
+        if model.proxy.once_s and forwards(config, name):
+            yield (
+                f"models.{name}.proxy.once_s: a request id is known to the gateway that got it and to no other; where "
+                "several gateways serve, run one replica, or have clients send again over the connection that they used"
+            )
+
+
+logger = logging.getLogger(__name__)
+
+
+def bootstrap_options(config: Config) -> BootstrapOptions:
+    return BootstrapOptions(
+        envoy=config.envoy,
+        balancers=config.envoy.balancers or _balancers(config),
+        tenant_header=config.requests.tenant_header or HeaderNames().tenant or "",
+        names_principals=bool(config.fleet.control.callers),
+        native=_native(config),
+        fleet=_fleet(config),
+        kept=_kept(config),
+    )
+
+
+def _fleet(config: Config) -> FleetOptions | None:
+    if config.listen.fleet_at is None:
+        return None
+    own = {config.listen.fleet_addresses(process) for process in range(config.processes)}
+    pairs = [rest_beside(address) for address in config.envoy.fleet] or sorted(filter(None, own))
+    grpc, rest = zip(*pairs, strict=True)
+    return FleetOptions(
+        tuple(map(reachable, grpc)), tuple(map(reachable, rest)), changes=bool(config.fleet.control.callers)
+    )
+
+
+def _native(config: Config) -> NativeOptions | None:
+    folder = config.shared_folder
+    if folder is None:
+        return None
+    if not module.PATH.exists():
+        logger.warning("envoy.frontend: the balancer will be asked, as there is no module; %s", module.BUILD)
+        return None
+    endpoints = config.endpoints_folder
+    return NativeOptions(
+        module.PATH, kernel.PATH, folder, endpoints if endpoints and LastKnown(endpoints).there else None
+    )
+
+
+def _balancers(config: Config) -> tuple[str, ...]:
+    """Where this machine's Envoy reaches each process: an outcome must get back to the one that picked."""
+    return tuple(reachable(config.listen.envoy_addresses(process)[-1]) for process in range(config.processes))
+
+
+def _kept(config: Config) -> Kept:
+    """What the config promises that only a balancer keeps, so that Envoy refuses it while none answers."""
+    picked = {name: why for name, row in config.models.items() if (why := _kept_by_picks(row))}
+    forwarded = {name: "ids that are executed once" for name, row in config.models.items() if row.proxy.once_s}
+    names = (*config.proxy.cascades, *config.proxy.confidence_cascades)
+    forwarded |= dict.fromkeys(names, "a name that several models serve")
+    return Kept(tuple(picked.items()), tuple(forwarded.items()), _kept_of_all(config))
+
+
+def _kept_by_picks(row: ModelSection) -> str:
+    if row.versions or row.split is not None:
+        return "the versions of this model"
+    return "the devices of this model" if row.devices else ""
+
+
+def _kept_of_all(config: Config) -> str:
+    limits, tenants = config.limits, config.proxy.tenants
+    if any((limits.max_pending_per_worker, limits.sheddable_max_pending_per_worker, limits.shed_late)):
+        return "limits"
+    return "limits of tenants" if tenants.limits_anybody else ""

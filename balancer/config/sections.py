@@ -14,15 +14,21 @@ from pydantic import (
     ByteSize,
     Field,
     PrivateAttr,
+    StringConstraints,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from balancer import bounds
+from balancer.bootstrap.sections import EnvoySection
+from balancer.config.listen import TlsSection
 from balancer.config.placing import SplitSection
 from balancer.config.policy_options import build_policy, checked_options, policy_class
 from balancer.config.profile_file import load_profile
+from balancer.discovery.cluster.api import MAX_SELECTOR_CHARACTERS, ClusterAccess
+from balancer.discovery.pods.watch import PodsWanted
+from balancer.discovery.workers import TRITON_PORTS, Port, WorkerList
 from balancer.extproc.kserve import HeaderNames
 from balancer.files.schema import (
     Bytes,
@@ -32,6 +38,7 @@ from balancer.files.schema import (
     Positive,
     StrictModel,
     field_error,
+    is_local,
 )
 from balancer.files.yaml_document import ConfigError
 from balancer.kernel.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings
@@ -231,3 +238,135 @@ class AdminSection(StrictModel):
     token_file: ConfigFile | None = None
     """File with a bearer token (one line, 16 characters or more), relative to the config file, that all but `/live` and
     `/ready` need. null: none. Followed."""
+
+
+_ObjectName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=253)]
+_Namespace = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+
+
+class KubernetesSection(StrictModel):
+    """Pods as workers, by a watch. Needs the extra `kubernetes`, and a role with get, list and watch on the namespace's
+    pods (with `inference_pool` also on InferencePools and InferenceObjectives)."""
+
+    label_selector: Annotated[str, StringConstraints(min_length=1, max_length=MAX_SELECTOR_CHARACTERS)] | None = None
+    """Which pods, such as `app=triton`; null: `inference_pool` says so."""
+    inference_pool: _ObjectName | None = None
+    """Name of an InferencePool (Gateway API Inference Extension), in place of `label_selector`. Its pods, ports and
+    InferenceObjectives are followed."""
+    namespace: _Namespace | None = None
+    """Where the pods are; null: where the balancer is, or the kubeconfig's."""
+    kubeconfig: ConfigFile | None = None
+    """Credentials of the API, relative to the config file; null: the pod's service account."""
+    grpc_port: Port = TRITON_PORTS[0]
+    """Triton's gRPC port, where neither an annotation nor a container port `grpc` says one."""
+    http_port: Port = TRITON_PORTS[1]
+    """Its HTTP port, likewise (`http`)."""
+
+    @model_validator(mode="after")
+    def _pods_are_named_once(self) -> Self:
+        if (self.label_selector is None) == (self.inference_pool is None):
+            raise ValueError("must have either label_selector or inference_pool, which say the pods; keep one of them")
+        return self
+
+    def wanted(self) -> PodsWanted:
+        kubeconfig = None if self.kubeconfig is None else Path(self.kubeconfig)
+        access = ClusterAccess(self.label_selector or "", self.namespace, kubeconfig)
+        return PodsWanted(access, (self.grpc_port, self.http_port), pool=self.inference_pool or "")
+
+
+class DnsSection(StrictModel):
+    """The IPv4 addresses of a name as workers, looked up every 5 s. A worker's name is its address; start
+    its agent with `--worker 10.0.0.7`."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9.])?$")]
+    """Such as `triton.inference.svc.cluster.local`."""
+    grpc_port: Port = TRITON_PORTS[0]
+    """Triton's gRPC port, the same for all."""
+    http_port: Port = TRITON_PORTS[1]
+    """Its HTTP port."""
+
+    @model_validator(mode="after")
+    def _two_ports(self) -> Self:
+        if self.grpc_port == self.http_port:
+            raise field_error(("http_port",), self.http_port, "is the grpc_port too; each needs one of its own")
+        return self
+
+
+class DiscoverySection(StrictModel):
+    """Which workers exist, by one of four sources."""
+
+    kubernetes: KubernetesSection | None = None
+    """Pods of a Kubernetes namespace."""
+    dns: DnsSection | None = None
+    """The addresses of a name in DNS."""
+    file: str | None = None
+    """A YAML or JSON file with the list `workers`, relative to the config file, and watched."""
+    workers: WorkerList = ()
+    """The workers themselves."""
+    slow_start_s: Annotated[float, Field(ge=0, le=3600)] = _SETTINGS.slow_start_s
+    """Seconds over which a new worker's share of requests grows, until its service times are known; 0: it gets all at
+    once."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.file is not None and self.workers:
+            raise ValueError("names a file and lists workers; keep one of file and workers")
+        beside = [name for name in ("kubernetes", "dns") if getattr(self, name) is not None]
+        if len(beside) > 1 or (beside and (self.file is not None or self.workers)):
+            raise ValueError(f"names {beside[0]} beside another source; keep one of kubernetes, dns, file and workers")
+        return self
+
+
+ANYBODY = "*"
+"""In the place of a caller."""
+
+
+class ControlSection(StrictModel):
+    """Who may change the workers by calls: load and unload models, set traces and logs, register shared memory. A
+    change goes to all workers, and to those that join later."""
+
+    callers: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = ()
+    """Names that Envoy verified by key, token or certificate. `*`: everybody who reaches `envoy.listen`, which must
+    then be local. Empty: nobody. Print Envoy's bootstrap anew when you fill or empty it."""
+    timeout_s: Annotated[float, Field(gt=0, le=3600)] = 300.0
+    """Time limit of a change at one worker."""
+    file: ConfigFile | None = None
+    """File that keeps changes for workers that join later, relative to the config file. null: in memory, with one
+    process."""
+
+
+class FleetSection(StrictModel):
+    """Calls about the fleet, answered at `listen.fleet` as one Triton would."""
+
+    ready_workers: int = Field(default=1, ge=1)
+    """Workers that must be ready for the server to be."""
+    control: ControlSection = ControlSection()
+    """Who may change the workers."""
+
+
+def check_reached(
+    control: ControlSection, listen: str | None, envoy: EnvoySection, tls: TlsSection, processes: int
+) -> None:
+    """PydanticCustomError, of the whole config, where Envoy does not reach `listen.fleet`, or where changes are taken
+    of callers that nobody verified."""
+    if listen is not None and not envoy.on_this_machine and not envoy.fleet:
+        rule = "must name the addresses of listen.fleet where Envoy is on another machine"
+        raise field_error(("envoy", "fleet"), envoy.fleet, rule)
+    if not control.callers:
+        return
+    field = ("fleet", "control", "callers")
+    if listen is None:
+        raise field_error(field, control.callers, "needs listen.fleet, where changes are taken; set it")
+    verified = envoy.jwt or envoy.api_keys or (envoy.tls and envoy.tls.client_ca_file)
+    if ANYBODY in control.callers and not is_local(envoy.listen):
+        rule = "may have * only where envoy.listen is an address of this machine alone; name the callers"
+        raise field_error(field, control.callers, rule)
+    if ANYBODY not in control.callers and not verified:
+        rule = "needs envoy.jwt, envoy.api_keys or envoy.tls.client_ca_file, which say who calls; set one of them"
+        raise field_error(field, control.callers, rule)
+    if not is_local(listen) and tls.envoy is None:
+        rule = "needs tls.envoy where fleet.control has callers: whoever reaches it can name itself one of them"
+        raise field_error(("listen", "fleet"), listen, rule)
+    if control.file is None and processes > 1:
+        rule = "must name a file where processes is not 1: each of them has to know of the others' changes"
+        raise field_error(("fleet", "control", "file"), control.file, rule)

@@ -17,7 +17,7 @@ from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.canary.split import Splits, VersionDraw
 from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
-from balancer.scheduler.holding.capacity import batches_there
+from balancer.scheduler.holding.state import batches_there
 from balancer.scheduler.holding.waiting import Departure, Waiting
 from policies.base import Request
 

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError, Message
 from balancer.channels.channels import Channels
 from balancer.channels.restricted import Headers
 from balancer.config.config import Config
-from balancer.config.fleet import ANYBODY
+from balancer.config.sections import ANYBODY
 from balancer.discovery.workers import WorkerSpec
 from balancer.extproc.kserve import SETTINGS
 from balancer.extproc.picker import PER_SERVER

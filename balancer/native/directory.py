@@ -14,10 +14,9 @@ from balancer.kernel.compiled.call import symbol_of
 from balancer.kernel.compiled.library import Library, stamp
 from balancer.kernel.fleet_state import options_block
 from balancer.kernel.policy_answers import Compiler, answering
-from balancer.native.folder import Folder, in_file
 from balancer.native.journal import Journal, basis_of
 from balancer.native.layouts import DIRECTORY_MAGIC, ENDPOINT_BYTES, ENTRY, HEAD, NO_ENTRY, Decider, Flag
-from balancer.native.state import SharedState
+from balancer.native.state import Folder, SharedState, in_file
 from balancer.scheduler.canary.split import Split, Splits
 from balancer.scheduler.fleet import Fleet
 from balancer.scheduler.keys import OF_SEQUENCES, STICKY

@@ -31,7 +31,7 @@ from balancer.extproc.responses import (
 )
 from balancer.kernel.fleet_state import RECORDS
 from balancer.native.layouts import DIRECTORY_MAGIC, ENDERS, ENUMS, SEEN, SIZES, STRUCTS, VOIDS, Struct
-from balancer.scheduler import refusals
+from balancer.scheduler import errors
 from balancer.scheduler.errors import Shed
 
 SOURCES = Path(__file__).resolve().parents[2] / "envoy" / "module"
@@ -97,7 +97,7 @@ def _content() -> str:
             f"#define JOURNAL_ARRAYS {_listed(_seen())}",
             "",
             "/* Arguments of `turn_away`: both codes, and the words. What a template quotes comes quoted. */",
-            *(_refusal(name, getattr(refusals, name)) for name in _WORDS),
+            *(_refusal(name, getattr(errors, name)) for name in _WORDS),
             f"#define CODES_INVALID {_listed(INVALID_CODES)}",
             f"#define CODES_EXHAUSTED {_listed(CODES[Shed])}",
             f"#define GRPC_SHED {CODES[Shed][1]}",
@@ -216,7 +216,7 @@ def _seen() -> Iterator[str]:
             yield f"{{BALANCER_{record.upper()}_{name.upper()}, {str(of_model).lower()}}}"
 
 
-def _refusal(name: str, words: refusals.RefusalText) -> str:
+def _refusal(name: str, words: errors.RefusalText) -> str:
     """A macro whose parameters are the template's fields; one without a format is a text."""
     written, parameters, arguments = "", [], []
     for literal, field, spec, _ in Formatter().parse(words.text):

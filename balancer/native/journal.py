@@ -21,7 +21,6 @@ from balancer.extproc.responses import ERRORS
 from balancer.kernel.settings import EstimatorSettings
 from balancer.kernel.view import LiveView, View, column
 from balancer.native.envoy_module import Module
-from balancer.native.folder import JOURNAL, Folder, in_file
 from balancer.native.layouts import (
     ENDED_RECORD,
     JOURNAL_RING_BYTES,
@@ -31,6 +30,7 @@ from balancer.native.layouts import (
     RecordFlag,
     RecordKind,
 )
+from balancer.native.state import JOURNAL, Folder, in_file
 from balancer.scheduler.after_decision import Answered, Decision
 from balancer.scheduler.canary.selector import Role
 from balancer.scheduler.events import Finished, Void, Withdrawn

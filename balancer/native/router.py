@@ -15,10 +15,9 @@ from balancer.kernel.settings import Settings
 from balancer.kernel.view import LiveView
 from balancer.native.directory import Directory
 from balancer.native.envoy_module import Module
-from balancer.native.folder import FLEET_STATE, JOURNAL, Folder, in_file
 from balancer.native.journal import Journal, TornError
 from balancer.native.selector_feed import SelectorFeed
-from balancer.native.state import SharedState
+from balancer.native.state import FLEET_STATE, JOURNAL, Folder, SharedState, in_file
 from balancer.scheduler.after_decision import Answered, Decision, DecisionObserver
 from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
 from balancer.scheduler.errors import RoutingError

@@ -9,7 +9,7 @@ from balancer.kernel.checked_answer import LEAST
 from balancer.kernel.deciding import COUNTS, FULL, INVALID, LATE, NOBODY, SEQUENCE
 from balancer.kernel.python_kernel import Picked, ask, new_tuple
 from balancer.kernel.view import LiveView
-from balancer.scheduler import refusals
+from balancer.scheduler import errors
 from balancer.scheduler.canary.selector import Role, Selection, Ticket
 from balancer.scheduler.errors import RoutingError
 from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
@@ -102,7 +102,7 @@ def attend(
         answered = Answered(request, decided.subset, view, by, probabilities, valid, now_s, role)
         router.observer.decided(answered, decision)
     if picked.worker < 0:
-        raise refusals.shed(request, by)
+        raise errors.shed(request, by)
     if not counted:
         key = request.key
         assert key is None or isinstance(key, int)  # arrays are for the simulator's views

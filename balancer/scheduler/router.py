@@ -17,7 +17,7 @@ from balancer.kernel.deciding import AT_ONCE, COUNTS, FULL, NOBODY, ONE, SEQUENC
 from balancer.kernel.python_kernel import Kernel, new_tuple
 from balancer.kernel.settings import Settings
 from balancer.kernel.view import LiveView
-from balancer.scheduler import refusals
+from balancer.scheduler import errors
 from balancer.scheduler.after_decision import Answered, Decided, Decision, DecisionObserver, attend, in_names
 from balancer.scheduler.canary.selector import PolicySelector, Role, Ticket
 from balancer.scheduler.errors import RoutingError
@@ -285,12 +285,12 @@ class Router:
     def refusal(self, request: Request, why: int) -> RoutingError:
         if why == NOBODY:
             known = not request.model or self.fleet.knows(request.model)
-            return refusals.nobody(self.fleet, request) if known else refusals.unknown(request)
+            return errors.nobody(self.fleet, request) if known else errors.unknown(request)
         refused_at = self.fleet.kernel.refused_at
         if why == FULL:
-            return refusals.FULL.of(model=request.model, limit=refused_at)
+            return errors.FULL.of(model=request.model, limit=refused_at)
         deadline_ms = float(request.deadline_s) * 1000
-        return refusals.LATE.of(model=request.model, best_ms=refused_at * 1000, deadline_ms=deadline_ms)
+        return errors.LATE.of(model=request.model, best_ms=refused_at * 1000, deadline_ms=deadline_ms)
 
     def _expire(self, number: int, now_s: float) -> None:
         _drop(self._end(number, now_s))

@@ -38,14 +38,19 @@ from balancer.server.metrics import Metrics
 from balancer.server.metrics.inference import inference_metrics
 from balancer.server.native.front import NativeFront, router_of
 from balancer.server.proxy_front import ProxyFront
-from balancer.server.recent import Recent
 from balancer.server.recorder import Recorder
 from balancer.server.security.gatekeeper import may_report
 from balancer.server.security.listeners import AddressInUseError, Listeners
-from balancer.server.traffic import Traffic
+from balancer.server.tally import Recent, Traffic
 from balancer.server.workers.drains import Drains
-from balancer.server.workers.objectives import ClusterObjectives
-from balancer.server.workers.source import endpoint_states, follows_source, links_of, no_list_yet, source_of
+from balancer.server.workers.source import (
+    ClusterObjectives,
+    endpoint_states,
+    follows_source,
+    links_of,
+    no_list_yet,
+    source_of,
+)
 from policies.base import Policy
 
 logger = logging.getLogger(__name__)

@@ -11,15 +11,14 @@ from pathlib import Path
 from balancer.bootstrap.access import read_jwks, read_keys
 from balancer.bootstrap.bootstrap import render_with_secrets
 from balancer.config.config import Config
-from balancer.config.for_envoy import bootstrap_options
-from balancer.config.frontend import third_party_policies
+from balancer.config.frontend import bootstrap_options, third_party_policies
 from balancer.discovery.cluster.api import MISSING, is_installed
-from balancer.discovery.file import load_workers
+from balancer.discovery.workers import load_workers
 from balancer.errors import OperatorError
 from balancer.files.schema import shown
 from balancer.files.yaml_document import ConfigError, Problem
 from balancer.kernel.checked_answer import first_failure
-from balancer.server.admin.token import TokenError, read_token
+from balancer.server.admin.server import TokenError, read_token
 from balancer.server.security.certificates import expiry_warnings, read_fitting, tls_files
 from policies.traced import traced
 

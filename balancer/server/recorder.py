@@ -20,9 +20,8 @@ from balancer.server.decision_log.recording import Recording
 from balancer.server.internal_errors import InternalErrors
 from balancer.server.logs import DecisionLines
 from balancer.server.metrics import Metrics
-from balancer.server.metrics.canary import split_metrics
-from balancer.server.recent import Recent
-from balancer.server.tally import REASONS, Ended, Measured, Tally
+from balancer.server.metrics.metrics import split_metrics
+from balancer.server.tally import REASONS, Ended, Measured, Recent, Tally
 from policies.base import Request
 
 logger = logging.getLogger(__name__)

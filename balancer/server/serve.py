@@ -18,7 +18,7 @@ from balancer.config.overrides import Overrides
 from balancer.server import malloc_trim as heap
 from balancer.server.app import App
 from balancer.server.logs import configure
-from balancer.server.security import exposure
+from balancer.server.security import listeners
 from balancer.server.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ def serve(config_path: Path | None, values: Mapping[str, Any]) -> None:
     overrides = Overrides(values)
     config = overrides(load(config_path) if config_path else Config())
     configure(config.log)
-    for warning in exposure.warnings(config):
+    for warning in listeners.warnings(config):
         logger.warning("%s", warning)
     if config.processes == 1:
         _run(config_path, overrides, config)

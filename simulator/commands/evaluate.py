@@ -15,7 +15,7 @@ from simulator.commands import inputs
 from simulator.off_policy import report
 from simulator.off_policy.assess import Assessor
 from simulator.off_policy.calibrated import Calibrated, simulate
-from simulator.off_policy.verdict import MEANING, verdict
+from simulator.off_policy.report import MEANING, verdict
 
 _EPILOG = """\b
 Examples:

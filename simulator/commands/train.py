@@ -18,8 +18,19 @@ from policies.learned.artifact import Artifact, write_artifact
 from simulator.commands import inputs
 from simulator.train.plan import ResolvedPlan, TrainingPlan, course, differences, make_plan
 from simulator.train.pool import LocalPool, Processes, Ray, TaskPool
-from simulator.train.record import artifacts, config, cpus, git, now
-from simulator.train.trainer import OUT_OF_TIME, Checkpoint, Trained, TrainingStep, read_checkpoint, write_whole
+from simulator.train.trainer import (
+    OUT_OF_TIME,
+    Checkpoint,
+    Trained,
+    TrainingStep,
+    artifacts,
+    config,
+    cpus,
+    git,
+    now,
+    read_checkpoint,
+    write_whole,
+)
 from simulator.train.trainer import train as run_training
 
 _CONFIG = "config.json"

@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from balancer.errors import OperatorError
-from balancer.load.text import milliseconds, share
+from balancer.load.result import milliseconds, share
 from simulator.compare.statistics import Estimate
 
 __all__ = ["NONE", "interval", "markdown", "milliseconds", "plain", "put_between_marks", "ratio", "share", "table"]

@@ -2,9 +2,7 @@
 
 import gymnasium
 
-from simulator.envs.fleet import FleetEnv
-from simulator.envs.vector import FleetVectorEnv
-from simulator.envs.wrappers import FlattenFleet, FlattenFleets
+from simulator.envs.fleet import FlattenFleet, FlattenFleets, FleetEnv, FleetVectorEnv
 
 ENVIRONMENT = "balancer/Fleet-v0"
 
@@ -12,7 +10,7 @@ if ENVIRONMENT not in gymnasium.registry:
     gymnasium.register(
         ENVIRONMENT,
         entry_point="simulator.envs.fleet:FleetEnv",
-        vector_entry_point="simulator.envs.vector:FleetVectorEnv",
+        vector_entry_point="simulator.envs.fleet:FleetVectorEnv",
     )
 
 __all__ = ["ENVIRONMENT", "FlattenFleet", "FlattenFleets", "FleetEnv", "FleetVectorEnv"]

@@ -7,8 +7,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from simulator.envs.vector import Actions, FleetVectorEnv
-from simulator.envs.wrappers import FlattenFleets
+from simulator.envs.fleet import Actions, FlattenFleets, FleetVectorEnv
 
 
 class StableBaselinesEnvs(VecEnv):

@@ -16,14 +16,15 @@ from simulator.compare.statistics import Estimate
 from simulator.log.workload import unix_s
 from simulator.off_policy.estimators import (
     Blocks,
+    Isotonic,
     Value,
     block_length_s,
     clipped,
     correlation_s,
     effective_sample_size,
+    folds,
     value,
 )
-from simulator.off_policy.outcome_model import Isotonic, folds
 from simulator.replay import answers
 
 LITTLE = 0.01

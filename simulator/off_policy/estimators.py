@@ -14,12 +14,14 @@ Doubly robust policy evaluation and learning; Kish 1965, Survey sampling (effect
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from policies.base import FloatArray, IntArray
+from policies.base import BoolArray, FloatArray, IntArray
 from simulator.compare.statistics import CONFIDENCE, Estimate
+from simulator.service import ascending_means
 
 RESAMPLES = 1000
 FEW_BLOCKS = 10
@@ -153,3 +155,26 @@ def value(blocks: Blocks, weight: FloatArray, outcome: FloatArray, given: FloatA
         model=blocks.mean(expected).estimate(),
         change=(robust - logged).estimate(),
     )
+
+
+FOLDS = 5
+
+
+class Isotonic:
+    """A non-decreasing function through samples: steps with straight lines between, flat beyond both ends."""
+
+    def __init__(self, feature: FloatArray, outcome: FloatArray) -> None:
+        """`(k,)` each; without samples it is 0."""
+        self._line = ascending_means(feature, outcome, np.ones(len(feature))) if len(feature) else None
+
+    def __call__(self, feature: FloatArray) -> FloatArray:
+        return np.zeros_like(feature) if self._line is None else np.interp(feature, *self._line)
+
+
+def folds(block: IntArray) -> Iterator[tuple[BoolArray, BoolArray]]:
+    """Which decisions to fit on, and which to use it on, `(k,)` each; whole blocks, in order of time."""
+    count = int(block.max()) + 1 if len(block) else 0
+    fold = block * min(FOLDS, count) // max(count, 1)
+    for each in range(min(FOLDS, count)):
+        used = fold == each
+        yield (~used if count > 1 else used), used

@@ -20,7 +20,7 @@ from tritonclient.grpc import service_pb2
 
 from balancer.extproc import picker
 from balancer.extproc.endpoints import Endpoint
-from balancer.stack.ports import free_ports
+from balancer.stack.process import free_ports
 from balancer.stack.tritonserver import TritonServer
 
 pytestmark = pytest.mark.integration

@@ -17,7 +17,7 @@ from support.waiting import eventually
 from balancer.config.config import from_mapping
 from balancer.reports import report_pb2
 from balancer.server.app import App
-from balancer.stack.ports import free_port_range, free_ports
+from balancer.stack.process import free_port_range, free_ports
 
 NAME = "balancer.test"
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"

@@ -16,7 +16,7 @@ from support.stack import Stack
 from support.waiting import eventually
 from tritonclient.utils import InferenceServerException
 
-from balancer.stack.ports import free_port_range
+from balancer.stack.process import free_port_range
 
 pytestmark = pytest.mark.integration
 

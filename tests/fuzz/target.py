@@ -19,7 +19,7 @@ from tritonclient.grpc import service_pb2
 
 from balancer.discovery.workers import WorkerSpec
 from balancer.reports.sending import METHOD
-from balancer.stack.ports import free_port_range
+from balancer.stack.process import free_port_range
 from balancer.stack.stack import OwnStack
 from dev.stack import MODEL
 from fuzz import inputs

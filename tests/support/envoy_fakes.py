@@ -26,7 +26,7 @@ from balancer.extproc.endpoints import SERVER_OPTIONS, Ads, Endpoint
 from balancer.extproc.names import ENDPOINTS_SERVICE as ADS
 from balancer.extproc.outcomes import AccessLog, Outcome, OutcomeListener, UpstreamAnswer
 from balancer.stack.envoyproxy import EnvoyProcess
-from balancer.stack.ports import free_ports
+from balancer.stack.process import free_ports
 from support.bootstrap import changed
 from support.running import running
 from support.waiting import PATIENCE_S, eventually

@@ -19,11 +19,10 @@ from balancer.native.layouts import COUNTS
 from balancer.reports.collector import ReportCounts
 from balancer.scheduler.canary.split import Splits
 from balancer.server.metrics import Metrics
-from balancer.server.metrics.canary import split_metrics
+from balancer.server.metrics.metrics import split_metrics
 from balancer.server.native.front import native_metrics
 from balancer.server.workers.drains import Drains
-from balancer.server.workers.objectives import ClusterObjectives
-from balancer.server.workers.source import pod_metrics
+from balancer.server.workers.source import ClusterObjectives, pod_metrics
 from support.fleets import make_router
 
 SUFFIXES = {

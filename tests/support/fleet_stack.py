@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from balancer.stack.ports import free_port_range
+from balancer.stack.process import free_port_range
 from support.running import running
 from support.stack import Stack
 

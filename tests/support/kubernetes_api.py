@@ -21,7 +21,7 @@ from typing import Any
 import aiohttp
 import yaml
 
-from balancer.stack.ports import free_port_range
+from balancer.stack.process import free_port_range
 from support.pods import pod
 from support.waiting import eventually
 

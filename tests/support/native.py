@@ -20,9 +20,9 @@ from balancer.kernel.compiled.library import PATH, Library
 from balancer.kernel.settings import Settings
 from balancer.native import envoy_module as module
 from balancer.native import state
-from balancer.native.folder import Folder
 from balancer.native.layouts import OUTCOME
 from balancer.native.router import SharedRouter
+from balancer.native.state import Folder
 from balancer.scheduler.events import WorkerAdded
 from policies import BUILTIN
 from policies.base import Policy

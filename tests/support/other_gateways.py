@@ -18,7 +18,7 @@ from balancer.extproc.exchange import Served
 from balancer.extproc.kserve import Call
 from balancer.extproc.picker import Pick
 from balancer.stack.envoyproxy import EnvoyProcess
-from balancer.stack.ports import free_ports
+from balancer.stack.process import free_ports
 from support.bootstrap import options_of
 from support.envoy_fakes import FakeWorker
 from support.running import running

@@ -9,7 +9,7 @@ from aiohttp import web
 from google.protobuf import json_format
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
-from balancer.stack.ports import free_ports
+from balancer.stack.process import free_ports
 
 _IDS = {"traceId", "spanId", "parentSpanId"}
 _OLD = {"scopeSpans": "instrumentationLibrarySpans"}

@@ -13,7 +13,7 @@ from balancer.server.admin import Admin
 from balancer.server.events import EventLog
 from balancer.server.metrics import Metrics
 from balancer.server.page.page_data import AdminSources, PageData
-from balancer.server.recent import OutcomeKey, Recent
+from balancer.server.tally import OutcomeKey, Recent
 from policies.base import Policy
 from policies.wlpr import WeightedLeastPending
 from support.fleets import model, report

@@ -18,8 +18,8 @@ from balancer.kernel.settings import (
     ZoneSettings,
 )
 from balancer.native.envoy_module import Module
-from balancer.native.folder import Folder
 from balancer.native.router import SharedRouter
+from balancer.native.state import Folder
 from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
 from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
 from balancer.scheduler.events import Finished, ModelReport, Report, WorkerAdded

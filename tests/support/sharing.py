@@ -17,7 +17,7 @@ from numba.core.caching import IndexDataCacheFile
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-from balancer.stack import ports
+from balancer.stack import process
 
 _OF_STACKS = ("tests/attacks/", "tests/faults/", "tests/integration/")
 _FILES_OF_STACKS = ("test_real_", "test_whole_")
@@ -82,10 +82,10 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     # The name of one that takes a crashed one's place counts on.
     number, count = int(given["workerid"].removeprefix("gw")), given["workercount"]
-    first, last = ports.allowed()
+    first, last = process.allowed()
     each = (last + 1 - first) // count
     first += number % count * each
-    os.environ[ports.ALLOWED] = f"{first}-{first + each - 1}"
+    os.environ[process.ALLOWED] = f"{first}-{first + each - 1}"
     # An example may take as long as the machine is busy.
     settings.register_profile("beside others", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("beside others")

@@ -20,7 +20,6 @@ from balancer.kernel.limits_and_draw import best_s
 from balancer.kernel.policy_answers import Compiler
 from balancer.kernel.state import FleetState, RequestFeatures
 from balancer.kernel.worker_columns import completion_s
-from balancer.scheduler.holding.capacity import has_capacity, keep_those_with_capacity
 from balancer.scheduler.holding.state import (
     DEADLINE,
     DETOUR,
@@ -31,6 +30,8 @@ from balancer.scheduler.holding.state import (
     SHEDS,
     WAITS,
     Held,
+    has_capacity,
+    keep_those_with_capacity,
 )
 from balancer.scheduler.holding.wait_queue import leave, put_first_who_waited_long, put_last
 from policies.hashing import mix_array

@@ -19,7 +19,7 @@ from balancer.kernel.state import FOUND_COLUMNS, RequestFeatures
 from balancer.kernel.view import LiveView
 from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.any_router import AnyRouter
-from balancer.scheduler.errors import RoutingError
+from balancer.scheduler.errors import HELD_FULL, HELD_LONG, RoutingError, nobody, shed
 from balancer.scheduler.holding import wait_queue
 from balancer.scheduler.holding.dispatch import dispatching
 from balancer.scheduler.holding.state import (
@@ -33,7 +33,6 @@ from balancer.scheduler.holding.state import (
     lengths_of_held,
     model_rows,
 )
-from balancer.scheduler.refusals import HELD_FULL, HELD_LONG, nobody, shed
 from policies.base import HeldRequests, Policy, Request
 from policies.hashing import mix, unit
 

@@ -17,15 +17,14 @@ from balancer.bounds import OutOfBoundsError, shown
 from balancer.config.sections import AdminSection
 from balancer.scheduler.canary.split import Splits
 from balancer.scheduler.snapshot import snapshot
-from balancer.server.admin.server import AdminServer
-from balancer.server.admin.token import Token
+from balancer.server.admin.server import AdminServer, Token
 from balancer.server.internal_errors import InternalErrors
-from balancer.server.metrics.exposition import OPEN_TYPE, PLAIN_TYPE, wants_open_metrics
+from balancer.server.metrics.series import OPEN_TYPE, PLAIN_TYPE, wants_open_metrics
 from balancer.server.page.explain import canary, explain, read_question
 from balancer.server.page.html import PageStreams, page
 from balancer.server.page.page_data import AdminSources, PageData
-from balancer.server.recent import picked, summary
 from balancer.server.security.gatekeeper import names_of
+from balancer.server.tally import picked, summary
 from balancer.server.workers.drains import Drains, UnlistedWorkerError
 from policies.base import Request
 

@@ -11,8 +11,8 @@ from balancer.discovery.workers import WorkerSpec
 from balancer.extproc.kserve import HeaderNames
 from balancer.kernel.compiled.library import Compiled, Library, LibraryError
 from balancer.native.envoy_module import Module, ModuleError
-from balancer.native.folder import Folder, FolderError
 from balancer.native.router import SharedRouter
+from balancer.native.state import Folder, FolderError
 from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.router import Router
 from balancer.server.metrics import Metrics

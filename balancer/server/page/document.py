@@ -10,7 +10,7 @@ from pydantic import ConfigDict, TypeAdapter, with_config
 
 from balancer.config.watch import Applied
 from balancer.server.events import Event
-from balancer.server.recent import TrafficSummary
+from balancer.server.tally import TrafficSummary
 
 MOST_WORKERS = 512
 MOST_MODELS = 256

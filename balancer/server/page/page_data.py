@@ -34,7 +34,7 @@ from balancer.server.page.document import (
     TrafficRow,
 )
 from balancer.server.page.explain import canary, explain, who_decides
-from balancer.server.recent import Recent, RecentOutcomes, picked, summary
+from balancer.server.tally import Recent, RecentOutcomes, picked, summary
 from balancer.server.workers.drains import Drains
 from policies.base import Request
 from policies.columns import DECLARED

@@ -20,8 +20,8 @@ import numpy as np
 
 from balancer.kernel.compiled.library import Library
 from balancer.native.envoy_module import Module
-from balancer.native.folder import CONTROL
 from balancer.native.layouts import COUNTS
+from balancer.native.state import CONTROL
 from balancer.stack.stack import READY_S, OwnStack
 from dev.bench.client import Answers, load_until, write_infer
 from dev.bench.frontends.gateways import ANSWER_BYTES, NATIVE, PICK, Gateway, gateways, new_workers, upstream

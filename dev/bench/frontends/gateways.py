@@ -16,7 +16,7 @@ from balancer.bootstrap.nodes import manager_of
 from balancer.discovery.workers import WorkerSpec
 from balancer.kernel.compiled.c_compiler import compiler
 from balancer.stack.envoyproxy import EnvoyProcess
-from balancer.stack.ports import free_port_range, free_ports
+from balancer.stack.process import free_port_range, free_ports
 from balancer.stack.stack import OwnStack, merged
 from dev.stack import POLICY
 

@@ -22,8 +22,7 @@ import psutil
 
 from balancer.discovery.workers import WorkerSpec
 from balancer.errors import OperatorError
-from balancer.stack.ports import free_ports
-from balancer.stack.process import LocalProcess
+from balancer.stack.process import LocalProcess, free_ports
 from dev.bench.frontends.gateways import UPSTREAMS, gateways, new_workers, upstream
 from dev.bench.frontends.rounds import Found, Load, Target, in_turn, table
 from dev.bench.machine import tree

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from balancer.load.text import milliseconds
+from balancer.load.result import milliseconds
 from dev.experiments.live.figures import Pair
 from dev.experiments.live.report import SEEDS, Report
 from dev.experiments.live.switchback import figure

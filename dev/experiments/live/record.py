@@ -20,7 +20,7 @@ from balancer.load.runner import DriveOptions, Progress, drive
 from balancer.load.workload import LoadWorkload, ModelMix, RowSizes, mixed, streams
 from balancer.profile.measure import Profiler, Sweep
 from balancer.stack.stack import OwnStack
-from dev.demo import traffic
+from dev.demo import steps
 from dev.experiments.live.session import Session
 from dev.stack import emulated
 
@@ -30,7 +30,7 @@ _EASY_S = 6.0
 """Before the session, and again after it, lest what the machine does besides at one moment be taken for all."""
 _EASY_MODEL = ModelMix("emulated_tft")
 """Its service takes 2 ms on each of the GPUs, so that at the session's rate hardly any request waits for another."""
-_MODELS = tuple(model.name for model in traffic.MIX)
+_MODELS = tuple(model.name for model in steps.MIX)
 
 _WEIGHTS_TIMEOUT_S = 5.0
 _POLL_S = 0.05
@@ -188,7 +188,7 @@ def _profile(address: str, device: str) -> Profile:
 
 def _easy_workload(session: Session, number: int) -> LoadWorkload:
     times, models, rows = streams(session.seed * 1_000_003 + 1_000 + number, 3)
-    time_s = bursty(session.rate_per_s, _EASY_S, traffic.BURSTS, times, level=True)
+    time_s = bursty(session.rate_per_s, _EASY_S, steps.BURSTS, times, level=True)
     return mixed(time_s, [_EASY_MODEL], RowSizes(), models, rows)
 
 

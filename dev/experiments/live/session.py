@@ -10,7 +10,7 @@ import numpy as np
 
 from balancer.config.profile_file import Profile
 from balancer.load.workload import IntArray, LoadWorkload
-from dev.demo import traffic
+from dev.demo import steps
 from policies.learned import Learned
 from simulator.workload.draws import Sessions
 
@@ -50,16 +50,16 @@ class Session:
     learned: str = ""
 
     @property
-    def plan(self) -> traffic.Plan:
+    def plan(self) -> steps.Plan:
         """The demo's plan of such windows; raises `ValueError` where there is nothing to compare."""
-        return traffic.Plan(self.policies, self.rounds, self.window_s, self.settle_s, self.rate_per_s, self.seed)
+        return steps.Plan(self.policies, self.rounds, self.window_s, self.settle_s, self.rate_per_s, self.seed)
 
     def options(self, policy: str) -> dict[str, Any]:
         return {"file": str(Path(self.learned).resolve())} if policy == Learned.name else {}
 
     def turns(self) -> tuple[Turn, ...]:
         length_s = self.pause_s + self.settle_s + self.window_s
-        order = traffic.turns(self.plan)
+        order = steps.turns(self.plan)
         starts_s = accumulate([self.pause_s] + [length_s] * (len(order) - 1))
         return tuple(
             Turn(policy, number, start_s, start_s + self.settle_s, start_s + self.settle_s + self.window_s)
@@ -68,7 +68,7 @@ class Session:
 
     def workload(self) -> LoadWorkload:
         """Every request of the session; those of a round are the same in each of its turns."""
-        windows = [traffic.window(self.plan, number) for number in range(self.rounds)]
+        windows = [steps.window(self.plan, number) for number in range(self.rounds)]
         first, *rest = self.turns()
         whole = _later(self._keyed(windows[first.round], first.round, 0), first.start_s)
         for number, turn in enumerate(rest, 1):
@@ -133,10 +133,10 @@ def capacity_weights(profiles: Mapping[str, Profile]) -> dict[str, float]:
 
 def _service_s(profile: Profile) -> float:
     models = {model.model: model.points for model in profile.models}
-    weights = sum(mix.weight for mix in traffic.MIX)
+    weights = sum(mix.weight for mix in steps.MIX)
     total_s = 0.0
-    for mix in traffic.MIX:
+    for mix in steps.MIX:
         points = models[mix.name]
-        each_s = np.interp(traffic.ROWS.values, [p.rows for p in points], [p.mean_s for p in points])
-        total_s += mix.weight / weights * float(each_s @ np.array(traffic.ROWS.shares))
+        each_s = np.interp(steps.ROWS.values, [p.rows for p in points], [p.mean_s for p in points])
+        total_s += mix.weight / weights * float(each_s @ np.array(steps.ROWS.shares))
     return total_s

@@ -4,8 +4,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from balancer.load.text import milliseconds, share
-from dev.demo import traffic
+from balancer.load.result import milliseconds, share
+from dev.demo import steps
 from dev.experiments.live.figures import IN_TIME, RESAMPLES, Pair
 from dev.experiments.live.report import Report
 from dev.experiments.live.session import QUICK, SWITCHBACK
@@ -127,7 +127,7 @@ def _own(report: Report) -> str:
 
 
 def _mix() -> str:
-    return ", ".join(f"{mix.name} {mix.weight:.0%} ({milliseconds(mix.deadline_s)} ms)" for mix in traffic.MIX)
+    return ", ".join(f"{mix.name} {mix.weight:.0%} ({milliseconds(mix.deadline_s)} ms)" for mix in steps.MIX)
 
 
 def _problems(report: Report) -> str:

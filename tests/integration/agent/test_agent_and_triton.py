@@ -29,7 +29,7 @@ from balancer.reports import sending
 from balancer.reports.control import drain
 from balancer.scheduler.events import Event, Finished, ModelReport, Report, WorkerAdded
 from balancer.scheduler.router import Router
-from balancer.stack.ports import free_ports
+from balancer.stack.process import free_ports
 from balancer.stack.tritonserver import TritonServer
 from policies.base import Request
 from policies.round_robin import RoundRobin

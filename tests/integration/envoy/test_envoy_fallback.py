@@ -10,7 +10,7 @@ from support.running import running
 from support.waiting import PATIENCE_S, eventually
 
 from balancer.bootstrap.bootstrap import BootstrapOptions
-from balancer.stack.ports import free_ports
+from balancer.stack.process import free_ports
 
 pytestmark = pytest.mark.integration
 HEALTHY = r"cluster\.balancer\.membership_healthy"

@@ -10,7 +10,7 @@ from support.envoy_fakes import FakeWorker, Rig, go_on
 from support.waiting import PATIENCE_S, eventually
 from tritonclient.grpc import service_pb2
 
-from balancer.stack.ports import free_ports
+from balancer.stack.process import free_ports
 from balancer.stack.tritonserver import TritonServer
 
 pytestmark = pytest.mark.integration

@@ -11,11 +11,10 @@ from support.waiting import PATIENCE_S, eventually
 from tritonclient.grpc import service_pb2_grpc
 
 from balancer.config.config import Config, from_mapping
-from balancer.config.for_envoy import bootstrap_options
+from balancer.config.frontend import bootstrap_options
 from balancer.files.yaml_document import dump
 from balancer.stack.envoyproxy import EnvoyProcess
-from balancer.stack.ports import free_port_range, free_ports
-from balancer.stack.process import Child
+from balancer.stack.process import Child, free_port_range, free_ports
 
 pytestmark = pytest.mark.integration
 

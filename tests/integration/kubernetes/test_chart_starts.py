@@ -24,7 +24,7 @@ from support.waiting import eventually
 from tritonclient.grpc import InferInput
 from tritonclient.grpc.aio import InferenceServerClient
 
-from balancer.stack.ports import free_port_range, free_ports
+from balancer.stack.process import free_port_range, free_ports
 from balancer.stack.stack import read_samples, sum_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]

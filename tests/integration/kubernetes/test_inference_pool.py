@@ -21,7 +21,7 @@ from support.waiting import eventually
 from balancer.discovery.cluster.api import ClusterAccess
 from balancer.discovery.inference.pods import PodSource
 from balancer.discovery.pods.watch import PodsWanted
-from balancer.stack.ports import free_ports
+from balancer.stack.process import free_ports
 
 pytestmark = pytest.mark.integration
 

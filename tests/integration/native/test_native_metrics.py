@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2
 
 from balancer.kernel.settings import Limits, Settings
 from balancer.scheduler.events import ModelReport, Report, Sent
-from balancer.server.recent import picked, summary
+from balancer.server.tally import picked, summary
 
 pytestmark = pytest.mark.integration
 MODEL, FULL = "m", "full"

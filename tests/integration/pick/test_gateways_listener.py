@@ -19,7 +19,7 @@ from support.running import running
 from support.waiting import PATIENCE_S
 
 from balancer.extproc.names import ENDPOINTS_SERVICE, OUTCOMES_SERVICE, PICKS_SERVICE
-from balancer.stack.ports import free_ports
+from balancer.stack.process import free_ports
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

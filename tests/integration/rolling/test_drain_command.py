@@ -15,8 +15,7 @@ from support.waiting import eventually
 
 from balancer.cli.check import RESTARTS
 from balancer.files.schema import split_address
-from balancer.stack.ports import free_ports
-from balancer.stack.process import Child
+from balancer.stack.process import Child, free_ports
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

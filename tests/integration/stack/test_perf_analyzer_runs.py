@@ -23,7 +23,7 @@ from support import fronts
 from support.running import running
 from support.stack import Stack
 
-from balancer.stack.ports import free_port_range
+from balancer.stack.process import free_port_range
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 

@@ -23,7 +23,7 @@ from balancer.bootstrap.native import NativeOptions
 from balancer.kernel.compiled import library
 from balancer.native import envoy_module as module
 from balancer.stack.envoyproxy import EnvoyProcess
-from balancer.stack.ports import free_port_range
+from balancer.stack.process import free_port_range
 from balancer.stack.stack import read_samples, sum_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]

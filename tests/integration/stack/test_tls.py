@@ -15,7 +15,7 @@ from support.tls_stack import NAME, TlsStack
 from support.waiting import eventually
 from tritonclient.utils import InferenceServerException
 
-from balancer.stack.ports import free_port_range
+from balancer.stack.process import free_port_range
 
 pytestmark = pytest.mark.integration
 

@@ -22,8 +22,8 @@ from support import fronts
 from support.waiting import eventually
 from tritonclient.utils import InferenceServerException
 
-from balancer.native.folder import default_folder
-from balancer.stack.ports import free_ports
+from balancer.native.state import default_folder
+from balancer.stack.process import free_ports
 
 pytestmark = pytest.mark.integration
 

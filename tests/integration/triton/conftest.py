@@ -8,7 +8,7 @@ import pytest_asyncio
 import tritonclient.grpc
 from support.real_triton import running
 
-from balancer.stack.ports import free_ports
+from balancer.stack.process import free_ports
 from balancer.stack.tritonserver import TritonServer, TritonUnavailableError, find_triton
 
 ROOT = Path(__file__).parents[3]

@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 
 from balancer.cli.main import main
 from balancer.config.profile_file import load_profile
-from balancer.stack.ports import free_ports
+from balancer.stack.process import free_ports
 from balancer.stack.tritonserver import TritonServer
 
 # Measured on a T4 (triton/emulation/latency.csv); the emulation sleeps for as long, so never less.

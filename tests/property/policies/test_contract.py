@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.views import FakeView, make_view
 
-from balancer.config.plugins import catalogue
+from balancer.config.policy_options import catalogue
 from policies.base import Policy, Request
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # no invalid arithmetic, whatever the columns

@@ -1,6 +1,6 @@
 import pytest
 
-from balancer.agent.executing import ExecutingEstimate
+from balancer.agent.triton_source import ExecutingEstimate
 
 TICK_S = 0.02
 

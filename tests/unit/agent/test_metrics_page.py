@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from balancer.agent.metrics_page import MetricsPage, MetricsUnavailableError
-from balancer.stack.ports import free_ports
+from balancer.stack.process import free_ports
 
 
 async def test_where_nobody_listens_triton_may_be_down_or_elsewhere() -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from balancer.agent.metrics_text import MetricsError, MetricsParser, ModelMetrics
+from balancer.agent.metrics_page import MetricsError, MetricsParser, ModelMetrics
 
 RECORDED = Path(__file__).with_name("metrics_triton_2_51.txt")
 """A page of a real Triton 2.51 with 60 requests just sent to `slow`: 8 finished, 8 executing, 44 pending."""

@@ -2,9 +2,8 @@
 
 import asyncio
 
-from balancer.agent.executing import ExecutingEstimate
 from balancer.agent.quiet import QUIET_AFTER_S, Pace
-from balancer.agent.triton_source import TritonState
+from balancer.agent.triton_source import ExecutingEstimate, TritonState
 from balancer.scheduler.events import ModelReport
 
 ALLOWED_S = 0.3

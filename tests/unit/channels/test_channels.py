@@ -13,7 +13,7 @@ from balancer.balancer_tls import BalancerTls
 from balancer.channels.channels import Channels, UnknownWorkerError
 from balancer.discovery.workers import WorkerSpec
 from balancer.errors import OperatorError
-from balancer.stack.ports import free_ports
+from balancer.stack.process import free_ports
 
 _NAME = "triton.internal"
 

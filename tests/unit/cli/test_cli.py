@@ -15,7 +15,7 @@ from balancer.cli import main as cli
 from balancer.cli import policies
 from balancer.config import config
 from balancer.config.config import Config
-from balancer.config.plugins import Catalogue
+from balancer.config.policy_options import Catalogue
 from balancer.native import envoy_module as module
 from policies import BUILTIN
 

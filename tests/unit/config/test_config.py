@@ -8,11 +8,11 @@ import pytest
 
 from balancer.config import config
 from balancer.config.config import Config, ConfigError
-from balancer.config.for_envoy import bootstrap_options
+from balancer.config.frontend import bootstrap_options
 from balancer.discovery.cluster.api import ClusterAccess
 from balancer.discovery.pods.watch import PodsWanted
 from balancer.kernel.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings
-from balancer.native.folder import default_folder
+from balancer.native.state import default_folder
 from policies import BUILTIN
 
 EXAMPLE = Path(__file__).parents[3] / "deploy" / "balancer.yaml"

@@ -8,7 +8,7 @@ import pytest
 from balancer.balancer_tls import BalancerTls
 from balancer.bootstrap.bootstrap import BootstrapOptions
 from balancer.config import config
-from balancer.config.for_envoy import bootstrap_options
+from balancer.config.frontend import bootstrap_options
 
 
 def test_envoy_gets_its_section_and_what_others_say() -> None:

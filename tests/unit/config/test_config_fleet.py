@@ -7,7 +7,7 @@ from balancer.bootstrap.bootstrap import render
 from balancer.bootstrap.nodes import manager_of, mutations_of, routes_of
 from balancer.bootstrap.proxy import FleetOptions
 from balancer.config.config import ConfigError, from_mapping
-from balancer.config.for_envoy import bootstrap_options
+from balancer.config.frontend import bootstrap_options
 from balancer.extproc import names
 
 TLS = {"cert_file": "c", "key_file": "k", "client_ca_file": "a"}

@@ -9,7 +9,7 @@ from cryptography import x509
 
 from balancer.config.config import load
 from balancer.server.preflight import check_files
-from balancer.server.security.exposure import warnings
+from balancer.server.security.listeners import warnings
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 

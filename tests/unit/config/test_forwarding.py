@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from balancer.config import forwarding
+from balancer.config import frontend
 from balancer.config.config import from_mapping
 from balancer.files.yaml_document import ConfigError
 
@@ -19,7 +19,7 @@ def warned(
     """What is warned of, where these models are repeatable."""
     models = {name: {"proxy": {"repeatable": True}} for name in repeatable}
     config = from_mapping({"envoy": envoy, "models": {"plain": {}, **models}, "proxy": proxy or {}, "listen": listen})
-    return forwarding.warnings(config)
+    return frontend.warnings(config)
 
 
 def in_vain(section: str, name: str) -> str:
@@ -72,7 +72,7 @@ DNS = {"discovery": {"dns": {"name": "tritons.example"}}}
 
 
 def of_one_gateway(sections: dict[str, Any]) -> list[str]:
-    return [each for each in forwarding.warnings(from_mapping(sections)) if "replica" in each]
+    return [each for each in frontend.warnings(from_mapping(sections)) if "replica" in each]
 
 
 def test_ids_are_one_gateways() -> None:

@@ -11,7 +11,7 @@ from support.plugins import installed
 from balancer.cli import main as cli
 from balancer.config import frontend
 from balancer.config.config import ConfigError, from_mapping
-from balancer.native.folder import default_folder
+from balancer.native.state import default_folder
 
 
 @pytest.fixture(autouse=True)

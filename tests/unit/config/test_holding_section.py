@@ -6,7 +6,7 @@ import yaml
 from balancer.bootstrap.bootstrap import render
 from balancer.bootstrap.nodes import manager_of
 from balancer.config import config
-from balancer.config.for_envoy import bootstrap_options
+from balancer.config.frontend import bootstrap_options
 from balancer.config.placing import MOST_HELD_S
 from balancer.extproc import names
 from balancer.extproc.picker import longest_answer_s

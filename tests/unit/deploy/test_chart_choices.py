@@ -6,7 +6,7 @@ from support.chart import example, named
 from balancer.bootstrap.bootstrap import render
 from balancer.bootstrap.nodes import manager_of, routes_of
 from balancer.config.config import parse
-from balancer.config.for_envoy import bootstrap_options
+from balancer.config.frontend import bootstrap_options
 from balancer.extproc.kserve import SERVICE
 from balancer.extproc.names import GRPC_CLUSTER, PROXY_CLUSTER
 

@@ -8,7 +8,7 @@ import yaml
 from support.chart import CHART, EXAMPLES, OPERATORS, helm, of_kind, rendered, template
 
 from balancer.config.config import RESTART_FIELDS, parse
-from balancer.config.for_envoy import bootstrap_options
+from balancer.config.frontend import bootstrap_options
 
 TRY = EXAMPLES["try"]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from balancer.stack import ports
-from balancer.stack.ports import free_port_range, free_ports
+from balancer.stack import process
+from balancer.stack.process import free_port_range, free_ports
 from balancer.stack.tritonserver import TritonServer, TritonUnavailableError, find_triton
 
 
@@ -124,7 +124,7 @@ def test_no_port_is_given_twice_and_each_can_be_bound() -> None:
 
 def test_ports_are_of_the_range_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
     first, last = 30_000, 30_499
-    monkeypatch.setenv(ports.ALLOWED, f"{first}-{last}")
+    monkeypatch.setenv(process.ALLOWED, f"{first}-{last}")
     assert all(first <= port <= last for port in free_ports(50))
     assert first <= free_port_range(3) <= last - 2
 
@@ -132,6 +132,6 @@ def test_ports_are_of_the_range_that_the_environment_names(monkeypatch: pytest.M
 def test_too_many_ports_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OSError, match=r"free ports at 192\.0\.2\.1"):
         free_ports(1, "192.0.2.1")
-    monkeypatch.setenv(ports.ALLOWED, "30500-30501")
+    monkeypatch.setenv(process.ALLOWED, "30500-30501")
     with pytest.raises(OSError, match="of 3 free ports"):
         free_ports(3)

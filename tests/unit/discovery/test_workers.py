@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from balancer.discovery.file import FileSource, dump_workers, load_workers, parse_workers
-from balancer.discovery.workers import WorkerSpec, changes
+from balancer.discovery.workers import FileSource, WorkerSpec, changes, dump_workers, load_workers, parse_workers
 from balancer.files.yaml_document import ConfigError
 from balancer.scheduler.events import WorkerAdded, WorkerRemoved, WorkersAdded
 

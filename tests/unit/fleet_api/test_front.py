@@ -12,7 +12,7 @@ from balancer.config.config import from_mapping
 from balancer.extproc.names import FLEET_HEALTH_PATH
 from balancer.server.fleet_front import FleetFront
 from balancer.server.metrics import Metrics
-from balancer.stack.ports import free_port_range
+from balancer.stack.process import free_port_range
 from policies.round_robin import RoundRobin
 
 

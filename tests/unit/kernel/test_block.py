@@ -11,7 +11,7 @@ from balancer.kernel.compiled import call
 from balancer.kernel.compiled.header import header_of
 from balancer.kernel.compiled.library import PATH, Compiled, Library, stamp
 from balancer.kernel.settings import Settings
-from balancer.native.folder import in_file
+from balancer.native.state import in_file
 from balancer.scheduler.events import WorkerAdded
 from balancer.scheduler.router import Router
 from policies import BUILTIN

@@ -12,8 +12,8 @@ from balancer.native import envoy_module as module
 from balancer.native.build import SOURCES
 from balancer.native.envoy_module import Module, ModuleError
 from balancer.native.layouts import VOIDS
-from balancer.scheduler import refusals
-from balancer.scheduler.refusals import RefusalText
+from balancer.scheduler import errors
+from balancer.scheduler.errors import RefusalText
 from balancer.server.logs import DecisionLines
 
 
@@ -44,12 +44,12 @@ def test_refusals_have_the_same_words_and_codes(printed: list[list[str]]) -> Non
         return ["say", *map(str, CODES[words.error]), str(words.of(**values))]
 
     assert [each for each in printed if each[0] == "say"] == [
-        line(refusals.UNKNOWN, model="m"),
-        line(refusals.UNKNOWN_VERSION, model="m", version="v"),
-        line(refusals.NOBODY, model="m"),
-        line(refusals.FULL, model="m", limit=2.5),
-        line(refusals.LATE, model="m", best_ms=12.5, deadline_ms=1234.5),
-        line(refusals.SHED, policy="v", model="m"),
+        line(errors.UNKNOWN, model="m"),
+        line(errors.UNKNOWN_VERSION, model="m", version="v"),
+        line(errors.NOBODY, model="m"),
+        line(errors.FULL, model="m", limit=2.5),
+        line(errors.LATE, model="m", best_ms=12.5, deadline_ms=1234.5),
+        line(errors.SHED, policy="v", model="m"),
     ]
 
 

@@ -23,7 +23,7 @@ import pathlib, sys, time
 import balancer
 from balancer.scheduler.events import WorkerAdded
 from balancer.kernel.settings import Settings
-from balancer.native.folder import Folder
+from balancer.native.state import Folder
 from balancer.native.envoy_module import Module
 from balancer.native.router import SharedRouter
 from balancer.kernel.compiled.library import Library

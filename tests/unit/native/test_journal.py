@@ -28,10 +28,10 @@ from support.settling import (
 from balancer.config.config import Config, from_mapping
 from balancer.kernel.compiled.library import PATH, Compiled, Library
 from balancer.kernel.settings import RolloutSettings
-from balancer.native.folder import JOURNAL
 from balancer.native.journal import Journal
 from balancer.native.layouts import JOURNAL_RING_BYTES as RING_BYTES
 from balancer.native.router import SharedRouter
+from balancer.native.state import JOURNAL
 from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import Event, Finished, Withdrawn, WorkerAdded, WorkerRemoved

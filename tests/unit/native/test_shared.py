@@ -11,8 +11,8 @@ from support.settling import SEED
 from balancer.kernel.compiled.library import Library
 from balancer.kernel.settings import Settings
 from balancer.native.envoy_module import Module, ModuleError
-from balancer.native.folder import Folder, FolderError, default_folder
 from balancer.native.router import SharedRouter
+from balancer.native.state import Folder, FolderError, default_folder
 from balancer.scheduler.errors import NoEligibleWorker
 from balancer.scheduler.events import WorkerAdded, WorkerRemoved
 from policies import BUILTIN

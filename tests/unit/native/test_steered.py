@@ -18,9 +18,9 @@ from support.settling import MODELS, SEED, TAKEN, TURNED_AWAY, begin, busy_repor
 from balancer.kernel.compiled.library import PATH, Compiled, Library
 from balancer.kernel.settings import EstimatorSettings, GuardSettings, RolloutSettings, Settings, TokenSettings
 from balancer.native.envoy_module import Module
-from balancer.native.folder import Folder
 from balancer.native.layouts import Source
 from balancer.native.router import SharedRouter
+from balancer.native.state import Folder
 from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
 from balancer.scheduler.errors import Shed

@@ -8,7 +8,7 @@ import pytest
 import support
 from support.views import make_view, probabilities
 
-from balancer.config.plugins import PolicyNameClash, catalogue
+from balancer.config.policy_options import PolicyNameClash, catalogue
 from policies import BUILTIN
 
 EXAMPLE = Path(support.__file__).parent / "example_plugin"
@@ -92,7 +92,7 @@ def test_a_broken_plugin_is_named_and_takes_nothing_down(
 ) -> None:
     install(tmp_path, "broken-policies", {"mine": "plugin_a:Mine"}, **({} if source is None else {"plugin_a": source}))
     monkeypatch.syspath_prepend(tmp_path)
-    with caplog.at_level(logging.ERROR, logger="balancer.config.plugins"):
+    with caplog.at_level(logging.ERROR, logger="balancer.config.policy_options"):
         found = catalogue()
     assert list(found.policies) == list(BUILTIN)
     (broken,) = found.unavailable

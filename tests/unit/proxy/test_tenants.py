@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2
 
 from balancer.bounds import MAX_ROWS
 from balancer.config.config import from_mapping
-from balancer.config.forwarding import warnings
+from balancer.config.frontend import warnings
 from balancer.extproc.kserve import HeaderNames, read_call
 
 REQUESTS = {"tenants": {"requests_per_s": 0.001}}

@@ -15,7 +15,7 @@ from support.waiting import eventually
 from balancer.balancer_tls import BalancerTls
 from balancer.reports.collector import SERVER_OPTIONS, Collector
 from balancer.reports.stream_failures import StreamFailure, StreamStatus
-from balancer.stack.ports import free_ports
+from balancer.stack.process import free_ports
 
 NAME = "balancer.test"
 

@@ -9,8 +9,8 @@ from balancer.discovery.workers import WorkerSpec
 from balancer.extproc.outcomes import NOT_PICKED, Outcome
 from balancer.extproc.picker import Addresses, Picker
 from balancer.server.metrics import Metrics
-from balancer.server.recent import OutcomeKey, Recent, summary
 from balancer.server.recorder import Recorder
+from balancer.server.tally import OutcomeKey, Recent, summary
 
 KEY = OutcomeKey("m", "w0", "wlpr")
 UPSTREAM = "10.0.0.1:8001"

@@ -13,7 +13,7 @@ from balancer.scheduler.events import Finished, WorkerAdded
 from balancer.scheduler.router import Router
 from balancer.server.internal_errors import InternalErrors
 from balancer.server.metrics.series import Counters
-from balancer.server.traffic import QUIET_AFTER_S, Traffic, quiet_pause_s
+from balancer.server.tally import QUIET_AFTER_S, Traffic, quiet_pause_s
 from policies import BUILTIN
 from policies.base import Request
 from policies.least_requests import LeastRequests

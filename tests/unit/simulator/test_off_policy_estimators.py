@@ -6,15 +6,16 @@ import pytest
 from policies.base import FloatArray, IntArray
 from simulator.off_policy.estimators import (
     Blocks,
+    Isotonic,
     Value,
     block_length_s,
     clipped,
     correlation_s,
     effective_sample_size,
+    folds,
     value,
     weighted_quantile,
 )
-from simulator.off_policy.outcome_model import Isotonic, folds
 
 MEAN = np.array([[1.0, 4.0, 2.0], [3.0, 1.0, 6.0]])
 """Of the outcome, by context and action."""

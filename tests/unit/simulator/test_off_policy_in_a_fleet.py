@@ -17,7 +17,7 @@ from policies.random_choice import RandomChoice
 from simulator.compare.metrics import measure
 from simulator.off_policy.assess import Assessed, Assessor, decisions_of
 from simulator.off_policy.calibrated import LOGGING, Calibrated, simulate
-from simulator.off_policy.verdict import verdict
+from simulator.off_policy.report import verdict
 from simulator.run import run
 from simulator.scenario import load_scenario
 

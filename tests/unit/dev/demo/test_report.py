@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from balancer.load.result import LoadResult
-from dev.demo import traffic
+from dev.demo import steps
 from dev.demo.__main__ import finish
 from dev.demo.plot import styles_of
 from dev.demo.report import RANKING, Report, make_report, table
@@ -33,14 +33,14 @@ def outcome(policy: str, mean_ms: float, failed: int = 0, count: int = 3000) -> 
     code = np.zeros(count, np.int64)
     code[:failed] = 1
     result = LoadResult(
-        models=tuple(mix.name for mix in traffic.MIX),
+        models=tuple(mix.name for mix in steps.MIX),
         codes=("OK", "UNAVAILABLE"),
         workers=tuple(worker["worker"] for worker in FLEET["workers"]),
         duration_s=15.0,
         scheduled_s=scheduled_s,
         started_s=scheduled_s + 1e-4,
         latency_s=generator.gamma(1.2, mean_ms / 1.2e3, count) + 2e-3,
-        deadline_s=np.array([mix.deadline_s for mix in traffic.MIX])[model],
+        deadline_s=np.array([mix.deadline_s for mix in steps.MIX])[model],
         rows=np.ones(count, np.int64),
         model=model,
         code=code,
@@ -51,7 +51,7 @@ def outcome(policy: str, mean_ms: float, failed: int = 0, count: int = 3000) -> 
 
 def made_up(means_ms: Mapping[str, float]) -> tuple[Report, list[PolicyOutcome]]:
     found = [outcome(policy, mean_ms) for policy, mean_ms in means_ms.items()]
-    return make_report(DIGITS, found, traffic.Plan(), FLEET), found
+    return make_report(DIGITS, found, steps.Plan(), FLEET), found
 
 
 def test_rows_come_by_rank_and_within_a_rank_by_name() -> None:
@@ -82,15 +82,15 @@ def test_the_readme_shows_a_table_as_the_demo_prints_it() -> None:
     sample, _, after = shown.partition("```text\n")[2].partition("```")[0].partition("\n\n24 swaps")
     assert "No request failed." in after
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(table(made_up(dict.fromkeys(traffic.POLICIES, 20))[0]))
+    console.print(table(made_up(dict.fromkeys(steps.POLICIES, 20))[0]))
     assert shape(sample) == shape(console.export_text())
     ranks = [line.split()[:2] for line in sample.splitlines() if re.match(r" *\d+ +\w+ ", line)]
     assert ranks == sorted(ranks, key=lambda each: (int(each[0]), each[1]))
-    assert {policy for _, policy in ranks} == set(traffic.POLICIES)
+    assert {policy for _, policy in ranks} == set(steps.POLICIES)
 
 
 def test_each_policy_has_a_style_of_its_own() -> None:
-    assert len({style.colour for style in styles_of(traffic.POLICIES).values()}) == len(traffic.POLICIES)
+    assert len({style.colour for style in styles_of(steps.POLICIES).values()}) == len(steps.POLICIES)
     assert len(set(styles_of([f"policy {i}" for i in range(40)]).values())) == 40
 
 
@@ -110,7 +110,7 @@ def test_what_is_written_needs_nothing_else(tmp_path: Path) -> None:
 
 def test_what_failed_is_on_the_page_and_in_the_exit(tmp_path: Path) -> None:
     found = [outcome("wlpr", 30, failed=3000), outcome("random", 50, failed=2)]
-    report = make_report(DigitsOutcome(540, 513, {}), found, traffic.Plan(), FLEET)
+    report = make_report(DigitsOutcome(540, 513, {}), found, steps.Plan(), FLEET)
     assert math.isnan(next(row for row in report.rows if row.policy == "wlpr").summary.p99_s)
     assert "95.0% of the digits were right" in report.failures()[0]
     assert finish(Console(), report, found, tmp_path, 1.0) is False

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dev.demo import traffic
+from dev.demo import steps
 
 LATENCY = Path(__file__).parents[4] / "triton" / "emulation" / "latency.csv"
 MEASURED = {
@@ -22,9 +22,9 @@ def service_s(gpu: str) -> float:
                 parts = (float(line[f"compute_{part}_ms"]) for part in ("input", "infer", "output"))
                 points.setdefault(line["model"], []).append((int(line["batch"]), sum(parts) / 1e3))
     total_s = 0.0
-    for model in traffic.MIX:
+    for model in steps.MIX:
         batches, times_s = zip(*sorted(points[MEASURED[model.name]]), strict=True)
-        for rows, part in zip(traffic.ROWS.values, traffic.ROWS.shares, strict=True):
+        for rows, part in zip(steps.ROWS.values, steps.ROWS.shares, strict=True):
             total_s += model.weight * part * float(np.interp(rows, batches, times_s))
     return total_s
 
@@ -32,13 +32,13 @@ def service_s(gpu: str) -> float:
 def test_the_fleet_can_carry_the_rate_and_the_slowest_gpu_cannot_carry_its_quarter() -> None:
     gpus = ("A100", "A30", "V100", "T4")
     capacity_per_s = sum(1 / service_s(gpu) for gpu in gpus)
-    assert 0.5 < traffic.RATE_PER_S / capacity_per_s < 0.7
-    assert 1.3 < traffic.RATE_PER_S / 4 * service_s("T4") < 2
+    assert 0.5 < steps.RATE_PER_S / capacity_per_s < 0.7
+    assert 1.3 < steps.RATE_PER_S / 4 * service_s("T4") < 2
 
 
 def test_windows_of_a_round_are_equal_and_rounds_differ() -> None:
-    plan = traffic.Plan()
-    first, again, other = (traffic.window(plan, number) for number in (0, 0, 1))
+    plan = steps.Plan()
+    first, again, other = (steps.window(plan, number) for number in (0, 0, 1))
     assert np.array_equal(first.time_s, again.time_s)
     assert np.array_equal(first.model, again.model)
     assert np.array_equal(first.rows, again.rows)
@@ -47,10 +47,10 @@ def test_windows_of_a_round_are_equal_and_rounds_differ() -> None:
 
 
 def test_every_policy_has_one_turn_a_round_in_changing_order() -> None:
-    plan = traffic.Plan(rounds=6)
-    order = traffic.turns(plan)
+    plan = steps.Plan(rounds=6)
+    order = steps.turns(plan)
     rounds = [[policy for number, policy in order if number == wanted] for wanted in range(6)]
     assert all(sorted(policies) == sorted(plan.policies) for policies in rounds)
     assert len({tuple(policies) for policies in rounds}) > 1
     assert [number for number, _ in order] == sorted(number for number, _ in order)
-    assert order == traffic.turns(plan)
+    assert order == steps.turns(plan)

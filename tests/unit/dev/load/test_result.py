@@ -4,8 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from balancer.load.result import LoadResult, by_model, by_worker, joined, summarise
-from balancer.load.statistics import quantile_interval, quantiles, ranks
+from balancer.load.result import LoadResult, by_model, by_worker, joined, quantile_interval, quantiles, ranks, summarise
 
 
 def synthetic(count: int = 100, codes: tuple[str, ...] = ("OK", "UNAVAILABLE"), start_s: float = 0.0) -> LoadResult:

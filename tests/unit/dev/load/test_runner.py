@@ -12,7 +12,7 @@ from balancer.load.result import summarise
 from balancer.load.runner import DriveOptions, Progress, drive
 from balancer.load.sender import CallResult, LoadError
 from balancer.load.workload import LoadWorkload, ModelMix, RowSizes, mixed, streams
-from balancer.stack.ports import free_ports
+from balancer.stack.process import free_ports
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ from balancer.discovery.workers import WorkerSpec
 from balancer.kernel.settings import SplitSettings
 from balancer.scheduler.canary.split import Splits
 from balancer.server.admin import Admin, AdminSources
-from balancer.server.admin.token import TokenError, read_token
+from balancer.server.admin.server import TokenError, read_token
 from balancer.server.metrics import Metrics
-from balancer.server.recent import Recent
+from balancer.server.tally import Recent
 from balancer.server.workers.drains import Drains
 from policies.base import Request
 

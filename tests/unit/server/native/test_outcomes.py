@@ -14,15 +14,14 @@ from support.exposition import Samples, counted
 from balancer.kernel.compiled.library import Library
 from balancer.kernel.settings import Settings
 from balancer.native.envoy_module import Module
-from balancer.native.folder import Folder
 from balancer.native.layouts import ENDERS, OUTCOME, VOIDS, Decider, Source
 from balancer.native.router import SharedRouter
+from balancer.native.state import Folder
 from balancer.scheduler.events import WorkerAdded
 from balancer.server.metrics import Metrics
 from balancer.server.native.front import native_metrics
 from balancer.server.native.outcomes import NativeOutcomes
-from balancer.server.recent import Recent
-from balancer.server.tally import Tally
+from balancer.server.tally import Recent, Tally
 from policies import BUILTIN
 
 Take = Callable[..., Callable[[str], Samples]]

@@ -11,7 +11,7 @@ from balancer.scheduler.events import WorkerAdded
 from balancer.scheduler.router import Router
 from balancer.server.page.document import DOCUMENT, MOST_WORKERS, PageDocument
 from balancer.server.page.page_data import FRESH_S, TITLES
-from balancer.server.recent import OutcomeKey
+from balancer.server.tally import OutcomeKey
 from policies.base import Request
 from policies.columns import QUANTITIES
 from policies.expected_latency import ExpectedLatency

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from balancer.config import config
-from balancer.server.security import exposure
+from balancer.server.security import listeners
 
 EXAMPLE = Path(__file__).parents[4] / "deploy" / "balancer.yaml"
 MUTUAL = "{cert_file: a, key_file: b, client_ca_file: c}"
@@ -23,11 +23,11 @@ MUTUAL = "{cert_file: a, key_file: b, client_ca_file: c}"
     ],
 )
 def test_no_warning(content: str) -> None:
-    assert exposure.warnings(config.parse(content, "f")) == []
+    assert listeners.warnings(config.parse(content, "f")) == []
 
 
 def test_sample_is_safe_by_default() -> None:
-    assert exposure.warnings(config.load(EXAMPLE)) == []
+    assert listeners.warnings(config.load(EXAMPLE)) == []
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,6 @@ def test_sample_is_safe_by_default() -> None:
     ],
 )
 def test_warning_names_listener_harm_and_remedy(content: str, texts: list[str]) -> None:
-    (warning,) = exposure.warnings(config.parse(content, "f"))
+    (warning,) = listeners.warnings(config.parse(content, "f"))
     for text in texts:
         assert text in warning

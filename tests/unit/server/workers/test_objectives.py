@@ -7,7 +7,7 @@ from balancer.bounds import MAX_PRIORITY
 from balancer.config.config import Config, from_mapping
 from balancer.extproc.kserve import NO_OBJECTIVE
 from balancer.extproc.picker import Picker
-from balancer.server.workers.objectives import ClusterObjectives, numbered
+from balancer.server.workers.source import ClusterObjectives, numbered
 
 
 @pytest.mark.parametrize(

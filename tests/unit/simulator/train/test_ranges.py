@@ -15,8 +15,8 @@ from simulator.batch import Batch
 from simulator.scenario import Scenario, load_scenario
 from simulator.train.arena import Arena
 from simulator.train.pool import LocalPool
-from simulator.train.record import _seen, ranges
 from simulator.train.scenarios import Randomised
+from simulator.train.trainer import _seen, ranges
 from simulator.view import BatchView
 
 STALE = load_scenario("stale-reports")

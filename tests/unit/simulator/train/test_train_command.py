@@ -177,7 +177,7 @@ def test_stopped_while_the_scoreboard_is_made_it_writes_the_policy(
     out = Path(shutil.copytree(whole, tmp_path / "run"))
     (out / "policy.npz").unlink()
     with monkeypatch.context() as patch:
-        patch.setattr("simulator.train.record.scoreboard", stopped)
+        patch.setattr("simulator.train.trainer.scoreboard", stopped)
         result = train(out, "--resume", "--jobs", "1")
     assert result.exit_code == 130, result.output
     assert policy(out).digest == policy(whole).digest

@@ -15,7 +15,7 @@ from support.weights import write_weights
 from balancer.scheduler.canary.guard import PolicyChange
 from balancer.scheduler.canary.switchback import Finding
 from dev.experiments.sealed import __main__ as commands
-from dev.experiments.sealed import findings, opening, page, rivals
+from dev.experiments.sealed import opening, page, rivals
 from dev.experiments.sealed.opening import BARE, SUBJECT, Found, Opening, Watch
 from policies import BUILTIN
 from simulator.compare.metrics import RunMetrics, measure
@@ -79,10 +79,10 @@ def test_what_the_guard_did_is_counted_by_its_falls(monkeypatch: pytest.MonkeyPa
 
 
 def test_intervals_are_over_scenarios_and_over_request_seeds() -> None:
-    alike = findings.together(np.log(np.full((9, 3), 0.8)))
+    alike = page.together(np.log(np.full((9, 3), 0.8)))
     assert (alike.value, alike.low, alike.high) == pytest.approx((0.8, 0.8, 0.8))
-    scenarios = findings.together(np.log(np.linspace(0.5, 1.5, 9))[:, None] + np.zeros((9, 3)))
-    seeds = findings.together(np.zeros((2, 3)) + np.log([0.5, 1.0, 2.0]))
+    scenarios = page.together(np.log(np.linspace(0.5, 1.5, 9))[:, None] + np.zeros((9, 3)))
+    seeds = page.together(np.zeros((2, 3)) + np.log([0.5, 1.0, 2.0]))
     for apart in (scenarios, seeds):
         assert apart.value == pytest.approx(1.0)
         assert apart.low < 0.9
@@ -149,13 +149,13 @@ def test_weights_are_capacities_where_a_rival_is_told_them() -> None:
 )
 def test_the_verdict_is_of_ratios_intervals_and_failures(ratios: list[float], ok: float, met: list[bool]) -> None:
     drawn, found = made(ratios, ok)
-    assert [line.met for line in findings.verdict(drawn, found)] == met
+    assert [line.met for line in page.verdict(drawn, found)] == met
     assert ("NOT met" not in page.summary(drawn, found)) == all(met)
 
 
 def test_who_answers_nothing_is_the_slowest() -> None:
     drawn, found = made([0.7] * 3, ok=0.0)
-    assert findings.median_ratio(found, drawn.best, "mean_s").value > 1e6
+    assert page.median_ratio(found, drawn.best, "mean_s").value > 1e6
 
 
 def test_the_page_says_what_the_subject_adds_and_how_far_the_social_reference_is() -> None:
