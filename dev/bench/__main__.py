@@ -8,9 +8,9 @@ import click
 from rich.console import Console
 
 from balancer.errors import OperatorError
-from dev.bench import decisions, engine, footprint, machine, reports, scrape
+from dev.bench import decisions, engine, footprint, machine, reports
 from dev.bench.client import find_h2load
-from dev.bench.frontends import away, hedged, measure, peers, swap
+from dev.bench.frontends import measure, peers
 from dev.bench.results import Options, Table, keep
 
 PEERS = "peers"
@@ -19,17 +19,13 @@ PARTS: dict[str, Callable[[Options], list[Table]]] = {
     "decisions": decisions.measure,
     "native": decisions.inside,
     "reports": reports.measure,
-    "scrape": scrape.measure,
     "engine": engine.measure,
     "frontends": measure.measure,
-    "swap": swap.measure,
-    "away": away.measure,
-    "hedging": hedged.measure,
     "memory": footprint.memory,
     "idle": footprint.idle,
     PEERS: peers.measure,
 }
-_CLIENTS = ("frontends", "swap", "away", "hedging", "memory", PEERS)
+_CLIENTS = ("frontends", "memory", PEERS)
 
 
 @click.command(help=__doc__)
@@ -37,7 +33,7 @@ _CLIENTS = ("frontends", "swap", "away", "hedging", "memory", PEERS)
     "--only", multiple=True, type=click.Choice(list(PARTS)), help=f"A part; repeatable. Default: all but {PEERS}."
 )
 @click.option("--quick", is_flag=True, help="A third of the time and of the rounds: to see that it works.")
-@click.option("--rounds", type=click.IntRange(min=1), help="Of frontends, hedging, swap, away and peers.")
+@click.option("--rounds", type=click.IntRange(min=1), help="Of frontends and peers.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/bench"), show_default=True)
 def main(only: tuple[str, ...], quick: bool, rounds: int | None, out: Path) -> None:
     console, began_s = Console(), time.monotonic()
