@@ -8,8 +8,8 @@ from balancer.kernel.state import Options, RequestFeatures
 from balancer.scheduler.holding.state import PLACES_BEYOND
 from simulator.engine import knowledge
 from simulator.engine import layout as at
+from simulator.engine.calls import call
 from simulator.engine.compiled import from_source, inlined, mix, outlined
-from simulator.engine.deciders import call
 from simulator.engine.event_heap import push
 from simulator.engine.layout import Sim
 from simulator.engine.leaving import foresee

@@ -16,9 +16,9 @@ from balancer.scheduler.holding.state import MOST_S, NOBODY, SHEDS
 from policies.base import FloatArray
 from simulator.engine import knowledge
 from simulator.engine import layout as at
+from simulator.engine.calls import call, called_by_address
 from simulator.engine.coming import NO_WORKER, SHED, assign, lay_out, overflow, refuse, request_of
 from simulator.engine.compiled import from_source, inlined, outlined
-from simulator.engine.deciders import call, called_by_address
 from simulator.engine.event_heap import push
 from simulator.engine.layout import Sim
 

@@ -9,9 +9,9 @@ from balancer.kernel.state import Options
 from balancer.scheduler.holding import wait_queue
 from simulator.engine import batcher, device, faults, knowledge, reports, sequences
 from simulator.engine import layout as at
+from simulator.engine.calls import call
 from simulator.engine.coming import arrive, assign, count_eligible, meet, meet_sequence, place, uniform_of
 from simulator.engine.compiled import compiled, from_source, inlined, outlined
-from simulator.engine.deciders import call
 from simulator.engine.event_heap import pop, push
 from simulator.engine.layout import Sim
 from simulator.engine.leaving import give_up, hear_void

@@ -17,7 +17,7 @@ import uvloop
 from balancer.config.policy_options import build_policy
 from balancer.errors import OperatorError
 from balancer.load.command import LiveLine, make_console
-from dev.experiments.live import fidelity, figures, switchback
+from dev.experiments.live import fidelity, plot, switchback
 from dev.experiments.live.record import Recording, record
 from dev.experiments.live.report import Report, make_report
 from dev.experiments.live.session import FIDELITY, QUICK, SWITCHBACK, Session, capacity_weights
@@ -58,7 +58,7 @@ def fidelity_(out: Path, target: Path | None, again: bool, policies: tuple[str, 
     """How close the simulator comes to the stack: writes live.md, live.json and live.png."""
     report = _report(out, again, lambda: _session(FIDELITY, policies, learned), weigh=False, block_s=_BLOCK_S)
     folder = target or out
-    figures.fidelity(report, folder / "live.png")
+    plot.fidelity(report, folder / "live.png")
     _write(folder, "live.md", fidelity.page(report), "live.json", fidelity.as_json(report))
     _end(fidelity.summary(report), [] if fidelity.met(report) else ["not every aim is met"])
 
@@ -72,7 +72,7 @@ def switchback_(
     """The last policy against each of the others, under bursts: writes README.md, switchback.png and results.json."""
     report = _report(out, again, lambda: _session(QUICK if quick else SWITCHBACK, policies, learned), weigh=True)
     folder = target or out
-    figures.switchback(report, folder / "switchback.png")
+    plot.switchback(report, folder / "switchback.png")
     _write(folder, "README.md", switchback.page(report), "results.json", report.as_json())
     _end(switchback.summary(report), report.problems())
 
