@@ -159,8 +159,8 @@ def _rivals(opening: Opening, found: Sequence[Found]) -> str:
         cells = [_exact(each) for each in pairs(found, name)]
         missing = text.share(float(np.mean([unanswered(each.metrics[name]) for each in found])))
         lines.append([f"**{name}**" if name == opening.best else name, *cells, missing])
-    hindsight = [_exact(hindsight(opening, found, figure)) for figure in FIGURES]
-    lines.append(["the best in hindsight", *hindsight, text.NONE])
+    best = [_exact(hindsight(opening, found, figure)) for figure in FIGURES]
+    lines.append(["the best in hindsight", *best, text.NONE])
     lines.append([SUBJECT, "1", "1", text.share(float(np.mean([unanswered(each.metrics[SUBJECT]) for each in found])))])
     head = ["", *(f"{NAMES[figure]}: {SUBJECT} over it" for figure in FIGURES), "without an answer"]
     return text.markdown(head, lines)
