@@ -38,6 +38,23 @@ class Extras:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Prompts:
+    """What models that generate are asked; shape `(k,)` each but the last."""
+
+    tokens: npt.NDArray[np.int32]
+    """Of the prompt, at least 1; of no meaning where the model does not generate."""
+    output: npt.NDArray[np.int32]
+    """Tokens to generate, at least 1."""
+    blocks: npt.NDArray[np.int32]
+    """How many whole blocks the prompt begins with; none: nothing of it is shared."""
+    block_tokens: int
+    """Of a block, in which caches keep prefixes."""
+    block: npt.NDArray[np.int64]
+    """`(sum(blocks),)`: the blocks of the first request, then those of the second, and so on. Equal numbers are equal
+    prefixes, up to the end of the block."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Arrivals:
     """Requests in order of time, shape `(k,)` each; stack runs with `simulator.batch`."""
 
@@ -60,6 +77,7 @@ class Arrivals:
     tenant: npt.NDArray[np.int16]
     """Index of the tenant; for reports by tenant."""
     extras: Extras | None = None
+    prompts: Prompts | None = None
     clients: int = 0
     """0: open loop. Else a closed loop of so many clients: the first requests arrive at their times, each next one
     when a client gets its answer."""

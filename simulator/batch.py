@@ -65,7 +65,7 @@ class Batch:
         for fleet, one in zip(fleets, arrivals, strict=True):
             check_fleet(fleet)
             check_arrivals(fleet, one)
-        self.sim = allocate(fleets, requests.pop(), timeline_rows)
+        self.sim = allocate(fleets, arrivals, timeline_rows)
         self.native = Native(self.sim)
         self.fleets = list(fleets)
         self.waiting: BoolArray = np.zeros(len(fleets), np.bool_)
@@ -103,7 +103,7 @@ class Batch:
         """
         check_fleet(fleet)
         check_arrivals(fleet, arrivals)
-        check_fits(self.sim, fleet, len(arrivals))
+        check_fits(self.sim, fleet, arrivals)
         self._keyed = self._keyed or arrivals.keyed
         self._fill(e, fleet, arrivals, seed)
         self._check_outside()
@@ -175,7 +175,12 @@ class Batch:
         return BatchView(self.sim, self.native, self.fleets[0].settings.estimators)
 
     def true_view(self) -> TrueView:
-        """The fleets as they really are; holds until the next step."""
+        """The fleets as they really are; holds until the next step.
+
+        Raises `ValueError` where a model generates: what is before a worker then, nobody works out.
+        """
+        if self.sim.plan.model[:, at.M_STEP_TOKENS].any():
+            raise ValueError("models that generate have no true view: compare without references that know everything")
         view = self.view()
         shape = self.sim.decision.mask.shape
         pending, backlog_s, completion_s = (np.zeros(shape) for _ in range(3))
@@ -237,7 +242,7 @@ class Batch:
         return Result(
             arrival_s=x.arrived_s.copy(),
             latency_s=np.where(status == Status.UNFINISHED, np.nan, latency_s),
-            first_s=x.first_s + to_client_s - x.arrived_s,
+            first_s=np.where(status == Status.OK, x.first_s + to_client_s - x.arrived_s, np.nan),
             status=status,
             worker=np.where(np.isin(status, (Status.OK, Status.ERROR)), x.server, -1).astype(np.int16),
             picked=x.picked.copy(),

@@ -73,18 +73,64 @@ class BatchingSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class GeneratingDevice:
+    """What attention takes of a device kind; the rest of a step is the model's service time."""
+
+    memory_tokens: int
+    """Tokens whose keys and values fit."""
+    context_s: float = 0.0
+    """By which a step is longer for each token that sequences which decode have before them."""
+    attention_s: float = 0.0
+    """By which a step is longer for each pair of a prompt's token and one before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSpec:
+    """Continuous batching with chunked prefill, paged memory and a prefix cache, as vLLM, SGLang and TensorRT-LLM have
+    it: an execution is a step, its service time that of its tokens."""
+
+    devices: dict[str, GeneratingDevice]
+    """By device kind; `*` for any other."""
+    step_tokens: int = 2048
+    """Most tokens of a step: one of each sequence that decodes, the rest of prompts, first come first served."""
+    max_sequences: int = 256
+    """Most sequences that decode or have their prompts computed."""
+
+    def on(self, device: str) -> GeneratingDevice | None:
+        """Of a device kind; None where there is none."""
+        return self.devices.get(device, self.devices.get("*"))
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     name: str
     service: dict[str, ServiceTime]
-    """By device kind; `*` for any other."""
+    """By device kind; `*` for any other. Where the model generates, by the tokens of a step instead of rows."""
     noise: Noise = Noise()
     batching: BatchingSpec = BatchingSpec()
     instances: int = 1
     """Executions at once on one worker."""
+    generation: GenerationSpec | None = None
+    """None: requests are executed in batches, each whole."""
 
     def service_on(self, device: str) -> ServiceTime | None:
         """Of a device kind; None where there is none."""
         return self.service.get(device, self.service.get("*"))
+
+    @property
+    def slots(self) -> int:
+        """Executions at once on one worker; a model that generates has one step under way."""
+        return self.instances if self.generation is None else 1
+
+    @property
+    def most_at_once(self) -> int:
+        """Instances as workers report them: of one that generates, sequences."""
+        return self.instances if self.generation is None else self.generation.max_sequences
+
+    @property
+    def table_sizes(self) -> int:
+        """Largest execution, in what its service time goes by."""
+        return self.batching.max_batch_rows if self.generation is None else self.generation.step_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +270,11 @@ class FleetSpec:
         """
         exchange_s = min(2 * self.reports.delay_s, ANSWER_WITHIN_S) if self.balancers > 1 else 0.0
         return self.reports.delay_s + exchange_s
+
+    @property
+    def generates(self) -> bool:
+        """Whether any of its models does."""
+        return any(model.generation is not None for model in self.models)
 
     def zone_of(self, balancer: int) -> str:
         """Where a balancer stands; empty: zones do not matter to it."""

@@ -12,6 +12,7 @@ from balancer.kernel.fleet_state import KINDS
 from balancer.kernel.reports import BATCH_COLUMNS, LINE_COLUMNS
 from balancer.kernel.state import FOUND_COLUMNS, lengths_of
 from balancer.scheduler.holding.state import Held, lengths_of_held
+from simulator.arrivals import Arrivals
 from simulator.engine import layout as at
 from simulator.engine.check import MOST_PREFERRED
 from simulator.engine.layout import (
@@ -61,7 +62,7 @@ def sizes(fleets: Sequence[FleetSpec], requests: int) -> EngineSizes:
         models=max(len(fleet.models) for fleet in fleets),
         balancers=max(fleet.balancers for fleet in fleets),
         requests=requests,
-        slots=max(sum(model.instances for model in fleet.models) for fleet in fleets),
+        slots=max(sum(model.slots for model in fleet.models) for fleet in fleets),
         levels=max(model.batching.priority_levels for fleet in fleets for model in fleet.models),
         log=max(_log(fleet) for fleet in fleets),
         snapshots=max(_snapshots(fleet) for fleet in fleets),
@@ -86,14 +87,21 @@ def samples(fleet: FleetSpec) -> int:
     return max(1, math.ceil(_KEPT_S / fleet.reports.period_s))
 
 
-def _lengths(z: EngineSizes, fleets: Sequence[FleetSpec], timeline: int) -> dict[str, int]:
+def blocks_of(arrivals: Sequence[Arrivals]) -> int:
+    """Most blocks that the prompts of one environment have."""
+    return max((len(one.prompts.block) for one in arrivals if one.prompts is not None), default=0)
+
+
+def _lengths(z: EngineSizes, fleets: Sequence[FleetSpec], timeline: int, blocks: int) -> dict[str, int]:
     e, n, m, b = len(fleets), z.workers, z.models, z.balancers
     faults = max(len(fleet.faults) for fleet in fleets)
     holds = any(fleet.settings.holding.models for fleet in fleets)
     events = (3 + holds) * z.requests + n * (z.slots + m + 4 + b * z.snapshots) + 4 * faults + 64
     # A request on its way is in the heap where ways are unequal, and so are a client's next one, when it gives up, and
     # the end of a hold.
-    most_rows = max(model.batching.max_batch_rows for fleet in fleets for model in fleet.models)
+    models = [model for fleet in fleets for model in fleet.models]
+    most_rows = max(model.batching.max_batch_rows for model in models)
+    generates = any(model.generation for model in models)
     return {
         **lengths_of(n, m),
         **lengths_of_held(z.requests, holds),
@@ -108,23 +116,29 @@ def _lengths(z: EngineSizes, fleets: Sequence[FleetSpec], timeline: int) -> dict
         "fallbacks": max(min(fleet.retries, fleet.settings.max_fallbacks) for fleet in fleets),
         "samples": max(map(samples, fleets)),
         "entries": max(1, *(fleet.cache.entries for fleet in fleets)),
+        **{"sizes": 1 + max(model.table_sizes for model in models), "generating": at.GENERATING_COLUMNS},
+        **{"prompts": z.requests if generates else 1, "block": max(blocks, 1), "names": max(blocks, 1)},
+        "running": at.RUNNING_COLUMNS,
         **{"rows": 1 + most_rows, "line": LINE_COLUMNS, "batch": BATCH_COLUMNS, "executed": m * most_rows},
-        "tables": len({s for fleet in fleets for model in fleet.models for s in model.service.values()}),
+        "tables": len({s for model in models for s in model.service.values()}),
     }
 
 
-def check_fits(sim: Sim, fleet: FleetSpec, requests: int) -> None:
+def check_fits(sim: Sim, fleet: FleetSpec, arrivals: Arrivals) -> None:
     """Raise `ValueError` where a fleet is larger in anything than those that the arrays were made for."""
-    needed, there = sizes([fleet], requests), sim.sizes
+    needed, there = sizes([fleet], len(arrivals)), sim.sizes
     has = {
-        "rows": sim.plan.device_s.shape[1],
+        "rows": sim.known.executions.shape[2],
+        "sizes": sim.plan.device_s.shape[1],
+        "prompts": sim.demand.tokens.shape[1],
+        "block": sim.demand.block.shape[1],
         "samples": sim.state.sample_s.shape[1],
         "entries": sim.state.cache.shape[1],
         "places": sim.caches.key.shape[1],
         "faults": sim.plan.fault_kind.shape[1],
         "fallbacks": sim.state.fallback.shape[2],
     }
-    lengths = _lengths(needed, [fleet], 0)
+    lengths = _lengths(needed, [fleet], 0, blocks_of([arrivals]))
     wants = {**needed._asdict(), **{name: lengths[name] for name in has}}
     for name, room in {**there._asdict(), **has}.items():
         if name == "requests" and wants[name] != room:
@@ -180,10 +194,10 @@ def _padded(count: int) -> int:
     return -(-count // 64) * 64 + 13 * 64
 
 
-def allocate(fleets: Sequence[FleetSpec], requests: int, timeline: int = 0) -> Sim:
+def allocate(fleets: Sequence[FleetSpec], arrivals: Sequence[Arrivals], timeline: int = 0) -> Sim:
     """Arrays for as many environments as there are fleets, with room for the largest, to be filled by `fill`."""
-    z = sizes(fleets, requests)
-    arena = _Arena(_lengths(z, fleets, timeline), list(_RECORDS.values()))
+    z = sizes(fleets, len(arrivals[0]))
+    arena = _Arena(_lengths(z, fleets, timeline, blocks_of(arrivals)), list(_RECORDS.values()))
     return Sim(z, **{name: _KINDS[name](**arena.make(arrays)) for name, arrays in _RECORDS.items()})
 
 
@@ -197,6 +211,7 @@ def reset(sim: Sim, e: int) -> None:
             if (record != "decision" or axes == "r") and f"{record}.{name}" not in _FILLED:
                 getattr(getattr(sim, record), name)[parts[axes.split()[0]]] = start
     workers = parts["g"]
+    x.running[workers][..., (at.FIRST, at.LAST, at.OLDEST, at.NEWEST)] = -1
     sim.heap.size[e] = sim.heap.lasting[e] = 0
     x.real[workers, at.DEVICE_END] = np.inf
     x.real[workers, at.NEXT_SAMPLE] = np.inf

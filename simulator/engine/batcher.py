@@ -20,13 +20,18 @@ _OK = int(Status.OK)
 
 
 @inlined
+def level_of(sim: Sim, e: int, m: int, k: int) -> int:
+    spec, level = sim.plan.model[e * sim.sizes.models + m], sim.demand.priority[e, k]
+    return int(min(level if level > 0 else spec[at.M_DEFAULT_LEVEL], spec[at.M_LEVELS])) - 1
+
+
+@inlined
 def enqueue(sim: Sim, e: int, g: int, k: int, now_s: float) -> bool:
     """Queue a request at its level; False where the queue is full."""
     x = sim.state
     m = sim.demand.model[e, k]
     spec = sim.plan.model[e * sim.sizes.models + m]
-    level = sim.demand.priority[e, k]
-    level = int(min(level if level > 0 else spec[at.M_DEFAULT_LEVEL], spec[at.M_LEVELS])) - 1
+    level = level_of(sim, e, m, k)
     if 0 < spec[at.M_MAX_QUEUE] <= x.queue_count[g, m, level]:
         return False
     x.queued_s[e, k] = now_s
@@ -56,6 +61,21 @@ def take(sim: Sim, e: int, g: int, m: int, level: int) -> int:
     x.queue_head[g, m, level] = x.next[e, k]
     x.queue_count[g, m, level] -= 1
     return k
+
+
+@inlined
+def put_in_front(sim: Sim, e: int, g: int, m: int, k: int) -> None:
+    """Queue a request once more, before all others of its level."""
+    x, level = sim.state, level_of(sim, e, m, k)
+    if x.queue_count[g, m, level] == 0:
+        put(sim, e, g, m, level, k)
+    else:
+        x.next[e, k] = x.queue_head[g, m, level]
+        x.queue_head[g, m, level] = k
+        x.queue_count[g, m, level] += 1
+    x.stage[e, k] = at.IN_QUEUE
+    x.queued[g, m] += 1
+    x.whole[g, at.QUEUED] += 1
 
 
 @outlined
@@ -138,7 +158,7 @@ def _batch_rows(sim: Sim, e: int, g: int, m: int, now_s: float) -> int:
 
 
 @inlined
-def _noise(sim: Sim, e: int, g: int, m: int) -> float:
+def noise(sim: Sim, e: int, g: int, m: int) -> float:
     spec = sim.plan.model[e * sim.sizes.models + m]
     if spec[at.M_NOISE] == 0:
         return 1.0
@@ -199,7 +219,7 @@ def _start(sim: Sim, e: int, g: int, m: int, rows: int, now_s: float) -> None:
     x.slot_rows[g, slot] = taken
     x.slot_start_s[g, slot] = now_s
     table = sim.plan.table[g, m]
-    left_s = sim.plan.device_s[table, taken] / sim.plan.worker[g, at.W_SPEED] * (work / taken) * _noise(sim, e, g, m)
+    left_s = sim.plan.device_s[table, taken] / sim.plan.worker[g, at.W_SPEED] * (work / taken) * noise(sim, e, g, m)
     if x.whole[g, at.STARTED_UP] < sim.plan.env[e, at.E_COLD]:
         left_s *= sim.plan.env[e, at.E_COLD_FACTOR]
     x.slot_left_s[g, slot] = left_s
@@ -229,11 +249,9 @@ def look(sim: Sim, e: int, g: int, m: int, now_s: float) -> None:
 
 
 @inlined
-def finish(sim: Sim, e: int, g: int, now_s: float) -> int:
-    """The execution that is due on the device ends: its requests have their answers. Returns its model."""
+def finish(sim: Sim, e: int, g: int, slot: int, now_s: float) -> None:
+    """A batch was executed: its requests have their answers."""
     x = sim.state
-    slot = x.whole[g, at.NEXT_SLOT]
-    device.leave(sim, e, g, now_s)
     m = x.slot_model[g, slot]
     took_s = now_s - x.slot_start_s[g, slot]
     requests = 0
@@ -253,4 +271,3 @@ def finish(sim: Sim, e: int, g: int, now_s: float) -> int:
     log_execution(sim, e, g, m, x.slot_rows[g, slot], requests, took_s)
     x.compute_s[g, m] += took_s * requests
     x.busy_instances[g, m] -= 1
-    return m

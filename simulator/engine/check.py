@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from simulator.arrivals import Arrivals, Extras
-from simulator.spec import Fault, FleetSpec, ModelSpec
+from simulator.arrivals import Arrivals, Extras, Prompts
+from simulator.spec import BatchingSpec, Fault, FleetSpec, GenerationSpec, ModelSpec
 
 MOST_PREFERRED = 8
 MOST_LEVELS = 8
@@ -93,12 +93,33 @@ def _model_problems(model: ModelSpec) -> Iterator[str]:
             f"priority_levels and default_priority {own} are {batching.priority_levels} and "
             f"{batching.default_priority}: give 1 to {MOST_LEVELS} levels and one of them"
         )
+    if model.generation is not None:
+        yield from _generation_problems(model, model.generation)
     for device, service in model.service.items():
         lengths = {len(service.rows), len(service.device_s), len(service.host_s) or len(service.rows)}
         if len(lengths) > 1 or not service.rows or list(service.rows) != sorted(set(service.rows)):
             yield f"rows of service {own} on {device} are {service.rows}: give each once, ascending"
         if any(seconds < 0 for seconds in (*service.device_s, *service.host_s)):
             yield f"service {own} on {device} has negative times: give seconds of 0 or more"
+
+
+def _generation_problems(model: ModelSpec, generation: GenerationSpec) -> Iterator[str]:
+    own = f"of {model.name}"
+    if not 1 <= generation.max_sequences <= generation.step_tokens:
+        yield (
+            f"max_sequences {own} is {generation.max_sequences}: give 1 to {generation.step_tokens}, its step_tokens"
+        )
+    for device, memory in generation.devices.items():
+        yield from _out_of_range({}, {f"memory_tokens {own} on {device}": memory.memory_tokens})
+        if memory.context_s < 0 or memory.attention_s < 0:
+            yield f"generation {own} on {device} has negative times: give seconds of 0 or more"
+    for device in model.service:
+        if generation.on(device) is None:
+            yield f"generation {own} has no device {device}: give its memory_tokens, or those of '*'"
+    batching, plain = model.batching, BatchingSpec()
+    for name in ("max_batch_rows", "queue_delay_s", "preferred_rows", "timeout_s"):
+        if getattr(batching, name) != getattr(plain, name):
+            yield f"{name} {own} is {getattr(batching, name)}: leave it out, since the model generates"
 
 
 def _arrival_problems(fleet: FleetSpec, arrivals: Arrivals) -> Iterator[str]:
@@ -114,8 +135,33 @@ def _arrival_problems(fleet: FleetSpec, arrivals: Arrivals) -> Iterator[str]:
         yield f"rows of request {k} is {arrivals.rows[k]}: its model takes 1 to {most[k]} (max_batch_rows)"
     if arrivals.extras is not None:
         yield from _extras_problems(arrivals, arrivals.extras)
+    yield from _prompt_problems(fleet, arrivals)
     if arrivals.clients == 0 and (np.any(np.diff(arrivals.time_s) < 0) or arrivals.time_s[0] < 0):
         yield "time_s of arrivals descends or is negative: sort the requests by time, from 0"
+
+
+def _prompt_problems(fleet: FleetSpec, arrivals: Arrivals) -> Iterator[str]:
+    of_generating = np.isin(arrivals.model, [m for m, model in enumerate(fleet.models) if model.generation is not None])
+    prompts = arrivals.prompts
+    if prompts is None:
+        if of_generating.any():
+            k = int(of_generating.argmax())
+            yield f"prompts are none, and request {k} goes to a model that generates: give them"
+        return
+    yield from _lengths_problems(prompts, len(arrivals), "tokens output blocks")
+    if prompts.tokens.min() < 1 or prompts.output.min() < 1 or prompts.blocks.min() < 0 or prompts.block_tokens < 1:
+        yield "tokens, output, blocks or block_tokens of prompts is too small: give at least 1, of blocks at least 0"
+    if len(prompts.block) != prompts.blocks.sum():
+        yield f"prompts name {len(prompts.block)} blocks and have {prompts.blocks.sum()}: name as many"
+    if np.any(prompts.blocks.astype(np.int64) * prompts.block_tokens > prompts.tokens):
+        yield f"blocks of a prompt are longer than it is: each is of {prompts.block_tokens} tokens"
+    for m, model in enumerate(fleet.models):
+        own = arrivals.model == m
+        if model.generation is not None and own.any():
+            most = int((prompts.tokens[own].astype(np.int64) + prompts.output[own]).max())
+            least = min(device.memory_tokens for device in model.generation.devices.values())
+            if most > least:
+                yield f"a request to {model.name} has {most} tokens: no more than {least} fit, its least memory_tokens"
 
 
 def _extras_problems(arrivals: Arrivals, extras: Extras) -> Iterator[str]:
@@ -136,7 +182,7 @@ def _extras_problems(arrivals: Arrivals, extras: Extras) -> Iterator[str]:
         yield f"patience_s of a request is {extras.patience_s.min()}: give seconds above 0, infinite for ever"
 
 
-def _lengths_problems(record: Arrivals | Extras, requests: int, names: str) -> Iterator[str]:
+def _lengths_problems(record: Arrivals | Extras | Prompts, requests: int, names: str) -> Iterator[str]:
     for name in names.split():
         if (count := len(getattr(record, name))) != requests:
             yield f"arrivals have {requests} times and {count} of {name}: give as many"

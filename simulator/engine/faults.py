@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from simulator.engine import device
+from simulator.engine import device, generating
 from simulator.engine import layout as at
 from simulator.engine.compiled import inlined, outlined
 from simulator.engine.event_heap import push
@@ -53,6 +53,7 @@ def _crash(sim: Sim, e: int, w: int, now_s: float) -> None:
     x.whole[g, at.INCARNATION] += 1
     x.real[g, at.DEVICE_END] = np.inf
     x.cache[g] = 0
+    generating.forget(sim, g)
     lose_reports(sim, e, w)
 
 

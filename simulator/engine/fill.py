@@ -5,13 +5,14 @@ import math
 from typing import get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from balancer.kernel.state import settings_row
 from balancer.scheduler.holding.state import holding_row, model_rows
 from balancer.scheduler.worker import Worker, kinds_of, objections, tier_of
 from policies.base import FloatArray
 from policies.hashing import key_of, mix
-from simulator.arrivals import Arrivals, Extras
+from simulator.arrivals import Arrivals, Extras, Prompts
 from simulator.engine import layout as at
 from simulator.engine.allocate import TooLargeError, reset, samples
 from simulator.engine.layout import EngineDemand, EnginePlan, Sim
@@ -72,10 +73,23 @@ def fill(sim: Sim, tables: EngineTables, e: int, fleet: FleetSpec, arrivals: Arr
     extras = arrivals.extras or Extras.none(len(arrivals))
     sim.plan.env[e, at.E_EXTRAS] = arrivals.extras is not None
     for name in EngineDemand._fields:
-        getattr(sim.demand, name)[e] = getattr(extras if hasattr(extras, name) else arrivals, name)
+        if hasattr(extras, name) or hasattr(arrivals, name):
+            getattr(sim.demand, name)[e] = getattr(extras if hasattr(extras, name) else arrivals, name)
+    if arrivals.prompts is not None and any(model.generation for model in fleet.models):
+        _fill_prompts(sim, e, arrivals.model, arrivals.prompts)
     reset(sim, e)
     _fill_profiles(sim, e, fleet)
     _fill_zones(sim, e, fleet)
+
+
+def _fill_prompts(sim: Sim, e: int, model: npt.NDArray[np.int16], prompts: Prompts) -> None:
+    demand = sim.demand
+    demand.tokens[e], demand.output[e], demand.blocks[e] = prompts.tokens, prompts.output, prompts.blocks
+    demand.first_block[e] = np.cumsum(prompts.blocks) - prompts.blocks
+    sim.plan.env[e, at.E_BLOCK_TOKENS] = prompts.block_tokens
+    if len(prompts.block):
+        named = model.repeat(prompts.blocks) * (prompts.block.max() + 1) + prompts.block
+        demand.block[e, : len(named)] = np.unique(named, return_inverse=True)[1]
 
 
 def _fill_environment(env: FloatArray, fleet: FleetSpec) -> None:
@@ -133,6 +147,9 @@ def _fill_models(sim: Sim, e: int, fleet: FleetSpec) -> None:
         spec[at.M_SIGMA], spec[at.M_HALF_VARIANCE] = math.sqrt(variance), variance / 2
         preferred = batching.preferred_rows or (batching.max_batch_rows,)
         spec[at.M_PREFERRED] = max(preferred)
+        generation = model.generation
+        spec[at.M_STEP_TOKENS] = 0 if generation is None else generation.step_tokens
+        spec[at.M_MAX_SEQUENCES] = 0 if generation is None else generation.max_sequences
         sim.plan.preferred[e * sim.sizes.models + m] = 0
         sim.plan.preferred[e * sim.sizes.models + m, : len(preferred)] = preferred
 
@@ -163,7 +180,10 @@ def _fill_workers(sim: Sim, tables: EngineTables, e: int, fleet: FleetSpec) -> N
             if fleet.may_hold(worker, model.name) and service_time is not None:
                 plan.table[g, m] = tables.row(service_time)
                 plan.loaded[g, m] = at.LOADED if worker.holds(model.name) else at.NEVER_LOADED
-                plan.instances[g, m] = model.instances
+                plan.instances[g, m] = model.most_at_once
+                device = None if model.generation is None else model.generation.on(worker.device)
+                if device is not None:
+                    plan.generating[g, m] = device.memory_tokens, device.context_s, device.attention_s
     for w in range(n):
         there = w < len(fleet.workers) and fleet.workers[w].present
         sim.plan.worker[e * n + w, at.W_PRESENT] = there

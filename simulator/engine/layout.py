@@ -42,18 +42,27 @@ SLOW, STALL, CRASH, ERRORS, JOIN, LEAVE, SILENT, LOAD, UNLOAD = range(9)
     E_PERIOD, E_DELAY, E_JITTER, E_LOSS, E_TO_WORKER, E_TO_CLIENT, E_NET_JITTER, E_OUTCOME, E_RETRIES, E_COLD,
     E_COLD_FACTOR, E_SCALE_PERIOD, E_SCALE_UP, E_SCALE_DOWN, E_SCALE_LOAD, E_SCALE_LEAST, E_CACHE, E_SAVING,
     E_TIMELINE, E_CLIENTS, E_SAMPLES, E_FAULTS, E_FALLIBLE, E_FADE, E_EXACT, E_BALANCERS,
-    E_UNEQUAL_WAYS, E_HOLDS, E_HOLDER, E_DECIDER, E_EXTRAS, E_SEQUENCES_OUTSIDE, ENV_COLUMNS,
-) = range(33)  # fmt: skip
+    E_UNEQUAL_WAYS, E_HOLDS, E_HOLDER, E_DECIDER, E_EXTRAS, E_SEQUENCES_OUTSIDE, E_BLOCK_TOKENS, ENV_COLUMNS,
+) = range(34)  # fmt: skip
 
 # Columns of `EnginePlan.model`, by environment and model.
 (
     M_MAX_ROWS, M_DELAY, M_LEVELS, M_DEFAULT_LEVEL, M_MAX_QUEUE, M_TIMEOUT, M_DELAY_LATE, M_NOISE, M_SIGMA,
-    M_HALF_VARIANCE, M_PREFERRED, MODEL_COLUMNS,
-) = range(12)  # fmt: skip
+    M_HALF_VARIANCE, M_PREFERRED, M_STEP_TOKENS, M_MAX_SEQUENCES, MODEL_COLUMNS,
+) = range(14)  # fmt: skip
 NO_NOISE, LOGNORMAL, EXPONENTIAL = range(3)
 
 # Columns of `EnginePlan.worker`.
 W_SPEED, W_CONCURRENCY, W_INTERFERENCE, W_EXISTS, W_PRESENT, WORKER_COLUMNS = range(6)
+
+# Columns of `EnginePlan.generating`, by worker and model.
+G_MEMORY, G_CONTEXT, G_ATTENTION, GENERATING_COLUMNS = range(4)
+
+# Columns of `EngineState.running`: the running sequences, first and last; tokens held; the cached blocks that nobody
+# uses: the one to go first, the last, and how many.
+(FIRST, LAST, HELD, OLDEST, NEWEST, UNUSED, RUNNING_COLUMNS) = range(7)
+ABSENT = -1
+"""Of a block's users: it is not cached."""
 
 # Columns of `EngineState.real`, by worker.
 AT, DEVICE_END, BUSY, SLOWNESS, ERROR_SHARE, NEXT_SAMPLE, REAL_COLUMNS = range(7)
@@ -109,8 +118,9 @@ class EnginePlan(NamedTuple):
     instances: AnyArray = array("g m", int)
     across_s: FloatArray = array("r")
     """What the way from a balancer to a worker takes longer than within a zone."""
-    device_s: FloatArray = array("tables rows")
-    host_s: FloatArray = array("tables rows")
+    generating: FloatArray = array("g m generating")
+    device_s: FloatArray = array("tables sizes")
+    host_s: FloatArray = array("tables sizes")
     fault_kind: AnyArray = array("e faults", int)
     fault_worker: AnyArray = array("e faults", int)
     fault_at_s: FloatArray = array("e faults")
@@ -140,6 +150,13 @@ class EngineDemand(NamedTuple):
     responses: AnyArray = array("e x", np.int32)
     first_share: FloatArray = array("e x", start=1)
     patience_s: FloatArray = array("e x", start=np.inf)
+    tokens: AnyArray = array("e prompts", np.int32, 1)
+    output: AnyArray = array("e prompts", np.int32, 1)
+    first_block: AnyArray = array("e prompts", int)
+    """Where a request's blocks begin in `block`, and how many they are."""
+    blocks: AnyArray = array("e prompts", np.int32)
+    block: AnyArray = array("e block", int)
+    """Numbered from 0 within an environment, those of each model apart."""
 
 
 class EngineState(NamedTuple):
@@ -204,6 +221,25 @@ class EngineState(NamedTuple):
     fallback: AnyArray = array("e x fallbacks", np.int16, -1)
     """`(e, k, fallbacks)`; by itself: as a field it would be of another type where a fleet has no retries, or there is
     one request, and all would be compiled once more."""
+    running: AnyArray = array("g m running", int)
+    """Of models that generate, see `generating.py`; so are all that follow with `prompts` or `names`."""
+    users: AnyArray = array("g names", np.int32, ABSENT)
+    """Sequences that use a block; 0: it is cached and nobody does."""
+    older: AnyArray = array("g names", np.int32)
+    """Among the cached blocks that nobody uses: the one that goes before it, and after it."""
+    newer: AnyArray = array("g names", np.int32)
+    todo: AnyArray = array("e prompts", np.int32)
+    """Tokens whose keys and values are to be computed before the next is generated."""
+    context: AnyArray = array("e prompts", np.int32)
+    """Tokens whose keys and values are there."""
+    generated: AnyArray = array("e prompts", np.int32)
+    chunk: AnyArray = array("e prompts", np.int32)
+    """Tokens in the step under way."""
+    shared: AnyArray = array("e prompts", np.int32)
+    """Blocks that it uses together with others."""
+    own: AnyArray = array("e prompts", np.int32)
+    """Tokens held for it alone."""
+    admitted_s: FloatArray = array("e prompts")
     timeline: FloatArray = array("e t n")
     first_s: FloatArray = array("e x", start=np.nan)
     """When the first response of a stream was sent; `(e, k)`."""

@@ -7,7 +7,7 @@ import numpy as np
 from balancer.kernel import limits_and_draw
 from balancer.kernel.state import Options
 from balancer.scheduler.holding import wait_queue
-from simulator.engine import batcher, device, faults, knowledge, reports, sequences
+from simulator.engine import batcher, device, faults, generating, knowledge, reports, sequences
 from simulator.engine import layout as at
 from simulator.engine.calls import call
 from simulator.engine.coming import arrive, assign, count_eligible, meet, meet_sequence, place, uniform_of
@@ -112,12 +112,38 @@ def _handle_rare(sim: Sim, e: int, kind: int, subject: int, now_s: float) -> Non
 
 
 @inlined
+def _generates(sim: Sim, e: int, m: int) -> bool:
+    return bool(sim.plan.model[e * sim.sizes.models + m, at.M_STEP_TOKENS] > 0)
+
+
+@inlined
+def _finish(sim: Sim, e: int, g: int, now_s: float) -> int:
+    """The execution that is due on the device ends; returns its model."""
+    slot = sim.state.whole[g, at.NEXT_SLOT]
+    device.leave(sim, e, g, now_s)
+    m = sim.state.slot_model[g, slot]
+    if _generates(sim, e, m):
+        generating.finish(sim, e, g, slot, now_s)
+    else:
+        batcher.finish(sim, e, g, slot, now_s)
+    return int(m)
+
+
+@inlined
+def _look(sim: Sim, e: int, g: int, m: int, now_s: float) -> None:
+    if _generates(sim, e, m):
+        generating.look(sim, e, g, m, now_s)
+    else:
+        batcher.look(sim, e, g, m, now_s)
+
+
+@inlined
 def _handle(sim: Sim, e: int, kind: int, subject: int, now_s: float) -> int:
     """One event; returns the worker and model (`worker * models + model`) that the batcher must look at, or -1."""
     x, n, models = sim.state, sim.sizes.workers, sim.sizes.models
     if kind == at.DEVICE_DONE:
         if x.real[e * n + subject, at.DEVICE_END] == now_s:
-            return subject * models + batcher.finish(sim, e, e * n + subject, now_s)
+            return subject * models + _finish(sim, e, e * n + subject, now_s)
     elif kind == at.HOST_DONE:
         g, slot = e * n + subject // sim.sizes.slots, subject % sim.sizes.slots
         if x.slot_state[g, slot] == at.ON_HOST and x.slot_ready_s[g, slot] == now_s:
@@ -288,7 +314,7 @@ def advance(sim: Sim, workers: np.ndarray, waiting: np.ndarray, decider: int, op
             else:
                 place = _handle(sim, e, kind, subject, now_s)
                 if place >= 0:
-                    batcher.look(sim, e, e * sim.sizes.workers + place // models, place % models, now_s)
+                    _look(sim, e, e * sim.sizes.workers + place // models, place % models, now_s)
             if sim.plan.env[e, at.E_HOLDER] > 0 and kind in _SEEN_BY_HOLDER:
                 _attend(sim, e, kind, subject, options, now_s)
     return deciding

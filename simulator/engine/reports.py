@@ -49,7 +49,9 @@ def sample(sim: Sim, e: int, w: int, now_s: float) -> int:
         x.snapshot_pending[g, place, m] = x.queued[g, m]
         x.snapshot_loaded[g, place, m] = x.loaded[g, m]
         executing = 0.0
-        if taken > 0:
+        if sim.plan.model[e * models + m, at.M_STEP_TOKENS] > 0:
+            executing = float(x.executing[g, m])  # which servers that generate tell
+        elif taken > 0:
             growth_s = x.compute_s[g, m] - x.sample_compute_s[g, oldest, m]
             elapsed_s = now_s - x.sample_s[g, oldest]
             if elapsed_s > 0:

@@ -94,7 +94,7 @@ def covering(fleets: Sequence[FleetSpec]) -> FleetSpec:
 
     models = [model for fleet in fleets for model in fleet.models]
     count = max(len(fleet.models) for fleet in fleets)
-    slots = max(sum(model.instances for model in fleet.models) for fleet in fleets)
+    slots = max(sum(model.slots for model in fleet.models) for fleet in fleets)
     services = dict.fromkeys(service for model in models for service in model.service.values())
     model = ModelSpec(
         "model-0",

@@ -1,11 +1,12 @@
 """Short ways to say small fleets and their requests."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from simulator.arrivals import Arrivals, Extras
+from simulator.arrivals import Arrivals, Extras, Prompts
 from simulator.spec import BatchingSpec, FleetSpec, ModelSpec, NetworkSpec, Reports, ServiceTime, SimulatedWorker
 
 
@@ -50,6 +51,28 @@ def arrivals_of(
             column(patience_s, float),
         ),
         clients=clients,
+    )
+
+
+def prompting(
+    arrivals: Arrivals,
+    tokens: int | Sequence[int],
+    output: int | Sequence[int] = 1,
+    blocks: Sequence[Sequence[int]] | None = None,
+    block_tokens: int = 4,
+) -> Arrivals:
+    """The same with prompts, which begin with these blocks."""
+    count = len(arrivals)
+    begins = blocks or [()] * count
+    return dataclasses.replace(
+        arrivals,
+        prompts=Prompts(
+            np.broadcast_to(np.asarray(tokens, np.int32), count).copy(),
+            np.broadcast_to(np.asarray(output, np.int32), count).copy(),
+            np.array([len(one) for one in begins], np.int32),
+            block_tokens,
+            np.array([block for one in begins for block in one], np.int64),
+        ),
     )
 
 

@@ -2,12 +2,13 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar, get_args
 
 import numpy as np
 from hypothesis import strategies as st
-from simulation.builders import arrivals_of
+from simulation.builders import arrivals_of, prompting
 
 from balancer.kernel.settings import (
     EstimatorSettings,
@@ -30,6 +31,8 @@ from simulator.spec import (
     Fault,
     FaultKind,
     FleetSpec,
+    GeneratingDevice,
+    GenerationSpec,
     ModelSpec,
     NetworkSpec,
     Noise,
@@ -91,6 +94,27 @@ def model_specs(draw: Draw, name: str) -> ModelSpec:
     if draw(st.booleans()):
         service["fast"] = draw(service_times())
     return ModelSpec(name, service, draw(noises), draw(batchings()), draw(st.integers(1, 3)))
+
+
+def _generating_device(draw: Draw) -> GeneratingDevice:
+    """With room for the longest request; times such that sums of them are exact."""
+    memory_tokens = draw(st.sampled_from([56, 80, 200]))
+    return GeneratingDevice(memory_tokens, draw(quanta(0, 1)) / 16, draw(quanta(0, 1)) / 64)
+
+
+@st.composite
+def generating_models(draw: Draw, name: str) -> ModelSpec:
+    step_tokens, levels = draw(st.sampled_from([4, 16, 64])), draw(st.integers(1, 2))
+    batching = BatchingSpec(
+        priority_levels=levels,
+        default_priority=draw(st.integers(1, levels)),
+        max_queue_requests=draw(st.sampled_from([0, 0, 4])),
+    )
+    kinds = ("*", "fast") if draw(st.booleans()) else ("*",)
+    devices = {kind: _generating_device(draw) for kind in kinds}
+    generation = GenerationSpec(devices, step_tokens, draw(st.integers(1, 4)))
+    service = {kind: draw(service_times()) for kind in kinds}
+    return ModelSpec(name, service, draw(noises), batching, generation=generation)
 
 
 @st.composite
@@ -193,7 +217,7 @@ autoscales = st.one_of(
 
 
 @st.composite
-def fleets(draw: Draw) -> FleetSpec:
+def fleets(draw: Draw, models: Callable[[str], st.SearchStrategy[ModelSpec]] = model_specs) -> FleetSpec:
     names = tuple(f"m{m}" for m in range(draw(st.integers(1, 3))))
     count = draw(st.one_of(st.integers(1, 4), st.integers(1, 9)))
     workers = tuple(draw(worker_specs(w, names, 0 < w == count - 1)) for w in range(count))
@@ -202,7 +226,7 @@ def fleets(draw: Draw) -> FleetSpec:
     if not workers[-1].present and draw(st.booleans()):
         troubles.append(Fault("join", workers[-1].name, draw(quanta(64, 640)), draw(quanta(0, 64)), 1.0))
     return FleetSpec(
-        models=tuple(draw(model_specs(name)) for name in names),
+        models=tuple(draw(models(name)) for name in names),
         workers=workers,
         balancers=balancers,
         reports=draw(reports),
@@ -263,6 +287,24 @@ def in_sequences(arrivals: Arrivals, bits: list[int]) -> Arrivals:
 def scenarios(draw: Draw) -> Scenario:
     fleet = draw(fleets())
     return Scenario(fleet, draw(arrivals(fleet)), draw(st.integers(0, 1000)))
+
+
+def either_model(name: str) -> st.SearchStrategy[ModelSpec]:
+    return st.one_of(generating_models(name), generating_models(name), model_specs(name))
+
+
+@st.composite
+def generating_scenarios(draw: Draw) -> Scenario:
+    """Prompts of up to 40 tokens that begin with one of a few texts; up to 12 tokens are generated."""
+    fleet = draw(fleets(either_model))
+    requests = draw(arrivals(fleet))
+    bits = [mix(mix(draw(st.integers(0, 1000))) ^ i) for i in range(len(requests))]
+    tokens = [1 + (b & 63) % 40 for b in bits]
+    # Text t begins with its own blocks 100 t, 100 t + 1, ...; after the third, those of one request are its own.
+    texts = [[100 * (b >> 6 & 3) + i + (i >= 3) * 1000 * (b >> 8 & 7) for i in range(10)] for b in bits]
+    blocks = [text[: (b >> 11) % (count // 4 + 1)] for b, text, count in zip(bits, texts, tokens, strict=True)]
+    output = [1 + (b >> 20) % 12 for b in bits]
+    return Scenario(fleet, prompting(requests, tokens, output, blocks), draw(st.integers(0, 1000)))
 
 
 held_models = st.builds(

@@ -63,7 +63,10 @@ def test_a_policy_is_compiled_once_for_all_processes(monkeypatch: pytest.MonkeyP
 def test_one_engine_serves_all_fleets(requests: int, retries: int) -> None:
     """For arrays of another type, all would be compiled once more."""
     fleets = fleet_of(model_of(0.01), retries=retries), load_scenario("several-models").fleet
-    one, other = (Native(allocate([fleet], count)) for fleet, count in zip(fleets, (requests, 400), strict=True))
+    one, other = (
+        Native(allocate([fleet], [arrivals_of(range(count))]))
+        for fleet, count in zip(fleets, (requests, 400), strict=True)
+    )
     assert one.numba_type == other.numba_type
 
 

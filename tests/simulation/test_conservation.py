@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation.reference import Simulation
-from simulation.strategies import Scenario, holding_scenarios, scenarios
+from simulation.strategies import Scenario, generating_scenarios, holding_scenarios, scenarios
 
 from policies import BUILTIN
 from simulator.result import Result, Status
@@ -19,8 +19,9 @@ _EXECUTED = (Status.OK, Status.CANCELLED)
 
 
 @settings(max_examples=100, deadline=None)
-@given(scenario=st.one_of(scenarios(), holding_scenarios()), name=st.sampled_from(sorted(BUILTIN)))
-def test_a_run_of_any_fleet_under_any_policy_adds_up(scenario: Scenario, name: str) -> None:
+@given(data=st.data(), name=st.sampled_from(sorted(BUILTIN)))
+def test_a_run_of_any_fleet_under_any_policy_adds_up(data: st.DataObject, name: str) -> None:
+    scenario = data.draw(st.one_of(scenarios(), holding_scenarios(), generating_scenarios()))
     simulation = Simulation(scenario.fleet, scenario.arrivals, BUILTIN[name](), scenario.seed)
     result = simulation.run()
     every_request_ends_once(scenario, result)
@@ -64,13 +65,14 @@ def every_request_ends_once(scenario: Scenario, result: Result) -> None:
     assert extras is not None
     assert result.latency_s[0][cancelled] == pytest.approx(extras.patience_s[cancelled])
     assert np.all(spent_s <= extras.patience_s + 1e-12)
-    streams = (extras.responses > 0) & (status == Status.OK)
+    generates = np.array([model.generation is not None for model in fleet.models])[arrivals.model]
+    streams = (generates | (extras.responses > 0)) & (status == Status.OK)
     assert np.array_equal(np.isfinite(result.first_s[0]), streams)
     assert np.all(result.first_s[0][streams] <= result.latency_s[0][streams] + 1e-12)
     # A sequence without fallbacks: whoever is picked is the only one that is asked.
     assert np.all(attempts[extras.sequence >= 0] <= 1)
     served = np.bincount(result.worker[0][status == Status.OK], minlength=len(fleet.workers))
-    most = max(model.batching.max_batch_rows for model in fleet.models)
+    most = max(max(model.batching.max_batch_rows, model.most_at_once) for model in fleet.models)
     assert np.all(served <= most * result.executions[0])
 
 
@@ -100,19 +102,22 @@ def nothing_is_left_in_a_queue_or_in_flight(simulation: Simulation) -> None:
 
 def workers_execute_as_they_are_configured(simulation: Simulation) -> None:
     fleet, arrivals = simulation.fleet, simulation.arrivals
+    batched = {m for m, model in enumerate(fleet.models) if model.generation is None}
     at_once: dict[tuple[int, int], list[tuple[float, int]]] = defaultdict(list)
     for execution in simulation.executed:
         requests = list(execution.requests)
+        at_once[execution.worker, execution.model] += [(execution.started_s, 1), (execution.ended_s, -1)]
+        if execution.model not in batched:
+            continue  # a step, which is of nobody alone
         assert len(set(arrivals.model[requests])) == 1
         assert arrivals.rows[requests].sum() <= fleet.models[execution.model].batching.max_batch_rows
-        at_once[execution.worker, execution.model] += [(execution.started_s, 1), (execution.ended_s, -1)]
     for (_, m), changes in at_once.items():
         counts = np.cumsum([change for _, change in sorted(changes)])
-        assert counts.max(initial=0) <= fleet.models[m].instances
+        assert counts.max(initial=0) <= fleet.models[m].slots
     executed = [request for execution in simulation.executed for request in execution.requests]
     assert len(executed) == len(set(executed))
     # What a client gave up while it was executed is executed to its end.
-    status = simulation.record.status
+    status = np.where(np.isin(arrivals.model, [*batched]), simulation.record.status, Status.ERROR)
     assert {*np.flatnonzero(status == Status.OK)} <= {*executed} <= {*np.flatnonzero(np.isin(status, _EXECUTED))}
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation import reference
 from simulation.equality import assert_equal, run_engine
-from simulation.strategies import Scenario, holding_scenarios, scenarios
+from simulation.strategies import Scenario, generating_scenarios, holding_scenarios, scenarios
 from support.strangers import Softmax
 
 from balancer.scheduler.fleet import Fleet
@@ -64,6 +64,12 @@ def test_a_stranger_s_program(scenario: Scenario, compiled: bool) -> None:
 @given(scenario=scenarios(), compiled=st.booleans())
 def test_random_fleets(name: str, scenario: Scenario, compiled: bool) -> None:
     compare(scenario, BUILTIN[name](), compiled)
+
+
+@settings(max_examples=100, deadline=None)
+@given(scenario=generating_scenarios(), name=st.sampled_from(sorted(BUILTIN)))
+def test_models_that_generate(scenario: Scenario, name: str) -> None:
+    compare(scenario, BUILTIN[name](), compiled=True)
 
 
 @pytest.mark.parametrize("name", ["expected_latency", "least_requests", "round_robin"])

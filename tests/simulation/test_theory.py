@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 from simulation import theory
-from simulation.builders import arrivals_of, fleet_of, model_of
+from simulation.builders import arrivals_of, fleet_of, model_of, prompting
 
 from balancer.kernel.settings import Limits, Settings
 from policies import BUILTIN
@@ -20,7 +20,16 @@ from policies.base import Policy
 from simulator.arrivals import Arrivals
 from simulator.result import FloatArray, Result, Status
 from simulator.run import run
-from simulator.spec import DeviceSpec, FleetSpec, NetworkSpec, Noise, Reports, SimulatedWorker
+from simulator.spec import (
+    DeviceSpec,
+    FleetSpec,
+    GeneratingDevice,
+    GenerationSpec,
+    NetworkSpec,
+    Noise,
+    Reports,
+    SimulatedWorker,
+)
 
 SERVICE_S = 0.001
 EXPONENTIAL = Noise("exponential")
@@ -222,3 +231,20 @@ def test_clients_who_think_in_a_closed_loop() -> None:
     network = NetworkSpec(to_client_s=think_s, outcome_s=0.0)
     result = simulate(single(network=network), [arrivals_of([0.0] * 50_000, clients=clients)] * SEEDS)
     agrees(sojourn_s(result) - think_s, theory.closed_sojourn_s(clients, think_s, SERVICE_S))
+
+
+def test_one_sequence_at_a_time_mg1() -> None:
+    """Answers of geometric lengths, a step of equal length for each of their tokens."""
+    mean_tokens, seeds = 8.0, range(SEEDS)
+    rate = 0.7 / (mean_tokens * SERVICE_S)
+    generation = GenerationSpec({"*": GeneratingDevice(10_000)}, step_tokens=8, max_sequences=1)
+    fleet = fleet_of(model_of(SERVICE_S, generation=generation), reports=Reports(period_s=1e6, delay_s=0.0))
+    output = [np.random.default_rng(1000 + seed).geometric(1 / mean_tokens, 20_000) for seed in seeds]
+    result = simulate(
+        fleet, [prompting(poisson_arrivals(rate, 20_000, seed), 1, output[seed].tolist()) for seed in seeds]
+    )
+    whole_s = mean_tokens * SERVICE_S
+    wait_s = theory.mg1_wait_s(rate, whole_s, cv=np.sqrt(1 - 1 / mean_tokens))
+    agrees(sojourn_s(result), whole_s + wait_s, narrow=0.03)
+    agrees(settled(result.first_s).mean(axis=1), SERVICE_S + wait_s, narrow=0.04)
+    agrees(busy_share(result), 0.7, narrow=0.01)

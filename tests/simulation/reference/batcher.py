@@ -32,6 +32,13 @@ class LiveRequest:
     starts: bool = False
     responses: int = 0
     first_share: float = 1.0
+    tokens: int = 1
+    """Of its prompt."""
+    output: int = 1
+    """Tokens to generate."""
+    blocks: tuple[tuple[int, int], ...] = ()
+    """That its prompt begins with, each with its model."""
+    generated: int = 0
     place: int = -1
     """Where its balancer holds it; -1: it does not."""
     ended: bool = False

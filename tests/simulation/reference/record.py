@@ -72,7 +72,7 @@ class Record:
         return Result(
             arrival_s=self.arrival_s[None],
             latency_s=self.latency_s[None],
-            first_s=self.first_s[None],
+            first_s=np.where(self.status == Status.OK, self.first_s, np.nan)[None],
             status=self.status[None],
             worker=self.worker[None],
             picked=self.picked[None],

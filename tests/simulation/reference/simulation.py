@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 from simulation.reference.batcher import LiveRequest
 from simulation.reference.clock import Kind, Stream
 from simulation.reference.device import Execution
@@ -17,7 +18,7 @@ from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed
 from balancer.scheduler.events import Finished, Void, Withdrawn
 from balancer.scheduler.holding.waiting import Departure
 from policies.base import Policy, Request
-from simulator.arrivals import Arrivals, Extras
+from simulator.arrivals import Arrivals, Extras, Prompts
 from simulator.result import Result, Status
 from simulator.spec import FleetSpec, Noise
 
@@ -27,6 +28,11 @@ ALONE = CanaryPlan()
 def simulate(fleet: FleetSpec, arrivals: Arrivals, policy: Policy, seed: int, timeline_period_s: float = 0.0) -> Result:
     """One environment, so `(1, k)`; see `Simulation` for what else it tells."""
     return Simulation(fleet, arrivals, policy, seed, timeline_period_s).run()
+
+
+def _no_prompts(requests: int) -> Prompts:
+    ones = np.ones(requests, np.int32)
+    return Prompts(ones, ones, np.zeros(requests, np.int32), 1, np.zeros(0, np.int64))
 
 
 class Simulation:
@@ -42,7 +48,9 @@ class Simulation:
         self.fleet = fleet
         self.arrivals = arrivals
         self.extras = arrivals.extras or Extras.none(len(arrivals))
-        self.world = World(fleet, policy, seed, plan)
+        self.prompts = arrivals.prompts or _no_prompts(len(arrivals))
+        self.world = World(fleet, policy, seed, plan, self.prompts.block_tokens)
+        self._first_block = np.cumsum(self.prompts.blocks) - self.prompts.blocks
         self.clock = self.world.clock
         self.record = Record(arrivals, timeline_period_s)
         self.decided: list[int] = []
@@ -182,7 +190,14 @@ class Simulation:
             starts=bool(self.extras.starts[index]),
             responses=int(self.extras.responses[index]),
             first_share=float(self.extras.first_share[index]),
+            tokens=int(self.prompts.tokens[index]),
+            output=int(self.prompts.output[index]),
+            blocks=self._blocks(index, m),
         )
+
+    def _blocks(self, index: int, m: int) -> tuple[tuple[int, int], ...]:
+        first = self._first_block[index]
+        return tuple((m, int(block)) for block in self.prompts.block[first : first + self.prompts.blocks[index]])
 
     def _send(self, request: LiveRequest) -> None:
         network = self.fleet.network
@@ -254,6 +269,9 @@ class Simulation:
 
     def _look(self, worker: Worker, m: int) -> None:
         """Start what the batcher lets start."""
+        if m in worker.batches:
+            self._step(worker, m)
+            return
         queue = worker.queues[m]
         while worker.free_instance(m) and len(queue):
             for request in queue.expire(self.clock.now_s):
@@ -266,6 +284,31 @@ class Simulation:
                 self.clock.at(timer_s, Kind.BATCH_TIMER, (worker.index, m), self._timer, worker, m, timer_s)
                 return
             self._execute(worker, m, batch)
+
+    def _step(self, worker: Worker, m: int) -> None:
+        """Start the next step of a model that generates."""
+        batch = worker.batches[m]
+        if worker.state != "up" or batch.stepping or not (batch.running or len(worker.queues[m])):
+            return
+        tokens, attention_s = batch.begin(worker.queues[m], self.clock.now_s)
+        if batch.running:
+            batch.stepping = True
+            noise = self._noise(worker.models[m].noise, worker.index << 40 | worker.started)
+            left_s = (worker.tables[m][0][tokens] + attention_s) / worker.spec.speed * noise * worker.cold_factor()
+            slot = worker.slots.index(None)
+            worker.slots[slot] = execution = Execution(slot, worker.started, m, [], 0, self.clock.now_s, left_s)
+            worker.started += 1
+            self._ask_device(worker, execution)
+
+    def _stepped(self, worker: Worker, execution: Execution) -> None:
+        now_s, batch = self.clock.now_s, worker.batches[execution.model]
+        for sequence, leaves in batch.end():
+            request = sequence.request
+            if request.generated == 1 and not request.ended:
+                self.record.first_s[request.index] = now_s + self.fleet.network.to_client_s - request.arrival_s
+            if leaves and not request.ended:
+                self._end(request, Status.OK)
+                worker.counters[execution.model].count(1, 1, now_s - sequence.admitted_s)
 
     def _timer(self, worker: Worker, m: int, timer_s: float) -> None:
         if worker.queues[m].timer_s == timer_s:
@@ -316,14 +359,21 @@ class Simulation:
             return
         execution = worker.device.end_next(self.clock.now_s)
         self._reschedule(worker)
+        if execution.model in worker.batches:
+            self._stepped(worker, execution)
+        else:
+            self._executed(worker, execution)
+        worker.slots[execution.slot] = None
+        self._note(worker, execution)
+        self._look(worker, execution.model)
+
+    def _executed(self, worker: Worker, execution: Execution) -> None:
         for request in execution.batch:
             if not request.ended:
                 self._end(request, Status.OK)
                 self._first(request, execution)
-        worker.counters[execution.model].count(execution, self.clock.now_s)
-        worker.slots[execution.slot] = None
-        self._note(worker, execution)
-        self._look(worker, execution.model)
+        seconds = self.clock.now_s - execution.started_s
+        worker.counters[execution.model].count(execution.rows, len(execution.batch), seconds)
 
     def _note(self, worker: Worker, execution: Execution) -> None:
         e, ids = execution, tuple(request.index for request in execution.batch)

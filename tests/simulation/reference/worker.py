@@ -8,6 +8,7 @@ from typing import Literal
 
 from simulation.reference.batcher import LiveRequest, Queue
 from simulation.reference.device import Device, Execution
+from simulation.reference.generating import Batch
 
 from balancer.scheduler.events import ModelReport, WorkerAdded
 from simulator.spec import FleetSpec, ModelSpec
@@ -25,16 +26,15 @@ class Counters:
     """Seconds of executions times their requests."""
     succeeded: int = 0
 
-    def count(self, execution: Execution, now_s: float) -> None:
-        seconds = now_s - execution.started_s
-        executions, total_s = self.batches.get(execution.rows, (0, 0.0))
-        self.batches[execution.rows] = executions + 1, total_s + seconds
-        self.compute_s += seconds * len(execution.batch)
-        self.succeeded += len(execution.batch)
+    def count(self, rows: int, requests: int, seconds: float) -> None:
+        executions, total_s = self.batches.get(rows, (0, 0.0))
+        self.batches[rows] = executions + 1, total_s + seconds
+        self.compute_s += seconds * requests
+        self.succeeded += requests
 
 
 class Worker:
-    def __init__(self, fleet: FleetSpec, index: int) -> None:
+    def __init__(self, fleet: FleetSpec, index: int, block_tokens: int) -> None:
         self.index = index
         self.spec = fleet.workers[index]
         self.fleet = fleet
@@ -52,7 +52,9 @@ class Worker:
         """Those that it knows, with their models."""
         self.queues = {m: Queue(model.batching) for m, model in self.models.items()}
         self.tables = {m: self._table(model) for m, model in self.models.items()}
-        self.slots: list[Execution | None] = [None] * sum(model.instances for model in self.models.values())
+        self.slots: list[Execution | None] = [None] * sum(model.slots for model in self.models.values())
+        self.batches = {m: self._batch(model, block_tokens) for m, model in self.models.items() if model.generation}
+        """Of models that generate."""
         self.device = Device(self.spec.sharing)
         self.device_version = 0
         """Grows whenever the device's next end is scheduled anew."""
@@ -68,9 +70,14 @@ class Worker:
         """Grows when the report stream breaks."""
         self._start_counters()
 
+    def _batch(self, model: ModelSpec, block_tokens: int) -> Batch:
+        assert model.generation is not None  # the caller looked
+        devices = model.generation.devices
+        return Batch(model.generation, devices.get(self.spec.device) or devices["*"], block_tokens)
+
     def _table(self, model: ModelSpec) -> tuple[list[float], list[float]]:
         service = model.service.get(self.spec.device) or model.service["*"]
-        device_s, host_s = service.table(model.batching.max_batch_rows)
+        device_s, host_s = service.table(model.table_sizes)
         return device_s.tolist(), host_s.tolist()
 
     def _start_counters(self) -> None:
@@ -93,6 +100,7 @@ class Worker:
     def pending(self) -> int:
         """Requests queued or executing."""
         executing = sum(len(execution.batch) for execution in self.slots if execution)
+        executing += sum(len(batch.running) for batch in self.batches.values())
         return sum(map(len, self.queues.values())) + executing
 
     def is_loaded(self, model: str) -> bool:
@@ -137,6 +145,10 @@ class Worker:
         for execution in executing:
             execution.lost = True
             lost += execution.batch
+            if execution.model in self.batches:
+                lost += self.batches[execution.model].clear()
+        for batch in self.batches.values():
+            batch.clear()
         self.slots = [None] * len(self.slots)
         self.device.clear(now_s)
         self.cache.clear()
@@ -153,6 +165,8 @@ class Worker:
             then_s, compute_s = samples[0]
             most = model.batching.max_batch_rows * model.instances
             executing = min((counters.compute_s - compute_s) / (now_s - then_s), float(most))
+        if m in self.batches:
+            executing = float(len(self.batches[m].running))
         samples.append((now_s, counters.compute_s))
         return ModelReport(
             model=model.name,
@@ -162,6 +176,6 @@ class Worker:
             executing=executing,
             succeeded=counters.succeeded,
             max_batch_rows=model.batching.max_batch_rows if self.ready[model.name] else 1,
-            instances=model.instances if self.ready[model.name] else 1,
+            instances=model.most_at_once if self.ready[model.name] else 1,
             batches=tuple((rows, *counters.batches[rows]) for rows in sorted(counters.batches)),
         )

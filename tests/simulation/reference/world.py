@@ -39,11 +39,11 @@ class Watch:
 
 
 class World:
-    def __init__(self, fleet: FleetSpec, policy: Policy, seed: int, plan: CanaryPlan) -> None:
+    def __init__(self, fleet: FleetSpec, policy: Policy, seed: int, plan: CanaryPlan, block_tokens: int) -> None:
         self.fleet = fleet
         self.seed = seed
         self.clock = Clock()
-        self.workers = [Worker(fleet, w) for w in range(len(fleet.workers))]
+        self.workers = [Worker(fleet, w, block_tokens) for w in range(len(fleet.workers))]
         self.index = {worker.spec.name: worker for worker in self.workers}
         self.routers = [Router(policy, fleet.settings_of(b), (seed << 8) + b) for b in range(fleet.balancers)]
         self.waiting = [Waiting(router) for router in self.routers]
