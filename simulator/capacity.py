@@ -10,6 +10,10 @@ second, where w has m loaded. The capacity is the largest C with
 - d_wm is the device seconds that a mean request takes in the best batch: the least of `device_s(b) / b` over the batch
   sizes b from 1 to `max_batch_rows`, over the worker's speed, times the mean of rows times work.
 - h_wm is the same with the host phase added, as an instance is occupied by both.
+- Of a model that generates both are the least, over the sequences s that run at once, of a step's seconds over the
+  requests that it completes: s / o of them, where o are the tokens that a mean request generates. The step has
+  s (1 + p / o) tokens, with p those of its prompt, and the attention of so many. s is at most `max_sequences`, what
+  memory holds, and what `step_tokens` let be. Nothing is found in caches: where something is, the fleet can do more.
 - k_w is what sharing gains: the most of `j / (1 + interference (j - 1))` with j executions at once, j from 1 to
   `concurrency` and no more than the worker has instances; 1 with interference 1.
 
@@ -24,8 +28,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from simulator.spec import FleetSpec, ModelSpec, SimulatedWorker
-from simulator.workload.workload import Demand, Workload
+from simulator.spec import FleetSpec, GenerationSpec, ModelSpec, ServiceTime, SimulatedWorker
+from simulator.workload.workload import Demand, PromptDemand, Workload
 
 
 def capacity_per_s(fleet: FleetSpec, workload: Workload) -> float:
@@ -55,7 +59,7 @@ def capacity_per_s(fleet: FleetSpec, workload: Workload) -> float:
     busy = np.array(
         [[*(cost[0] * (of == kind) for cost, (of, _) in zip(costs, flows, strict=True)), 0.0] for kind in kinds]
     )
-    most = [kinds[kind] * fleet.models[m].instances / cost[1] for cost, (kind, m) in zip(costs, flows, strict=True)]
+    most = [kinds[kind] * fleet.models[m].slots / cost[1] for cost, (kind, m) in zip(costs, flows, strict=True)]
     solved = linprog(
         np.array([*(0.0 for _ in flows), -1.0]),
         A_ub=busy,
@@ -72,6 +76,9 @@ def seconds_of(model: ModelSpec, worker: SimulatedWorker, demand: Demand) -> tup
     service = model.service_on(worker.device)
     if service is None:
         raise ValueError(f"model {model.name!r} has no service time on {worker.device!r}: add it, or one for '*'")
+    if model.generation is not None and demand.prompts is not None:
+        seconds = _generating_s(model, service, model.generation, worker, demand.prompts)
+        return seconds, seconds
     on_device, on_host = service.table(model.batching.max_batch_rows)
     sizes = np.arange(1, len(on_device))
     device_s = on_device[1:] / sizes / worker.speed * demand.row_work
@@ -79,8 +86,24 @@ def seconds_of(model: ModelSpec, worker: SimulatedWorker, demand: Demand) -> tup
     return float(device_s.min()), float((device_s + host_s).min())
 
 
+def _generating_s(
+    model: ModelSpec, service: ServiceTime, generation: GenerationSpec, worker: SimulatedWorker, mean: PromptDemand
+) -> float:
+    device = generation.on(worker.device)
+    assert device is not None  # check_fleet saw to it
+    tokens_each = 1 + mean.tokens / mean.output
+    held_each = mean.tokens + mean.output / 2
+    most = min(generation.max_sequences, device.memory_tokens / held_each, generation.step_tokens / tokens_each)
+    sequences = most * np.linspace(0.01, 1.0, 100)
+    completed = sequences / mean.output
+    linear_s, _ = service.table(model.table_sizes)
+    step_s = np.interp(sequences * tokens_each, np.arange(len(linear_s)), linear_s)
+    step_s += completed * (device.context_s * mean.context + device.attention_s * mean.pairs)
+    return float((step_s / completed).min() / worker.speed)
+
+
 def sharing_gain(worker: SimulatedWorker, fleet: FleetSpec) -> float:
     """What a device yields at most, in device seconds a second, by executing several at once."""
-    instances = sum(model.instances for model in fleet.models if worker.holds(model.name))
+    instances = sum(model.slots for model in fleet.models if worker.holds(model.name))
     at_once = np.arange(1, max(min(worker.sharing.concurrency, instances), 1) + 1)
     return float((at_once / (1 + worker.sharing.interference * (at_once - 1))).max())

@@ -86,7 +86,7 @@ def simulate(
     report = run_plan(plan, jobs, baseline, console)
     for board in report.boards:
         console.print(table.scenario_table(board, report.baseline))
-        if ladder:
+        if board.bound is not None:
             console.print(*(table.regret_table(board, figure) for figure in FIGURES))
     if len(report.boards) > 1:
         console.print(table.aggregate_table(report))

@@ -43,7 +43,7 @@ class ComparisonPlan:
     load: float | None = None
     """Share of the capacity; None: as the scenario says. A closed loop has none, nor a sweep or a timeline."""
     ladder: bool = True
-    """Whether to run the references for regret."""
+    """Whether to run the references for regret, which are of batching models: nobody knows the best of others."""
     sweep: tuple[float, ...] = ()
     """Loads at which each policy runs once more."""
     timelines: bool = False
@@ -52,6 +52,9 @@ class ComparisonPlan:
     def requests_of(self, scenario: Scenario) -> int:
         return scenario.requests if self.requests is None else self.requests
 
+    def has_ladder(self, scenario: Scenario) -> bool:
+        return self.ladder and not scenario.fleet.generates
+
     def jobs(self) -> list[Job]:
         jobs: dict[Job, None] = {}
         for scenario in self.scenarios:
@@ -59,11 +62,11 @@ class ComparisonPlan:
             load = None if closed else self.load
             for policy in self.policies:
                 jobs[Job(scenario.name, policy, "reports", (load, *(() if closed else self.sweep)))] = None
-                if self.ladder:
+                if self.has_ladder(scenario):
                     jobs[Job(scenario.name, policy, "exact", (load,))] = None
                 if self.timelines and not closed:
                     jobs[Job(scenario.name, policy, "reports", (load,), timeline=True)] = None
-            if self.ladder:
+            if self.has_ladder(scenario):
                 jobs |= {Job(scenario.name, *reference, (load,)): None for reference in _REFERENCES.values()}
         return list(jobs)
 
@@ -206,7 +209,7 @@ def _arrivals(plan: ComparisonPlan, scenario: Scenario, seeds: tuple[int, ...]) 
 
 def _board(plan: ComparisonPlan, scenario: Scenario, done: Mapping[Job, list[RunMetrics] | Timeline]) -> Board:
     closed = scenario.workload.clients > 0
-    load = None if closed else plan.load
+    load, ladder = None if closed else plan.load, plan.has_ladder(scenario)
     actual = _at(scenario, load)
     found: dict[tuple[str, Knowledge, float | None], RunMetrics] = {}
     timelines: dict[str, Timeline] = {}
@@ -221,9 +224,9 @@ def _board(plan: ComparisonPlan, scenario: Scenario, done: Mapping[Job, list[Run
         requests=plan.requests_of(scenario),
         load=float("nan") if closed else actual.workload.rate_per_s / actual.capacity_per_s,
         policies={policy: found[policy, "reports", load] for policy in plan.policies},
-        exact={policy: found[policy, "exact", load] for policy in plan.policies if plan.ladder},
-        references={name: found[(*job, load)] for name, job in _REFERENCES.items() if plan.ladder},
-        bound=pooled(actual.fleet, _arrivals(plan, actual, plan.seeds)) if plan.ladder else None,
+        exact={policy: found[policy, "exact", load] for policy in plan.policies if ladder},
+        references={name: found[(*job, load)] for name, job in _REFERENCES.items() if ladder},
+        bound=pooled(actual.fleet, _arrivals(plan, actual, plan.seeds)) if ladder else None,
         sweep={
             policy: {each: found[policy, "reports", each] for each in plan.sweep}
             for policy in plan.policies

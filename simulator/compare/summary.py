@@ -90,8 +90,13 @@ def references(board: Board, policy: str, figure: Figure) -> dict[str, FloatArra
     }
 
 
+def have_references(boards: Sequence[Board]) -> bool:
+    """Whether all do, so that latencies may be told relative to them."""
+    return all(board.references for board in boards)
+
+
 def aggregate(boards: Sequence[Board], baseline: str) -> dict[str, Aggregate]:
-    """By policy. Scores are relative to the clairvoyant, or without the ladder to the best policy of the seed."""
+    """By policy. Scores are relative to the clairvoyant, or where one has none to the best policy of the seed."""
     scores = {figure: _scores(boards, figure) for figure in FIGURES}
     profile = functools.partial(statistics.performance_profile, levels=LEVELS)
     found = {}
@@ -111,12 +116,10 @@ def aggregate(boards: Sequence[Board], baseline: str) -> dict[str, Aggregate]:
 def _scores(boards: Sequence[Board], figure: Figure) -> dict[str, FloatArray]:
     """By policy, `(scenarios, e)`; one that answered nothing has the worst score."""
     scores: dict[str, list[FloatArray]] = {policy: [] for policy in boards[0].policies}
+    known = have_references(boards)
     for board in boards:
         found = {policy: by_seed(metrics, figure) for policy, metrics in board.policies.items()}
-        if "clairvoyant" in board.references:
-            reference = by_seed(board.references["clairvoyant"], figure)
-        else:
-            reference = np.fmin.reduce(list(found.values()))
+        reference = by_seed(board.references["clairvoyant"], figure) if known else np.fmin.reduce(list(found.values()))
         for policy, ours in found.items():
             scores[policy].append(np.nan_to_num(ours / reference, nan=_WORST_SCORE))
     return {policy: np.stack(each) for policy, each in scores.items()}

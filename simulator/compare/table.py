@@ -93,7 +93,7 @@ def aggregate_table(report: ComparisonReport) -> Table:
 
 
 def aggregate_caption(report: ComparisonReport) -> str:
-    reference = "the clairvoyant's" if report.boards[0].references else "the best policy's"
+    reference = "the clairvoyant's" if summary.have_references(report.boards) else "the best policy's"
     return (
         f"Ratios: latency over {reference} on equal arrivals, interquartile mean of {len(report.boards)} scenarios and "
         f"{len(report.boards[0].seeds)} seeds. Better: probability that a run has a lower ratio than one of "

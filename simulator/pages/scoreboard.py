@@ -49,7 +49,7 @@ policy. Latency is that of requests answered well; less is better everywhere but
 
 def _overall(report: ComparisonReport, style: LineStyles) -> str:
     head, lines = table.aggregate_lines(report)
-    reference = "clairvoyant" if report.boards[0].references else "best of the seed"
+    reference = "clairvoyant" if summary.have_references(report.boards) else "best of the seed"
     drawn = _figure(
         plots.profiles(summary.aggregate(report.boards, report.baseline), style, reference),
         "Performance profiles: the share of all runs whose latency is at most so many times that of the "

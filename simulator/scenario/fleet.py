@@ -20,6 +20,8 @@ from simulator.spec import (
     DeviceSpec,
     Fault,
     FleetSpec,
+    GeneratingDevice,
+    GenerationSpec,
     ModelSpec,
     NetworkSpec,
     Noise,
@@ -33,7 +35,7 @@ Table = Mapping[Annotated[int, Field(ge=1)], Annotated[float, Field(ge=0)]]
 
 _AT_LEAST = {
     **dict.fromkeys(("concurrency", "default_priority", "instances", "max_batch_rows", "min_workers"), 1),
-    "priority_levels": 1,
+    **dict.fromkeys(("priority_levels", "memory_tokens"), 1),
     **dict.fromkeys(("timeout_s", "stale_after_s", "outcome_timeout_s", "max_pending_per_worker"), 1e-6),
     **dict.fromkeys(("sheddable_max_pending_per_worker", "latency_decay_s", "error_decay_s"), 1e-6),
     **dict.fromkeys(("service_memory", "service_memory_s", "default_service_s", "key_memory"), 1e-6),
@@ -44,13 +46,39 @@ _AT_LEAST = {
 _AT_MOST = {"loss": 1, "saving": 1, "priority_levels": 8, "max_fallbacks": 16}
 
 
+class GenerationSection(StrictModel):
+    """Continuous batching, as servers of language models have it. Its service times are those of a step by its tokens,
+    attention apart."""
+
+    step_tokens: int = Field(default=2048, ge=1, le=65_536)
+    """Most tokens of a step: one of each sequence that decodes, the rest of prompts."""
+    max_sequences: int = Field(default=256, ge=1, le=65_536)
+    """Most sequences that decode or have their prompts computed."""
+    kv_heads: int | None = Field(default=None, ge=1)
+    """With `measured`: heads of keys and values, where fewer than the model's own."""
+    devices: Mapping[str, GeneratingDevice] = {}
+    """With `device_ms`, by device kind, `*` for any other: memory and attention."""
+
+    @model_validator(mode="after")
+    def _steps_hold_sequences(self) -> Self:
+        if self.max_sequences > self.step_tokens:
+            rule = f"must be at most step_tokens, {self.step_tokens}"
+            raise field_error(("max_sequences",), self.max_sequences, rule)
+        return self
+
+    def spec(self, devices: Mapping[str, GeneratingDevice]) -> GenerationSpec:
+        """On these devices."""
+        return GenerationSpec(dict(devices), self.step_tokens, self.max_sequences)
+
+
 class ScenarioModelSection(StrictModel):
     """A model as workers hold it. Its service time comes from `measured` or from `device_ms`."""
 
     measured: str | None = None
-    """Name of a model in the shipped table of measurements, for every device kind of the fleet."""
+    """Name of a model in the shipped table of measurements, for every device kind of the fleet; of one that generates,
+    in that of steps."""
     device_ms: Mapping[str, Table] | None = None
-    """By device kind, `*` for any other: milliseconds on the device by rows."""
+    """By device kind, `*` for any other: milliseconds on the device by rows; of a model that generates, by tokens."""
     host_ms: Mapping[str, Table] = {}
     """By device kind, for the same rows: milliseconds on the instance before the device; nothing: none."""
     noise: Noise = Noise()
@@ -59,6 +87,27 @@ class ScenarioModelSection(StrictModel):
     """Triton's dynamic batcher."""
     instances: int = Field(default=1, ge=1)
     """Executions at once on one worker."""
+    generation: GenerationSection | None = None
+    """The model generates tokens; none: requests are executed in batches, each whole."""
+
+    @model_validator(mode="after")
+    def _devices_of_generation(self) -> Self:
+        if self.generation is None:
+            return self
+        if (self.measured is None) == (not self.generation.devices):
+            raise field_error(("generation", "devices"), {}, "must be given with device_ms, and with that alone")
+        if self.measured is None and self.generation.kv_heads is not None:
+            raise field_error(("generation", "kv_heads"), self.generation.kv_heads, "goes with measured alone")
+        for device in self.device_ms or {}:
+            if device not in self.generation.devices and "*" not in self.generation.devices:
+                raise field_error(("generation", "devices"), [*self.generation.devices], f"must name {device} or *")
+        if self.instances > 1:
+            raise field_error(("instances",), self.instances, "is not of a model that generates: leave it out")
+        plain = BatchingSpec()
+        for name in ("max_batch_rows", "queue_delay_s", "preferred_rows", "timeout_s"):
+            if (value := getattr(self.batching, name)) != getattr(plain, name):
+                raise field_error(("batching", name), value, "is not of a model that generates: leave it out")
+        return self
 
     @model_validator(mode="after")
     def _one_service(self) -> Self:
@@ -78,13 +127,20 @@ class ScenarioModelSection(StrictModel):
 
     def spec(self, name: str, devices: set[str]) -> ModelSpec:
         """The model for a fleet with these device kinds; raises `ValueError` where nothing was measured for one."""
-        if self.measured is not None:
+        if self.measured is None:
+            service = {device: self._service(device) for device in self.device_ms or {}}
+            generation = None if self.generation is None else self.generation.spec(self.generation.devices)
+        elif self.generation is None:
             from simulator.service import measured  # noqa: PLC0415 - reads a table that other scenarios do not need
 
-            service = {device: measured(self.measured, device) for device in sorted(devices)}
+            service, generation = {device: measured(self.measured, device) for device in sorted(devices)}, None
         else:
-            service = {device: self._service(device) for device in self.device_ms or {}}
-        return ModelSpec(name, service, self.noise, self.batching, self.instances)
+            from simulator.language_models import measured_steps, roofline  # noqa: PLC0415 - as above
+
+            service = {device: measured_steps(self.measured, device) for device in sorted(devices)}
+            attention = {device: roofline(self.measured, device, self.generation.kv_heads) for device in service}
+            generation = self.generation.spec(attention)
+        return ModelSpec(name, service, self.noise, self.batching, self.instances, generation)
 
     def _service(self, device: str) -> ServiceTime:
         table, host = (self.device_ms or {})[device], self.host_ms.get(device, {})

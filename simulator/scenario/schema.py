@@ -26,9 +26,12 @@ from simulator.workload.draws import (
     ZipfKeys,
 )
 from simulator.workload.extras import Patience, Sequences, Stream
+from simulator.workload.prompts import PromptText
 from simulator.workload.times import Diurnal, FlashCrowd, Poisson, Uniform
 from simulator.workload.trace import Recorded, TraceColumns, read_recorded
 from simulator.workload.workload import ModelTraffic, Workload
+
+TokenCount = Annotated[int, Field(ge=0, le=1_000_000)]
 
 
 class OneOf(StrictModel):
@@ -130,11 +133,12 @@ class StreamSection(StrictModel):
     """Each request is answered by several responses, evenly over its time on the device."""
 
     responses: WholeSection
-    """How many. It is work that the balancer does not see."""
+    """How many. It is work that the balancer does not see. Of a model that generates: tokens."""
     first: Annotated[float, Field(ge=1)] = 1.0
     """What the first response takes, in later ones: a prefill."""
     follows: Literal["rows", "key"] | None = None
-    """What the balancer sees and the number goes with: many rows many responses, or by key; none: nothing."""
+    """What the balancer sees and the number goes with: many rows (of a model that generates: a long prompt) many
+    responses, or by key; none: nothing."""
     correlation: Fraction = 0.8
     """How closely: of the normal scores of both."""
     at_most: Annotated[int, Field(ge=1, le=1_000_000)] = 4096
@@ -143,6 +147,28 @@ class StreamSection(StrictModel):
     def stream(self) -> Stream:
         """As the workload has it."""
         return Stream(self.responses.distribution, self.first, self.follows, self.correlation, self.at_most)
+
+
+class PromptsSection(StrictModel):
+    """What a model that generates is asked: what all prompts begin with, then what those of its key have next, then its
+    own tokens. `stream.responses` are the tokens that it generates; none: one."""
+
+    tokens: WholeSection
+    """Its own."""
+    common_tokens: TokenCount = 0
+    """That all begin with: a system prompt."""
+    key_tokens: TokenCount = 0
+    """That those of one key have next: a document, or a tenant's system prompt."""
+    conversation: bool = False
+    """Whether all prompts and answers before it with the same key are repeated before its own."""
+    at_most: Annotated[int, Field(ge=1, le=1_000_000)] = 32_768
+    """Tokens of a prompt; longer ones are cut at their end."""
+
+    def text(self) -> PromptText:
+        """As the workload has it."""
+        return PromptText(
+            self.tokens.distribution, self.common_tokens, self.key_tokens, self.conversation, self.at_most
+        )
 
 
 class KeysSection(OneOf):
@@ -173,10 +199,13 @@ class TrafficSection(StrictModel):
     """Several responses to each request; none: one."""
     patience: Patience | None = None
     """When clients give up; none: never."""
+    prompts: PromptsSection | None = None
+    """What a model that generates is asked, unless a trace tells; none: the model does not."""
 
     @model_validator(mode="after")
     def _follows_what_differs(self) -> Self:
-        if self.stream is not None and self.stream.follows == "rows" and self.rows.fixed is not None:
+        fixed = self.rows.fixed is not None and self.prompts is None
+        if self.stream is not None and self.stream.follows == "rows" and fixed:
             raise field_error(("stream", "follows"), "rows", "needs rows that differ: give other rows than `fixed`")
         return self
 
@@ -186,8 +215,9 @@ class TrafficSection(StrictModel):
         due = self.deadline_s
         deadline_s = Shares(due) if isinstance(due, Mapping) else math.inf if due is None else due
         stream = None if self.stream is None else self.stream.stream()
+        prompts = None if self.prompts is None else self.prompts.text()
         extras = self.sequences, stream, self.patience
-        return ModelTraffic(name, self.share, self.rows.distribution, work, deadline_s, *extras)
+        return ModelTraffic(name, self.share, self.rows.distribution, work, deadline_s, *extras, prompts)
 
 
 class WorkloadSection(StrictModel):
@@ -240,6 +270,8 @@ class WorkloadSection(StrictModel):
         for model in fleet.models:
             if model.name in models:
                 models[model.name].rows.check(model.name, model.batching.max_batch_rows)
+                if models[model.name].prompts is not None and model.generation is None:
+                    raise ValueError(f"prompts of {model.name} are given, and it does not generate: leave them out")
         return Workload(
             rate_per_s=self.rate_per_s or 1.0,
             traffic=tuple(section.traffic(name) for name, section in models.items()),

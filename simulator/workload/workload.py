@@ -16,14 +16,17 @@ import numpy.typing as npt
 from balancer.load.arrivals import FloatArray
 from balancer.load.workload import streams
 from policies.base import IntArray, UintArray
-from simulator.arrivals import Arrivals, Extras
+from simulator.arrivals import Arrivals, Extras, Prompts
 from simulator.spec import FleetSpec
 from simulator.workload.draws import ONE, Distribution, Keys, Shares, mean_rows, whole_rows
 from simulator.workload.extras import Patience, Sequences, Stream, numbered, place_of_key
+from simulator.workload.prompts import PromptText, drawn
 from simulator.workload.times import Poisson, Process, draw_times
 from simulator.workload.trace import Recorded
 
 _PARTS = 12
+_SAMPLE = 20_000
+"""Requests that means of prompts are taken over, where those are drawn."""
 _STEADY = Poisson()
 _ALL_ZERO = Shares({0: 1.0})
 
@@ -45,10 +48,24 @@ class ModelTraffic:
     """Several responses to each request; their number is work on top of `work`."""
     patience: Patience | None = None
     """When clients give up; None: never."""
+    prompts: PromptText | None = None
+    """What a model that generates is asked; it generates as many tokens as `stream` has responses, else 1."""
 
     @property
     def extra(self) -> bool:
         return self.sequences is not None or self.stream is not None or self.patience is not None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptDemand:
+    """Means over the requests to a model that generates."""
+
+    tokens: float
+    output: float
+    pairs: float
+    """Of a prompt's token and one before it."""
+    context: float
+    """Tokens before each that is generated, over all of a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +74,8 @@ class Demand:
     rows: float
     row_work: float
     """Mean of rows times work: more than `rows` where the large requests are the long ones."""
+    prompts: PromptDemand | None = None
+    """None: the model does not generate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +131,9 @@ class Workload:
         if any(one.extra for one in self.traffic):
             extras, key = self._extras(fleet, model, key, u_rows, extra)
             drawn_work = drawn_work * self._stream_work(fleet, model, extras)
+        prompts = None
+        if fleet.generates:
+            prompts = self._prompts(fleet, model, position, key, u_rows, extras)
         return Arrivals(
             time_s=time_s,
             model=model,
@@ -123,8 +145,29 @@ class Workload:
             balancer=self._balancers(fleet, balancers.random(requests)),
             tenant=self._recorded_or("tenants", position, owners),
             extras=extras,
+            prompts=prompts,
             clients=self.clients,
         )
+
+    def _prompts(
+        self,
+        fleet: FleetSpec,
+        model: npt.NDArray[np.int16],
+        position: IntArray,
+        key: UintArray,
+        u_rows: FloatArray,
+        extras: Extras | None,
+    ) -> Prompts:
+        recorded = None if self.recorded is None else self.recorded.prompts_at(position)
+        if recorded is not None:
+            return recorded
+        texts = []
+        for spec, traffic in zip(fleet.models, self._by_model(fleet), strict=True):
+            if spec.generation is not None and traffic.share and traffic.prompts is None:
+                raise ValueError(f"requests to {spec.name} have no prompts, and it generates: give them")
+            texts.append(traffic.prompts if spec.generation is not None else None)
+        responses = np.zeros(len(model), np.int32) if extras is None else extras.responses
+        return drawn(texts, model, key, u_rows, np.maximum(responses, 1))
 
     def _extras(
         self,
@@ -191,10 +234,22 @@ class Workload:
             if trace.work is not None:
                 work = trace.work[own]
         stream = traffic.stream
+        if model.generation is not None:
+            return Demand(share, 1.0, 1.0, self._prompt_demand(fleet, index) if share else None)
         if stream is not None and stream.follows == "rows":
             most_rows = model.batching.max_batch_rows
             return Demand(share, float(rows.mean()), stream.mean_row_work(traffic.rows, most_rows) * float(work.mean()))
         return Demand(share, float(rows.mean()), float((rows * work).mean()))
+
+    def _prompt_demand(self, fleet: FleetSpec, index: int) -> PromptDemand:
+        """Of the whole trace, or of many requests that are drawn."""
+        requests = _SAMPLE if self.recorded is None else len(self.recorded.time_s)
+        sample = self.arrivals(fleet, requests, 0)
+        assert sample.prompts is not None  # a model generates
+        own = sample.model == index
+        tokens, output = (each[own].astype(np.float64) for each in (sample.prompts.tokens, sample.prompts.output))
+        means = (tokens, output, np.square(tokens) / 2, output * (tokens + output / 2))
+        return PromptDemand(*(float(each.mean()) if len(each) else 1.0 for each in means))
 
     def _by_model(self, fleet: FleetSpec) -> list[ModelTraffic]:
         """One for each of the fleet's models, in its order; `share` 0 where it gets no requests."""
