@@ -2,7 +2,7 @@
 
 import math
 
-import numpy as np
+from simulation.reference.arriving import Arriving
 from simulation.reference.batcher import LiveRequest
 from simulation.reference.clock import Kind, Stream
 from simulation.reference.device import Execution
@@ -18,7 +18,7 @@ from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed
 from balancer.scheduler.events import Finished, Void, Withdrawn
 from balancer.scheduler.holding.waiting import Departure
 from policies.base import Policy, Request
-from simulator.arrivals import Arrivals, Extras, Prompts
+from simulator.arrivals import Arrivals
 from simulator.result import Result, Status
 from simulator.spec import FleetSpec, Noise
 
@@ -28,11 +28,6 @@ ALONE = CanaryPlan()
 def simulate(fleet: FleetSpec, arrivals: Arrivals, policy: Policy, seed: int, timeline_period_s: float = 0.0) -> Result:
     """One environment, so `(1, k)`; see `Simulation` for what else it tells."""
     return Simulation(fleet, arrivals, policy, seed, timeline_period_s).run()
-
-
-def _no_prompts(requests: int) -> Prompts:
-    ones = np.ones(requests, np.int32)
-    return Prompts(ones, ones, np.zeros(requests, np.int32), 1, np.zeros(0, np.int64))
 
 
 class Simulation:
@@ -47,10 +42,8 @@ class Simulation:
     ) -> None:
         self.fleet = fleet
         self.arrivals = arrivals
-        self.extras = arrivals.extras or Extras.none(len(arrivals))
-        self.prompts = arrivals.prompts or _no_prompts(len(arrivals))
-        self.world = World(fleet, policy, seed, plan, self.prompts.block_tokens)
-        self._first_block = np.cumsum(self.prompts.blocks) - self.prompts.blocks
+        self._arriving = Arriving(fleet, arrivals)
+        self.world = World(fleet, policy, seed, plan, self._arriving.prompts.block_tokens)
         self.clock = self.world.clock
         self.record = Record(arrivals, timeline_period_s)
         self.decided: list[int] = []
@@ -104,10 +97,10 @@ class Simulation:
     # A request's way to a worker.
 
     def _arrive(self, index: int, client: int) -> None:
-        request = self._request(index, client)
+        request = self._arriving.request(index, client, self.clock.now_s)
         self.record.arrived(request)
-        if self.extras.patience_s[index] < math.inf:
-            at_s = self.clock.now_s + float(self.extras.patience_s[index])
+        if (patience_s := float(self._arriving.extras.patience_s[index])) < math.inf:
+            at_s = self.clock.now_s + patience_s
             self.clock.at(at_s, Kind.GIVE_UP, (index,), self._give_up, request)
         features = Request(
             model=self.fleet.models[request.model].name,
@@ -170,34 +163,6 @@ class Simulation:
 
     def _tenant(self, number: int) -> str:
         return self.fleet.tenants[number] if number < len(self.fleet.tenants) else str(number)
-
-    def _request(self, index: int, client: int) -> LiveRequest:
-        a = self.arrivals
-        m = int(a.model[index])
-        batching = self.fleet.models[m].batching
-        priority = int(a.priority[index]) or batching.default_priority
-        return LiveRequest(
-            index=index,
-            model=m,
-            rows=int(a.rows[index]),
-            work=float(a.work[index]),
-            key=int(a.key[index]),
-            level=min(priority, batching.priority_levels) - 1,
-            balancer=int(a.balancer[index]),
-            client=client,
-            arrival_s=self.clock.now_s,
-            sequence=int(self.extras.sequence[index]),
-            starts=bool(self.extras.starts[index]),
-            responses=int(self.extras.responses[index]),
-            first_share=float(self.extras.first_share[index]),
-            tokens=int(self.prompts.tokens[index]),
-            output=int(self.prompts.output[index]),
-            blocks=self._blocks(index, m),
-        )
-
-    def _blocks(self, index: int, m: int) -> tuple[tuple[int, int], ...]:
-        first = self._first_block[index]
-        return tuple((m, int(block)) for block in self.prompts.block[first : first + self.prompts.blocks[index]])
 
     def _send(self, request: LiveRequest) -> None:
         network = self.fleet.network
