@@ -13,10 +13,13 @@ from simulator.arrivals import Arrivals
 from simulator.batch import Batch
 from simulator.capacity import capacity_per_s
 from simulator.run import run
+from simulator.scenario import load_scenario
 from simulator.spec import BatchingSpec, FleetSpec, ModelSpec, NetworkSpec, Noise, Reports, ServiceTime, SimulatedWorker
 from simulator.workload.workload import ModelTraffic, Workload
 
 WORKERS, MODELS, LOAD, ROUNDS = 32, 3, 0.75, 5
+GENERATING = "chat", "mooncake"
+"""Scenarios of language models."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +61,17 @@ def arrivals_of(fleet: FleetSpec, environments: int, requests: int) -> list[Arri
 def requests_per_s(case: Case, policy: str, rounds: int) -> float:
     """From the first event to the last, in CPU time, the median of rounds; a first one, which compiles, is left out."""
     fleet = fleet_of(WORKERS, MODELS)
-    arrivals = arrivals_of(fleet, case.environments, case.requests)
+    return _requests_per_s(fleet, arrivals_of(fleet, case.environments, case.requests), case, policy, rounds)
+
+
+def _requests_per_s(fleet: FleetSpec, arrivals: list[Arrivals], case: Case, policy: str, rounds: int) -> float:
     rounds_s = []
     for _ in range(rounds + 1):
         batch = Batch([fleet] * len(arrivals), arrivals, range(len(arrivals)))
         ready_s = time.thread_time()
         _decide(batch, policy, case)
         rounds_s.append(time.thread_time() - ready_s)
-    return case.environments * case.requests / float(np.median(rounds_s[1:]))
+    return sum(map(len, arrivals)) / float(np.median(rounds_s[1:]))
 
 
 def _decide(batch: Batch, policy: str, case: Case) -> None:
@@ -99,7 +105,20 @@ def measure(options: Options) -> list[Table]:
         f"Compiled: {COMPILED.environments} environments; NumPy: {NUMPY.environments}. Without the set-up and "
         f"{first_s:.1f} s until a process decides its first request, 25 s and more where nothing was compiled before."
     )
-    return [Table(title, ["policy", COMPILED.name, NUMPY.name], rows, note)]
+    return [Table(title, ["policy", COMPILED.name, NUMPY.name], rows, note), _generating(rounds)]
+
+
+def _generating(rounds: int) -> Table:
+    """Four environments of a whole run each."""
+    rows = []
+    for name in GENERATING:
+        scenario = load_scenario(name)
+        arrivals = [scenario.arrivals(seed) for seed in range(4)]
+        lengths = [float(np.mean([getattr(one.prompts, of) for one in arrivals])) for of in ("tokens", "output")]
+        rate = _requests_per_s(scenario.fleet, arrivals, COMPILED, "expected_latency", rounds)
+        rows.append([name, *(f"{length:,.0f}" for length in lengths), _millions(rate)])
+    title = "Language models in the simulator, million requests routed a second, expected_latency"
+    return Table(title, ["scenario", "prompt tokens", "output tokens", COMPILED.name], rows, "Eight workers.")
 
 
 def _millions(rate: float) -> str:

@@ -211,7 +211,7 @@ def reset(sim: Sim, e: int) -> None:
             if (record != "decision" or axes == "r") and f"{record}.{name}" not in _FILLED:
                 getattr(getattr(sim, record), name)[parts[axes.split()[0]]] = start
     workers = parts["g"]
-    x.running[workers][..., (at.FIRST, at.LAST, at.OLDEST, at.NEWEST)] = -1
+    x.running[workers][..., : at.UNUSED] = -1
     sim.heap.size[e] = sim.heap.lasting[e] = 0
     x.real[workers, at.DEVICE_END] = np.inf
     x.real[workers, at.NEXT_SAMPLE] = np.inf

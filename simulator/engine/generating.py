@@ -75,6 +75,9 @@ def _release(sim: Sim, e: int, g: int, m: int, k: int) -> None:
     """Give back the memory of a sequence."""
     x, mine = sim.state, sim.state.running[g, m]
     mine[at.HELD] -= x.own[e, k]
+    if x.todo[e, k] == 0:
+        mine[at.DECODING] -= 1
+        mine[at.CONTEXT] -= x.context[e, k]
     for i in range(x.shared[e, k] - 1, -1, -1):
         block = _block(sim, e, k, i)
         x.users[g, block] -= 1
@@ -121,15 +124,6 @@ def _preempt(sim: Sim, e: int, g: int, m: int) -> None:
 
 
 @inlined
-def _decoding(sim: Sim, e: int, g: int, m: int) -> int:
-    count, k = 0, sim.state.running[g, m, at.FIRST]
-    while k >= 0:
-        count += sim.state.todo[e, k] == 0
-        k = sim.state.next[e, k]
-    return count
-
-
-@inlined
 def _first_waiting(sim: Sim, g: int, m: int) -> int:
     level = 0
     while sim.state.queue_count[g, m, level] == 0:
@@ -138,7 +132,7 @@ def _first_waiting(sim: Sim, g: int, m: int) -> int:
 
 
 @outlined
-def _admit(sim: Sim, e: int, g: int, m: int, decoding: int, now_s: float) -> None:
+def _admit(sim: Sim, e: int, g: int, m: int, now_s: float) -> None:
     """Admit those who wait, in order, while there is room for the first of them."""
     x, mine = sim.state, sim.state.running[g, m]
     memory, block_tokens = sim.plan.generating[g, m, at.G_MEMORY], int(sim.plan.env[e, at.E_BLOCK_TOKENS])
@@ -155,7 +149,7 @@ def _admit(sim: Sim, e: int, g: int, m: int, decoding: int, now_s: float) -> Non
             woken += users == 0
             cached += 1
         own = prompt - cached * block_tokens
-        if x.executing[g, m] > 0 and mine[at.HELD] + woken * block_tokens + own + decoding > memory:
+        if x.executing[g, m] > 0 and mine[at.HELD] + woken * block_tokens + own + mine[at.DECODING] > memory:
             return
         take(sim, e, g, m, level)
         x.queued[g, m] -= 1
@@ -183,25 +177,23 @@ def _admit(sim: Sim, e: int, g: int, m: int, decoding: int, now_s: float) -> Non
 @outlined
 def _start(sim: Sim, e: int, g: int, m: int, now_s: float) -> None:
     """Start a step of the running sequences."""
-    x, decoding = sim.state, _decoding(sim, e, g, m)
-    left = int(sim.plan.model[e * sim.sizes.models + m, at.M_STEP_TOKENS]) - decoding
-    tokens, context, pairs = decoding, 0, 0
-    k = x.running[g, m, at.FIRST]
-    while k >= 0:
-        if x.todo[e, k] == 0:
-            x.chunk[e, k] = 1
-            context += x.context[e, k]
-        else:
+    x, mine = sim.state, sim.state.running[g, m]
+    tokens, pairs, k = mine[at.DECODING], 0, mine[at.FIRST]
+    left = int(sim.plan.model[e * sim.sizes.models + m, at.M_STEP_TOKENS]) - tokens
+    prompts = x.executing[g, m] - tokens
+    while prompts > 0:
+        if x.todo[e, k] > 0:
             chunk = min(x.todo[e, k], left)
             x.chunk[e, k] = chunk
             left -= chunk
             tokens += chunk
             pairs += chunk * (2 * x.context[e, k] + chunk)
+            prompts -= 1
         k = x.next[e, k]
     slot = 0
     while x.slot_state[g, slot] != at.FREE:
         slot += 1
-    attention_s = sim.plan.generating[g, m, at.G_CONTEXT] * context
+    attention_s = sim.plan.generating[g, m, at.G_CONTEXT] * mine[at.CONTEXT]
     attention_s += sim.plan.generating[g, m, at.G_ATTENTION] * (pairs * 0.5)
     left_s = (sim.plan.device_s[sim.plan.table[g, m], tokens] + attention_s) / sim.plan.worker[g, at.W_SPEED]
     left_s *= noise(sim, e, g, m)
@@ -223,31 +215,34 @@ def look(sim: Sim, e: int, g: int, m: int, now_s: float) -> None:
     x, mine = sim.state, sim.state.running[g, m]
     if not x.whole[g, at.UP] or x.busy_instances[g, m] > 0:
         return
-    memory, decoding = sim.plan.generating[g, m, at.G_MEMORY], _decoding(sim, e, g, m)
-    fits = mine[at.HELD] + decoding <= memory
-    while mine[at.HELD] + decoding > memory and x.executing[g, m] > 1:
+    memory = sim.plan.generating[g, m, at.G_MEMORY]
+    fits = mine[at.HELD] + mine[at.DECODING] <= memory
+    while mine[at.HELD] + mine[at.DECODING] > memory and x.executing[g, m] > 1:
         _preempt(sim, e, g, m)
-        decoding = _decoding(sim, e, g, m)
-    if fits:
-        _admit(sim, e, g, m, decoding, now_s)
+    if fits and x.queued[g, m] > 0:
+        _admit(sim, e, g, m, now_s)
     if x.executing[g, m] > 0:
-        _make_room(sim, e, g, m, decoding)
+        _make_room(sim, e, g, m, mine[at.DECODING])
         _start(sim, e, g, m, now_s)
 
 
 @inlined
 def _advance(sim: Sim, e: int, g: int, m: int, k: int, now_s: float) -> None:
     """What a step did for a sequence."""
-    x, chunk = sim.state, sim.state.chunk[e, k]
-    x.context[e, k] += chunk
+    x, mine = sim.state, sim.state.running[g, m]
     if x.todo[e, k] == 0:
+        x.context[e, k] += 1
         x.own[e, k] += 1
-        x.running[g, m, at.HELD] += 1
+        mine[at.HELD] += 1
+        mine[at.CONTEXT] += 1
     else:
-        x.todo[e, k] -= chunk
+        x.context[e, k] += x.chunk[e, k]
+        x.todo[e, k] -= x.chunk[e, k]
         _share(sim, e, g, m, k)
         if x.todo[e, k] > 0:
             return
+        mine[at.DECODING] += 1
+        mine[at.CONTEXT] += x.context[e, k]
     x.generated[e, k] += 1
     if x.generated[e, k] == 1:
         x.first_s[e, k] = now_s
@@ -290,5 +285,5 @@ def forget(sim: Sim, g: int) -> None:
     x = sim.state
     x.users[g] = at.ABSENT
     for m in range(sim.sizes.models):
-        x.running[g, m] = -1
-        x.running[g, m, at.HELD] = x.running[g, m, at.UNUSED] = 0
+        x.running[g, m] = 0
+        x.running[g, m, : at.UNUSED] = -1

@@ -58,9 +58,10 @@ W_SPEED, W_CONCURRENCY, W_INTERFERENCE, W_EXISTS, W_PRESENT, WORKER_COLUMNS = ra
 # Columns of `EnginePlan.generating`, by worker and model.
 G_MEMORY, G_CONTEXT, G_ATTENTION, GENERATING_COLUMNS = range(4)
 
-# Columns of `EngineState.running`: the running sequences, first and last; tokens held; the cached blocks that nobody
-# uses: the one to go first, the last, and how many.
-(FIRST, LAST, HELD, OLDEST, NEWEST, UNUSED, RUNNING_COLUMNS) = range(7)
+# Columns of `EngineState.running`: the running sequences, first and last; the cached blocks that nobody uses, the one
+# to go first and the last, all four -1 where there is none; how many such blocks; tokens held; sequences that decode,
+# and the tokens before them.
+(FIRST, LAST, OLDEST, NEWEST, UNUSED, HELD, DECODING, CONTEXT, RUNNING_COLUMNS) = range(9)
 ABSENT = -1
 """Of a block's users: it is not cached."""
 
