@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from policies.base import BoolArray, FloatArray
+from policies.base import BoolArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,6 +87,14 @@ class Arrivals:
         """Whether any request outside of sequences has a key."""
         extras = self.extras
         return bool((self.key if extras is None else self.key[extras.sequence < 0]).any())
+
+    def numbered_blocks(self) -> IntArray:
+        """The blocks of all prompts as numbers from 0, equal where blocks of one model are; `(sum(blocks),)`."""
+        if self.prompts is None or not len(self.prompts.block):
+            return np.zeros(0, np.int64)
+        named = self.model.repeat(self.prompts.blocks) * (self.prompts.block.max() + 1) + self.prompts.block
+        found: IntArray = np.unique(named, return_inverse=True)[1]
+        return found
 
     def __len__(self) -> int:
         return len(self.time_s)

@@ -13,10 +13,10 @@ from balancer.kernel.estimators.columns import declared
 from balancer.kernel.state import Options
 from balancer.scheduler.keys import OF_SEQUENCES, STICKY, placing
 from policies.base import BoolArray, FleetView, FloatArray, IntArray, Policy, Request
-from simulator.arrivals import Arrivals
+from simulator.arrivals import Arrivals, Prompts
 from simulator.engine import layout as at
 from simulator.engine import loop, rows, truth
-from simulator.engine.allocate import allocate, check_fits
+from simulator.engine.allocate import PromptRoom, allocate, check_fits
 from simulator.engine.check import check_arrivals, check_fleet
 from simulator.engine.deciders import decider
 from simulator.engine.fill import EngineTables, fill
@@ -81,12 +81,16 @@ class Batch:
             self._fill(e, fleet, one, seed)
 
     @classmethod
-    def of_room(cls, room: FleetSpec, environments: int, requests: int) -> Batch:
+    def of_room(cls, room: FleetSpec, environments: int, requests: int, prompts: PromptRoom) -> Batch:
         """Environments with room for such a fleet and so many requests, for runs that are put there by `load`."""
         columns = {field.name for field in dataclasses.fields(Arrivals)}
         demand = [(name, declared_as) for name, declared_as in declared(at.EngineDemand).items() if name in columns]
         values: dict[str, Any] = {name: np.full(requests, start, kind) for name, (_, kind, start) in demand}
-        nothing = Arrivals(**values)
+        # One request has all the blocks.
+        ones, blocks = np.ones(requests, np.int32), np.zeros(requests, np.int32)
+        blocks[0], tokens = prompts.blocks, np.maximum(ones, prompts.blocks)
+        texts = Prompts(tokens, ones, blocks, 1, np.arange(prompts.blocks) % prompts.names)
+        nothing = Arrivals(**values, prompts=texts if room.generates else None)
         return cls([room] * environments, [nothing] * environments, [0] * environments)
 
     def _fill(self, e: int, fleet: FleetSpec, arrivals: Arrivals, seed: int) -> None:

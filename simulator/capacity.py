@@ -59,7 +59,7 @@ def capacity_per_s(fleet: FleetSpec, workload: Workload) -> float:
     busy = np.array(
         [[*(cost[0] * (of == kind) for cost, (of, _) in zip(costs, flows, strict=True)), 0.0] for kind in kinds]
     )
-    most = [kinds[kind] * fleet.models[m].slots / cost[1] for cost, (kind, m) in zip(costs, flows, strict=True)]
+    most = [kinds[kind] * fleet.models[m].instances / cost[1] for cost, (kind, m) in zip(costs, flows, strict=True)]
     solved = linprog(
         np.array([*(0.0 for _ in flows), -1.0]),
         A_ub=busy,
@@ -104,6 +104,6 @@ def _generating_s(
 
 def sharing_gain(worker: SimulatedWorker, fleet: FleetSpec) -> float:
     """What a device yields at most, in device seconds a second, by executing several at once."""
-    instances = sum(model.slots for model in fleet.models if worker.holds(model.name))
+    instances = sum(model.instances for model in fleet.models if worker.holds(model.name))
     at_once = np.arange(1, max(min(worker.sharing.concurrency, instances), 1) + 1)
     return float((at_once / (1 + worker.sharing.interference * (at_once - 1))).max())

@@ -109,18 +109,13 @@ class ModelSpec:
     noise: Noise = Noise()
     batching: BatchingSpec = BatchingSpec()
     instances: int = 1
-    """Executions at once on one worker."""
+    """Executions at once on one worker; where the model generates, 1, as it has one step under way."""
     generation: GenerationSpec | None = None
     """None: requests are executed in batches, each whole."""
 
     def service_on(self, device: str) -> ServiceTime | None:
         """Of a device kind; None where there is none."""
         return self.service.get(device, self.service.get("*"))
-
-    @property
-    def slots(self) -> int:
-        """Executions at once on one worker; a model that generates has one step under way."""
-        return self.instances if self.generation is None else 1
 
     @property
     def most_at_once(self) -> int:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from balancer.kernel.fleet_state import KINDS
 from balancer.kernel.reports import BATCH_COLUMNS, LINE_COLUMNS
 from balancer.kernel.state import FOUND_COLUMNS, lengths_of
 from balancer.scheduler.holding.state import Held, lengths_of_held
+from policies.base import IntArray
 from simulator.arrivals import Arrivals
 from simulator.engine import layout as at
 from simulator.engine.check import MOST_PREFERRED
@@ -62,7 +63,7 @@ def sizes(fleets: Sequence[FleetSpec], requests: int) -> EngineSizes:
         models=max(len(fleet.models) for fleet in fleets),
         balancers=max(fleet.balancers for fleet in fleets),
         requests=requests,
-        slots=max(sum(model.slots for model in fleet.models) for fleet in fleets),
+        slots=max(sum(model.instances for model in fleet.models) for fleet in fleets),
         levels=max(model.batching.priority_levels for fleet in fleets for model in fleet.models),
         log=max(_log(fleet) for fleet in fleets),
         snapshots=max(_snapshots(fleet) for fleet in fleets),
@@ -87,12 +88,24 @@ def samples(fleet: FleetSpec) -> int:
     return max(1, math.ceil(_KEPT_S / fleet.reports.period_s))
 
 
-def blocks_of(arrivals: Sequence[Arrivals]) -> int:
-    """Most blocks that the prompts of one environment have."""
-    return max((len(one.prompts.block) for one in arrivals if one.prompts is not None), default=0)
+class PromptRoom(NamedTuple):
+    """What the prompts of one environment have at most."""
+
+    blocks: int = 1
+    names: int = 1
+    """Blocks that are not equal."""
 
 
-def _lengths(z: EngineSizes, fleets: Sequence[FleetSpec], timeline: int, blocks: int) -> dict[str, int]:
+def prompt_room(arrivals: Sequence[Arrivals]) -> PromptRoom:
+    names = [one.numbered_blocks() for one in arrivals if one.prompts is not None]
+    return PromptRoom(*(max((of(each) for each in names if len(each)), default=1) for of in (len, _count)))
+
+
+def _count(names: IntArray) -> int:
+    return int(names.max()) + 1
+
+
+def _lengths(z: EngineSizes, fleets: Sequence[FleetSpec], timeline: int, room: PromptRoom) -> dict[str, int]:
     e, n, m, b = len(fleets), z.workers, z.models, z.balancers
     faults = max(len(fleet.faults) for fleet in fleets)
     holds = any(fleet.settings.holding.models for fleet in fleets)
@@ -117,7 +130,7 @@ def _lengths(z: EngineSizes, fleets: Sequence[FleetSpec], timeline: int, blocks:
         "samples": max(map(samples, fleets)),
         "entries": max(1, *(fleet.cache.entries for fleet in fleets)),
         **{"sizes": 1 + max(model.table_sizes for model in models), "generating": at.GENERATING_COLUMNS},
-        **{"prompts": z.requests if generates else 1, "block": max(blocks, 1), "names": max(blocks, 1)},
+        **{"prompts": z.requests if generates else 1, "block": room.blocks, "names": room.names},
         "running": at.RUNNING_COLUMNS,
         **{"rows": 1 + most_rows, "line": LINE_COLUMNS, "batch": BATCH_COLUMNS, "executed": m * most_rows},
         "tables": len({s for model in models for s in model.service.values()}),
@@ -132,13 +145,14 @@ def check_fits(sim: Sim, fleet: FleetSpec, arrivals: Arrivals) -> None:
         "sizes": sim.plan.device_s.shape[1],
         "prompts": sim.demand.tokens.shape[1],
         "block": sim.demand.block.shape[1],
+        "names": sim.state.users.shape[1],
         "samples": sim.state.sample_s.shape[1],
         "entries": sim.state.cache.shape[1],
         "places": sim.caches.key.shape[1],
         "faults": sim.plan.fault_kind.shape[1],
         "fallbacks": sim.state.fallback.shape[2],
     }
-    lengths = _lengths(needed, [fleet], 0, blocks_of([arrivals]))
+    lengths = _lengths(needed, [fleet], 0, prompt_room([arrivals]))
     wants = {**needed._asdict(), **{name: lengths[name] for name in has}}
     for name, room in {**there._asdict(), **has}.items():
         if name == "requests" and wants[name] != room:
@@ -197,7 +211,7 @@ def _padded(count: int) -> int:
 def allocate(fleets: Sequence[FleetSpec], arrivals: Sequence[Arrivals], timeline: int = 0) -> Sim:
     """Arrays for as many environments as there are fleets, with room for the largest, to be filled by `fill`."""
     z = sizes(fleets, len(arrivals[0]))
-    arena = _Arena(_lengths(z, fleets, timeline, blocks_of(arrivals)), list(_RECORDS.values()))
+    arena = _Arena(_lengths(z, fleets, timeline, prompt_room(arrivals)), list(_RECORDS.values()))
     return Sim(z, **{name: _KINDS[name](**arena.make(arrays)) for name, arrays in _RECORDS.items()})
 
 

@@ -117,7 +117,7 @@ def _generation_problems(model: ModelSpec, generation: GenerationSpec) -> Iterat
         if generation.on(device) is None:
             yield f"generation {own} has no device {device}: give its memory_tokens, or those of '*'"
     batching, plain = model.batching, BatchingSpec()
-    for name in ("max_batch_rows", "queue_delay_s", "preferred_rows", "timeout_s"):
+    for name in ("queue_delay_s", "preferred_rows", "timeout_s"):
         if getattr(batching, name) != getattr(plain, name):
             yield f"{name} {own} is {getattr(batching, name)}: leave it out, since the model generates"
 

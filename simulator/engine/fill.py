@@ -5,12 +5,11 @@ import math
 from typing import get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from balancer.kernel.state import settings_row
 from balancer.scheduler.holding.state import holding_row, model_rows
 from balancer.scheduler.worker import Worker, kinds_of, objections, tier_of
-from policies.base import FloatArray
+from policies.base import FloatArray, IntArray
 from policies.hashing import key_of, mix
 from simulator.arrivals import Arrivals, Extras, Prompts
 from simulator.engine import layout as at
@@ -76,20 +75,18 @@ def fill(sim: Sim, tables: EngineTables, e: int, fleet: FleetSpec, arrivals: Arr
         if hasattr(extras, name) or hasattr(arrivals, name):
             getattr(sim.demand, name)[e] = getattr(extras if hasattr(extras, name) else arrivals, name)
     if arrivals.prompts is not None and any(model.generation for model in fleet.models):
-        _fill_prompts(sim, e, arrivals.model, arrivals.prompts)
+        _fill_prompts(sim, e, arrivals.prompts, arrivals.numbered_blocks())
     reset(sim, e)
     _fill_profiles(sim, e, fleet)
     _fill_zones(sim, e, fleet)
 
 
-def _fill_prompts(sim: Sim, e: int, model: npt.NDArray[np.int16], prompts: Prompts) -> None:
+def _fill_prompts(sim: Sim, e: int, prompts: Prompts, names: IntArray) -> None:
     demand = sim.demand
     demand.tokens[e], demand.output[e], demand.blocks[e] = prompts.tokens, prompts.output, prompts.blocks
     demand.first_block[e] = np.cumsum(prompts.blocks) - prompts.blocks
     sim.plan.env[e, at.E_BLOCK_TOKENS] = prompts.block_tokens
-    if len(prompts.block):
-        named = model.repeat(prompts.blocks) * (prompts.block.max() + 1) + prompts.block
-        demand.block[e, : len(named)] = np.unique(named, return_inverse=True)[1]
+    demand.block[e, : len(names)] = names
 
 
 def _fill_environment(env: FloatArray, fleet: FleetSpec) -> None:

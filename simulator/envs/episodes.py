@@ -9,6 +9,7 @@ from gymnasium.error import ResetNeeded
 from balancer.kernel.worker_columns import pending
 from policies.base import BoolArray, FloatArray, IntArray
 from simulator.batch import Batch
+from simulator.engine.allocate import TooLargeError
 from simulator.engine.coming import request_of
 from simulator.engine.compiled import compiled, from_source, inlined
 from simulator.engine.knowledge import row
@@ -21,6 +22,7 @@ from simulator.scenario import Scenario
 SPARE = 64
 """Arrivals after an episode's last: if some are refused before anybody is asked, the next one shows the last state."""
 
+_DRAWS = 10
 _REMEDY = (
     "name it, or one as large, among the environment's own; a function's first draws tell how large its fleets are"
 )
@@ -98,7 +100,7 @@ class Episodes:
                 raise ValueError(f"{name} is {value}: give a finite number of at least {least}")
         self._sampler = Sampler(scenario, load, requests + SPARE)
         room = self._sampler.room
-        self.batch = Batch.of_room(room, environments, requests + SPARE)
+        self.batch = Batch.of_room(room, environments, requests + SPARE, self._sampler.prompts)
         self.workers, self.models = len(room.workers), len(room.models)
         self.requests = requests
         self.scenarios: list[Scenario | None] = [None] * environments
@@ -116,11 +118,7 @@ class Episodes:
 
     def reset(self, e: int, generator: np.random.Generator, options: dict[str, Any]) -> None:
         """Begin another episode in environment `e`, at its first decision; options: see `Sampler.draw`."""
-        scenario, arrivals, seed = self._sampler.draw(generator, options)
-        try:
-            self.batch.load(e, scenario.fleet, arrivals, seed)
-        except ValueError as error:
-            raise ValueError(f"scenario {scenario.name!r} does not fit: {error}; {_REMEDY}") from error
+        scenario = self._load(e, generator, options)
         if not self.batch.waiting[e]:
             raise ValueError(
                 f"scenario {scenario.name!r} refuses every request of an episode before anybody is asked: "
@@ -130,6 +128,20 @@ class Episodes:
         self.last_pick[e] = -1
         self.running[e] = True
         self._charges.reset(e)
+
+    def _load(self, e: int, generator: np.random.Generator, options: dict[str, Any]) -> Scenario:
+        draws = _DRAWS
+        while True:
+            scenario, arrivals, seed = self._sampler.draw(generator, options)
+            draws -= 1
+            try:
+                self.batch.load(e, scenario.fleet, arrivals, seed)
+            except ValueError as error:
+                # Of prompts there may be more than of those that were looked at: rare, and others are as good.
+                if draws == 0 or not (scenario.fleet.generates and isinstance(error, TooLargeError)):
+                    raise ValueError(f"scenario {scenario.name!r} does not fit: {error}; {_REMEDY}") from error
+            else:
+                return scenario
 
     def step(self, actions: npt.NDArray[np.integer[Any]], active: BoolArray) -> EpisodeStep:
         """Send what waits in the environments `active` to the workers `actions`, `(e,)` each, and go on.

@@ -8,8 +8,19 @@ from typing import Any
 import numpy as np
 
 from simulator.arrivals import Arrivals
+from simulator.engine.allocate import PromptRoom, prompt_room
 from simulator.scenario import Scenario, load_scenario
-from simulator.spec import BatchingSpec, CacheSpec, Fault, FleetSpec, ModelSpec, Reports, SimulatedWorker
+from simulator.spec import (
+    BatchingSpec,
+    CacheSpec,
+    Fault,
+    FleetSpec,
+    GeneratingDevice,
+    GenerationSpec,
+    ModelSpec,
+    Reports,
+    SimulatedWorker,
+)
 
 Given = str | Path | Scenario
 """A scenario, or the name or file of one."""
@@ -17,6 +28,8 @@ Scenarios = Given | Sequence[Given] | Callable[[np.random.Generator], Scenario]
 Load = float | tuple[float, float] | None
 """Share of the fleet's capacity; two: between which each episode draws one; None: the scenario's own."""
 
+_ROOMY = 1 << 40
+"""Tokens."""
 _LOOKED_AT = 64
 """Draws from a function, to learn how large its fleets are."""
 
@@ -44,6 +57,7 @@ class Sampler:
         self._scenarios = [] if self._function else looked_at
         self._at_capacity: dict[int, Scenario] = {}
         self.room = covering([scenario.fleet for scenario in looked_at])
+        self.prompts = room_for_prompts(looked_at, requests)
 
     def draw(self, generator: np.random.Generator, options: dict[str, Any]) -> tuple[Scenario, Arrivals, int]:
         """The next episode: its scenario, requests, and the seed of all else.
@@ -94,8 +108,12 @@ def covering(fleets: Sequence[FleetSpec]) -> FleetSpec:
 
     models = [model for fleet in fleets for model in fleet.models]
     count = max(len(fleet.models) for fleet in fleets)
-    slots = max(sum(model.slots for model in fleet.models) for fleet in fleets)
+    slots = max(sum(model.instances for model in fleet.models) for fleet in fleets)
     services = dict.fromkeys(service for model in models for service in model.service.values())
+    generation = None
+    if any(fleet.generates for fleet in fleets):
+        most_tokens = max(model.table_sizes for model in models)
+        generation = GenerationSpec({"*": GeneratingDevice(_ROOMY)}, most_tokens, max_sequences=1)
     model = ModelSpec(
         "model-0",
         {str(i): service for i, service in enumerate(services)},
@@ -104,9 +122,11 @@ def covering(fleets: Sequence[FleetSpec]) -> FleetSpec:
             priority_levels=max(model.batching.priority_levels for model in models),
         ),
         instances=max(1, slots - count + 1),
+        generation=generation,
     )
+    others = (dataclasses.replace(model, name=f"model-{i}", instances=1, generation=None) for i in range(1, count))
     return FleetSpec(
-        models=(model, *(dataclasses.replace(model, name=f"model-{i}", instances=1) for i in range(1, count))),
+        models=(model, *others),
         workers=tuple(SimulatedWorker(f"worker-{i}") for i in range(max(len(fleet.workers) for fleet in fleets))),
         balancers=max(fleet.balancers for fleet in fleets),
         reports=Reports(
@@ -123,6 +143,14 @@ def covering(fleets: Sequence[FleetSpec]) -> FleetSpec:
             sticky_keys=all(fleet.settings.sticky_keys for fleet in fleets),
         ),
     )
+
+
+def room_for_prompts(scenarios: Sequence[Scenario], requests: int) -> PromptRoom:
+    """For runs of these scenarios: a quarter more than what some of them have."""
+    some = [
+        scenario.arrivals(seed, requests) for scenario in scenarios if scenario.fleet.generates for seed in range(4)
+    ]
+    return PromptRoom(*(most + most // 4 for most in prompt_room(some)))
 
 
 def _check_alike(first: FleetSpec, other: FleetSpec) -> None:

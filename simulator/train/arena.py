@@ -18,7 +18,7 @@ from policies.learned.policy import shares
 from simulator.arrivals import Arrivals
 from simulator.batch import Batch
 from simulator.engine.allocate import TooLargeError
-from simulator.envs.sampling import covering
+from simulator.envs.sampling import covering, room_for_prompts
 from simulator.result import Result
 from simulator.scenario import Scenario
 from simulator.view import BatchView
@@ -43,8 +43,9 @@ class Arena:
     def __init__(self, draw: Draw, environments: int, requests: int) -> None:
         """Allocate; the first draws tell how large fleets are, and larger ones are drawn again."""
         generator = np.random.default_rng(0)
-        room = covering([draw(generator).fleet for _ in range(_LOOKED_AT)])
-        self.batch = Batch.of_room(room, environments, requests)
+        looked_at = [draw(generator) for _ in range(_LOOKED_AT)]
+        room, prompts = covering([one.fleet for one in looked_at]), room_for_prompts(looked_at, requests)
+        self.batch = Batch.of_room(room, environments, requests, prompts)
         self.environments, self.requests = environments, requests
         self._draw = draw
 

@@ -113,7 +113,7 @@ def workers_execute_as_they_are_configured(simulation: Simulation) -> None:
         assert arrivals.rows[requests].sum() <= fleet.models[execution.model].batching.max_batch_rows
     for (_, m), changes in at_once.items():
         counts = np.cumsum([change for _, change in sorted(changes)])
-        assert counts.max(initial=0) <= fleet.models[m].slots
+        assert counts.max(initial=0) <= fleet.models[m].instances
     executed = [request for execution in simulation.executed for request in execution.requests]
     assert len(executed) == len(set(executed))
     # What a client gave up while it was executed is executed to its end.

@@ -141,8 +141,8 @@ def closed_loop(setup: Setup, autoscaler: Autoscaler, targets: Targets) -> Run:
     return Run(targets, result, Scraped(*np.array(seen).T), looks_s, wanted_there, ready_there)
 
 
-_OF_ALL = ("clients", "extras")
-"""Of arrivals, what is no column of requests; nobody here has extras."""
+_OF_ALL = ("clients", "extras", "prompts")
+"""Of arrivals, what is no column of requests; nobody here has extras or prompts."""
 
 
 def _run(setup: Setup, fleet: _Fleet, until_s: float) -> Result:

@@ -52,7 +52,7 @@ class Worker:
         """Those that it knows, with their models."""
         self.queues = {m: Queue(model.batching) for m, model in self.models.items()}
         self.tables = {m: self._table(model) for m, model in self.models.items()}
-        self.slots: list[Execution | None] = [None] * sum(model.slots for model in self.models.values())
+        self.slots: list[Execution | None] = [None] * sum(model.instances for model in self.models.values())
         self.batches = {m: self._batch(model, block_tokens) for m, model in self.models.items() if model.generation}
         """Of models that generate."""
         self.device = Device(self.spec.sharing)

@@ -57,7 +57,7 @@ def rewards(steps: list[Any]) -> float:
     return sum(step[1] for step in steps)
 
 
-@pytest.mark.parametrize("scenario", ["several-models", "four-balancers", "cache-affinity"])
+@pytest.mark.parametrize("scenario", ["several-models", "four-balancers", "chat"])
 def test_gymnasium_finds_nothing_wrong(scenario: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -306,12 +306,15 @@ def test_scenarios_take_turns_and_are_filled_up() -> None:
     assert seen == {"several-models", "heterogeneous-bursty"}
 
 
-@pytest.mark.parametrize("beside", ["several-models", "churn", "priorities"])
-def test_a_scenario_is_the_same_in_a_larger_fleets_arrays(beside: str) -> None:
-    alone = FleetEnv("mixed-sizes", requests=200)
-    roomy = FleetEnv([beside, "mixed-sizes"], requests=200)
+@pytest.mark.parametrize(
+    ("scenario", "beside"),
+    [*(("mixed-sizes", beside) for beside in ("several-models", "churn", "priorities")), ("chat", "mixed-sizes")],
+)
+def test_a_scenario_is_the_same_in_a_larger_fleets_arrays(scenario: str, beside: str) -> None:
+    alone = FleetEnv(scenario, requests=200)
+    roomy = FleetEnv([beside, scenario], requests=200)
     play(roomy, options={"scenario": beside})  # leaves its traces
-    steps, there = (play(env, seed=4, options={"scenario": "mixed-sizes"}) for env in (alone, roomy))
+    steps, there = (play(env, seed=4, options={"scenario": scenario}) for env in (alone, roomy))
     assert [step[1] for step in steps] == [step[1] for step in there]
 
 
