@@ -21,6 +21,10 @@ _CAUSES = (
         "CERTIFICATE_VERIFY_FAILED",
         "the balancer's certificate is not signed by what --tls-ca holds; give the authority that signed it",
     ),
+    (
+        "certificate signature failure",
+        "the balancer's certificate is signed by another key than --tls-ca holds of its authority; renew the file",
+    ),
     ("Hostname Verification", "the balancer's certificate does not name what --tls-name says; give a name that it has"),
     (
         "security handshaker",

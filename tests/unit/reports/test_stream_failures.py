@@ -48,6 +48,7 @@ def credentials(authority: Authority, *, clients: Authority | None = None, name:
         ("plain to TLS", "hangs up on plain text; give --tls-ca and --tls-name"),
         ("TLS to plain", "speaks plain text and not TLS; leave --tls-ca out"),
         ("wrong authority", "not signed by what --tls-ca holds"),
+        ("renewed authority", "signed by another key than --tls-ca holds"),
         ("wrong name", "does not name what --tls-name says"),
         ("no certificate", "give --tls-cert and --tls-key"),
         ("foreign certificate", "hangs up on the certificate shown"),
@@ -65,6 +66,7 @@ async def test_an_agent_logs_once_why_it_cannot_reach_a_balancer_and_what_to_do(
     server = {
         "plain to TLS": credentials(ours),
         "wrong authority": credentials(ours),
+        "renewed authority": credentials(Authority(tmp_path / "renewed")),
         "wrong name": credentials(ours, name="other.test"),
         "no certificate": credentials(ours, clients=ours),
         "foreign certificate": credentials(ours, clients=ours),
@@ -74,6 +76,7 @@ async def test_an_agent_logs_once_why_it_cannot_reach_a_balancer_and_what_to_do(
     tls = {
         "TLS to plain": BalancerTls(ours.file, NAME),
         "wrong authority": BalancerTls(foreign.file, NAME),
+        "renewed authority": BalancerTls(ours.file, NAME),
         "wrong name": BalancerTls(ours.file, NAME),
         "no certificate": BalancerTls(ours.file, NAME),
         "foreign certificate": BalancerTls(ours.file, NAME, stranger.cert, stranger.key),
