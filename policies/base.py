@@ -52,6 +52,11 @@ class Request:
     tenant: str = ""
     sequence: bool = False
     """Whether the key is that of a stateful sequence, all of which one worker must serve."""
+    prompt_tokens: float | FloatArray = 0.0
+    """Of a model that generates: tokens of the prompt; 0: there is none, or it is not known."""
+    prefix: tuple[tuple[int, float], ...] = ()
+    """What the prompt begins with: 64-bit hashes, each of its first so many tokens, ascending. Equal hashes are equal
+    beginnings, of one model and tenant. No policy needs them."""
 
     def numbered(self, number: int) -> Request:
         """The same with its number. `dataclasses.replace` would take five times as long."""
@@ -65,6 +70,8 @@ class Request:
             self.priority,
             self.tenant,
             self.sequence,
+            self.prompt_tokens,
+            self.prefix,
         )
 
 
@@ -155,6 +162,41 @@ class FleetView(Protocol):
     def work_behind_s(self) -> FloatArray:
         """Those seconds of `completion_s` that are for waiting requests of other models, and that would go after this
         request if models took turns, a batch of each instance at a time."""
+
+    @property
+    def matched_tokens(self) -> FloatArray:
+        """Tokens that the request's prompt begins with and that the worker is taken to have in its cache."""
+
+    @property
+    def waiting_tokens(self) -> FloatArray:
+        """Tokens of prompts that the worker has still to compute: of this balancer's requests there of which nothing
+        was generated yet, less what was matched."""
+
+    @property
+    def first_token_s(self) -> FloatArray:
+        """Expected seconds until the first token of the answer, if the request's prompt were sent there now; 0 without
+        a prompt."""
+
+    @property
+    def prompt_s(self) -> FloatArray:
+        """Those of them in which the worker computes the request's own prompt."""
+
+    @property
+    def slowdown_s(self) -> FloatArray:
+        """Seconds by which the request is expected to delay each other one there: its prompt stalls them, and each of
+        its tokens slows theirs; 0 without a prompt."""
+
+    @property
+    def cached_tokens(self) -> FloatArray:
+        """Tokens of prompts to the model that the worker is taken to have cached, since it last started."""
+
+    @property
+    def held_tokens(self) -> FloatArray:
+        """Tokens that requests of the model hold in the worker's memory, as its last report says."""
+
+    @property
+    def memory_tokens(self) -> FloatArray:
+        """Tokens that the worker's memory holds for the model; 0: not known."""
 
 
 def option(

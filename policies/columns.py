@@ -43,6 +43,14 @@ class Columns:
     saving_s: FloatArray = column("s", of="request")
     pending_other_models: FloatArray = column("requests", of="request")
     work_behind_s: FloatArray = column("s", of="request")
+    matched_tokens: FloatArray = column("tokens", of="request")
+    waiting_tokens: FloatArray = column("tokens", of="moment")
+    cached_tokens: FloatArray = column("tokens", of="request")
+    held_tokens: FloatArray = column("tokens", of="request")
+    memory_tokens: FloatArray = column("tokens", of="request")
+    first_token_s: FloatArray = column("s", of="request")
+    prompt_s: FloatArray = column("s", of="request")
+    slowdown_s: FloatArray = column("s", of="request")
 
 
 class Declared(NamedTuple):

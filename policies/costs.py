@@ -31,6 +31,11 @@ def most_of(column: str) -> Fact:
     return Fact(most, column)
 
 
+def lowest_of(column: str) -> Fact:
+    """The least of the eligible workers' values; unknown (NaN) ones do not count; infinite where there is none."""
+    return Fact(lowest, column)
+
+
 def quantile_of(column: str, option: str) -> Fact:
     """The lower quantile (an order statistic) over the eligible workers, by the share that the option says."""
     return Fact(lower_quantile, column, option)
@@ -50,6 +55,14 @@ def most(column: FloatArray, eligible: BoolArray, option: float, scratch: FloatA
         if eligible[w] and column[w] > found:
             found = column[w]
     return found
+
+
+def lowest(column: FloatArray, eligible: BoolArray, option: float, scratch: FloatArray) -> float:
+    found = np.inf
+    for w in range(len(column)):
+        if eligible[w] and column[w] < found:
+            found = column[w]
+    return float(found)
 
 
 def lower_quantile(column: FloatArray, eligible: BoolArray, option: float, scratch: FloatArray) -> float:
@@ -88,7 +101,7 @@ DRAW = "draw"
 """A column beside those of the view: the worker's draw for the request's key, uniform in [0, 1)."""
 ONE = "one"
 """A column of ones, for an option that leaves another column out."""
-OF_REQUEST = ("rows", "deadline_s", "priority", "keyed")
+OF_REQUEST = ("rows", "deadline_s", "priority", "keyed", "prompt_tokens")
 """What a cost may ask of the request; keyed: 1 where it has a key."""
 
 

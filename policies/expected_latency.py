@@ -35,6 +35,22 @@ def expected_s(
     return np.maximum(completion_s - work_behind_s, added_s) + delayed * added_s + error_penalty_s * error_rate
 
 
+def generated_s(
+    completion_s: Elements,
+    first_token_s: Elements,
+    prompt_s: Elements,
+    slowdown_s: Elements,
+    pending: Elements,
+    reported_pending: Elements,
+    ttft_weight: Elements,
+) -> Elements:
+    """Expected seconds of an answer that is generated, and of its first token, weighed, others' delay counted as such;
+    of elements."""
+    first_s = np.fmin(first_token_s, WORST) + np.fmin(reported_pending, WORST) * np.fmin(prompt_s, WORST)
+    whole_s = np.fmin(completion_s, WORST) + np.fmin(pending, WORST) * np.fmin(slowdown_s, WORST)
+    return ttft_weight * first_s + (1.0 - ttft_weight) * whole_s
+
+
 def saved_s(cached: Elements, saving_s: Elements, saving_factor: Elements) -> Elements:
     """Seconds that a warm cache is expected to save, counted so many times; of elements."""
     return saving_factor * np.maximum(np.fmin(cached * saving_s, WORST), 0.0)
@@ -63,6 +79,10 @@ class ExpectedLatency(CostPolicy):
     Where a worker's cache makes requests of a key cheaper, what that is expected to save counts `saving_factor` times:
     who goes elsewhere takes those that follow with it, and drives another key out there. Where keys are not seen to
     save anything, this is nothing.
+
+    Of a model that generates, the seconds are those until the first token and until the whole answer, by `ttft_weight`,
+    and what others lose: those that wait there, while this prompt is computed; all that are there, by that and by the
+    tokens that each step generates more.
 
     A worker that fails fast looks idle; what an error costs the client in seconds keeps it from being the best.
     """
@@ -102,6 +122,13 @@ class ExpectedLatency(CostPolicy):
         ge=0.0,
     )
 
+    ttft_weight: float = option(
+        0.5,
+        "Of a model that generates, what the time to the first token counts, the rest being that of the whole answer",
+        ge=0.0,
+        le=1.0,
+    )
+
     choice = softmin_of("temperature")
 
     @staticmethod
@@ -114,11 +141,17 @@ class ExpectedLatency(CostPolicy):
         error_rate: Elements,
         cached: Elements,
         saving_s: Elements,
+        first_token_s: Elements,
+        prompt_s: Elements,
+        slowdown_s: Elements,
+        reported_pending: Elements,
+        prompt_tokens: Elements,
         error_penalty_s: Elements,
         delayed_share: Elements,
         delayed_share_other_models: Elements,
         work_behind_share: Elements,
         saving_factor: Elements,
+        ttft_weight: Elements,
     ) -> Elements:
         """Expected seconds, errors and others' delay counted as such, less what a warm cache saves."""
         seconds = expected_s(
@@ -133,4 +166,8 @@ class ExpectedLatency(CostPolicy):
             delayed_share_other_models,
             work_behind_share,
         )
-        return seconds - saved_s(cached, saving_s, saving_factor)
+        generated = generated_s(
+            *(completion_s, first_token_s, prompt_s, slowdown_s, pending, reported_pending, ttft_weight)
+        )
+        generated = generated + error_penalty_s * error_rate
+        return np.where(prompt_tokens > 0, generated, seconds - saved_s(cached, saving_s, saving_factor))

@@ -172,6 +172,7 @@ class Batch:
             key=pending.key[:, None] if self._keyed else None,
             deadline_s=pending.deadline_s[:, None],
             priority=pending.priority[:, None],
+            prompt_tokens=pending.prompt_tokens[:, None],
         )
 
     def view(self) -> BatchView:

@@ -8,13 +8,13 @@ from balancer.kernel import worker_columns
 from balancer.kernel.compiled.numba_records import Native
 from balancer.kernel.settings import EstimatorSettings
 from balancer.kernel.state import RequestFeatures
-from balancer.kernel.view import View, column
+from balancer.kernel.view import View, column, part
 from policies.base import FloatArray, UintArray
 from simulator.engine.compiled import compiled, from_source, mix
 from simulator.engine.knowledge import row
 from simulator.engine.layout import Sim
 
-_fill_cached = from_source(worker_columns.fill_cached)
+_fill_cached, _fill_matched = from_source(worker_columns.fill_cached), from_source(worker_columns.fill_matched)
 
 
 @compiled
@@ -24,8 +24,19 @@ def _see_cached(sim: Sim, found: np.ndarray) -> None:
     for e in range(pending.rows.size):
         found[e] = 0.0
         if pending.key[e] != 0:
-            features = RequestFeatures(pending.model[e], pending.rows[e], mix(pending.key[e]), 1.0, np.inf, 0.0, 0)
+            features = RequestFeatures(pending.model[e], pending.rows[e], mix(pending.key[e]), 1.0, np.inf, 0.0, 0, 0.0)
             _fill_cached(sim, e, row(sim, e, pending.balancer[e], 0), features, pending.now_s[e], found[e])
+
+
+@compiled
+def _see_matched(sim: Sim, found: np.ndarray) -> None:
+    """Write `matched_tokens` of each worker for the request that waits in each environment, `(e, n)`."""
+    pending = sim.pending
+    for e in range(pending.rows.size):
+        features = RequestFeatures(
+            pending.model[e], 1.0, mix(np.uint64(0)), 0.0, np.inf, 0.0, 0, pending.prompt_tokens[e]
+        )
+        _fill_matched(sim, e, row(sim, e, pending.balancer[e], 0), features, 0.0, found[e])
 
 
 class BatchView(View):
@@ -33,7 +44,17 @@ class BatchView(View):
 
     def __init__(self, sim: Sim, native: Native, settings: EstimatorSettings) -> None:
         self._sim, self._native = sim, native
-        records = sim.queue, sim.service, sim.latency, sim.tokens, sim.caches
+        records = (
+            sim.queue,
+            sim.service,
+            sim.latency,
+            sim.tokens,
+            sim.caches,
+            sim.prefixes,
+            sim.prefill,
+            sim.decode,
+            sim.lengths,
+        )
         states: Any = [_Lazy(record, self._of_balancer) for record in records]
         pending = sim.pending
         super().__init__(states, settings, sim.decision.mask, pending.rows[:, None], pending.now_s[:, None])
@@ -64,6 +85,16 @@ class BatchView(View):
     def cached(self) -> FloatArray:
         found = np.zeros(self._sim.decision.mask.shape)
         _see_cached(self._native, found)
+        return found
+
+    @part
+    def _prompt_tokens(self) -> FloatArray:
+        return self._sim.pending.prompt_tokens[:, None]
+
+    @column
+    def matched_tokens(self) -> FloatArray:
+        found = np.zeros(self._sim.decision.mask.shape)
+        _see_matched(self._native, found)
         return found
 
     @column

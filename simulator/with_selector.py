@@ -170,11 +170,13 @@ class _Environment(CanaryListener):
 
 
 def _requests(batch: Batch) -> list[Request]:
-    names_of = ("model", "rows", "number", "key", "deadline_s", "priority", "sequence")
+    names_of = ("model", "rows", "number", "key", "deadline_s", "priority", "sequence", "prompt_tokens")
     columns = [getattr(batch.sim.pending, name).tolist() for name in names_of]
     return [
-        Request(fleet.models[model].name, "", rows, number, key or None, deadline_s, priority, sequence=sequence)
-        for fleet, model, rows, number, key, deadline_s, priority, sequence in zip(batch.fleets, *columns, strict=True)
+        Request(fleet.models[model].name, "", rows, number, key or None, deadline_s, priority, "", sequence, tokens)
+        for fleet, model, rows, number, key, deadline_s, priority, sequence, tokens in zip(
+            batch.fleets, *columns, strict=True
+        )
     ]
 
 

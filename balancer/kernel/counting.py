@@ -5,19 +5,23 @@ import math
 from balancer.kernel.estimators.caches import learn as learn_savings
 from balancer.kernel.estimators.caches import note, take_back
 from balancer.kernel.estimators.caches import served as served_with_key
+from balancer.kernel.estimators.generation import DEFAULT_FIRST_S, DEFAULT_TOKEN_S, fade_lengths, learn_length
 from balancer.kernel.estimators.latency import observe
+from balancer.kernel.estimators.prefixes import take_prompt
 from balancer.kernel.estimators.queue import ended, recount_worker, sent
 from balancer.kernel.estimators.service import fade as forget_some
+from balancer.kernel.estimators.service import observe as observe_time
 from balancer.kernel.estimators.tokens import advance, take
 from balancer.kernel.state import (
     DEFAULT_SERVICE_S,
     ERROR_DECAY_S,
     KEY_MEMORY,
     LATENCY_DECAY_S,
+    SERVICE_MEMORY,
     FleetState,
     RequestFeatures,
 )
-from balancer.kernel.worker_columns import is_noted, key_and_model, token_limits
+from balancer.kernel.worker_columns import is_noted, key_and_model, pending, token_limits
 
 
 def refill(x: FleetState, e: int, r: int, now_s: float) -> None:
@@ -28,6 +32,34 @@ def count_in(x: FleetState, e: int, r: int, model: int, rows: float, now_s: floa
     sent(x.queue, x.service, r, model, rows, now_s)
     refill(x, e, r, now_s)
     take(x.tokens, r)
+
+
+def count_prompt_in(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> None:
+    """Count the prompt in of a request that goes to worker `w`, in row `r`; writes what to learn of it by:
+    `decision.to_compute`, `ahead` and `beside`."""
+    d, f, m = x.decision, r // x.decision.mask.shape[1], request.model
+    d.to_compute[e] = d.ahead[e] = d.beside[e] = 0.0
+    if request.prompt_tokens > 0:
+        name_hash, tokens, balancers = d.name_hash[e, w], request.prompt_tokens, x.queue.balancers[r]
+        prompt = tokens, d.checkpoint[e], d.checkpoint_tokens[e]
+        d.to_compute[e] = take_prompt(x.prefixes, f, r, m, name_hash, *prompt, balancers, now_s)
+        d.ahead[e] = x.prefixes.waiting_tokens[r]
+        d.beside[e] = pending(x, e, w, r, request, now_s)
+
+
+def learn_first_token(x: FleetState, e: int, r: int, m: int, ahead: float, seconds: float) -> None:
+    """The first token came so long after a prompt was sent; `ahead`: of `decision` then."""
+    observe_time(x.prefill, r, m, ahead, 1.0, seconds, x.decision.settings[e, SERVICE_MEMORY], False)
+
+
+def learn_tokens(x: FleetState, e: int, r: int, m: int, beside: float, seconds: float, tokens: float) -> None:
+    """An answer of so many tokens ended, so long after the first of them, or 0 where that was not seen; `beside`: of
+    `decision` at its pick."""
+    learn_length(x.lengths, r, m, tokens)
+    if seconds > 0 and tokens > 1:
+        # What is beside it now has come meanwhile; it is not counted out yet.
+        mean, each_s = 0.5 * (beside + x.queue.in_flight[r]), seconds / (tokens - 1)
+        observe_time(x.decode, r, m, mean, 1.0, each_s, x.decision.settings[e, SERVICE_MEMORY], False)
 
 
 def remember(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> None:
@@ -90,4 +122,7 @@ def fade(x: FleetState, e: int, first: int, workers: int, share: float) -> None:
     forget_some(x.service, x.decision.kind, first, workers, share, x.decision.settings[e, DEFAULT_SERVICE_S])
     for r in range(first, first + workers):
         recount_worker(x.queue, x.service, r)
+    forget_some(x.prefill, x.decision.kind, first, workers, share, DEFAULT_FIRST_S)
+    forget_some(x.decode, x.decision.kind, first, workers, share, DEFAULT_TOKEN_S)
+    fade_lengths(x.lengths, first, workers, share)
     learn_savings(x.caches, x.service, first, workers, share)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from balancer.kernel.counting import count_in, remember
+from balancer.kernel.counting import count_in, count_prompt_in, remember
 from balancer.kernel.limits_and_draw import (
     best_s,
     draw_worker,
@@ -64,9 +64,10 @@ def keep_one(x: FleetState, e: int, one: int) -> None:
 
 
 def take(x: FleetState, e: int, first: int, w: int, request: RequestFeatures, now_s: float) -> None:
-    """Worker `w` gets the request: count it in, and note its key."""
+    """Worker `w` gets the request: count it in, and note its key and what its prompt begins with."""
     count_in(x, e, first + w, request.model, request.rows, now_s)
     remember(x, e, w, first + w, request, now_s)
+    count_prompt_in(x, e, w, first + w, request, now_s)
 
 
 def deciding(answer: Answer, compiler: Compiler) -> Decide:

@@ -9,7 +9,9 @@ from balancer.kernel import block as blocks
 from balancer.kernel.block import ArrayPlace, Block, FleetSizes, Memory, ordinary_memory
 from balancer.kernel.estimators.caches import Caches
 from balancer.kernel.estimators.columns import declared
+from balancer.kernel.estimators.generation import Lengths
 from balancer.kernel.estimators.latency import Latency
+from balancer.kernel.estimators.prefixes import Prefixes
 from balancer.kernel.estimators.queue import Queue
 from balancer.kernel.estimators.service import Service
 from balancer.kernel.estimators.tokens import Tokens
@@ -18,7 +20,8 @@ from balancer.kernel.state import ROOM, AnyArray, DecisionScratch, Options, leng
 
 KINDS: dict[str, type[Any]] = {
     "decision": DecisionScratch,
-    **{"queue": Queue, "service": Service, "latency": Latency, "tokens": Tokens, "caches": Caches},
+    **{"queue": Queue, "service": Service, "latency": Latency, "tokens": Tokens},
+    **{"caches": Caches, "prefixes": Prefixes, "prefill": Service, "decode": Service, "lengths": Lengths},
 }
 RECORDS = {name: declared(kind) for name, kind in KINDS.items()}
 FIELDS = {f"{record}.{name}": field for record, fields in RECORDS.items() for name, field in fields.items()}
@@ -47,6 +50,10 @@ class FleetBlock:
     latency: Latency
     tokens: Tokens
     caches: Caches
+    prefixes: Prefixes
+    prefill: Service
+    decode: Service
+    lengths: Lengths
 
     def __init__(self, memory: Memory = ordinary_memory, stamp: str = "") -> None:
         self._memory, self._stamp = memory, stamp

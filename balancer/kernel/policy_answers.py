@@ -98,6 +98,7 @@ def _by_network(compiler: Compiler) -> Answer:
 
 
 def by_program(compiler: Compiler) -> Answer:
+    assert len(OF_PROGRAMS) <= MOST_COLUMNS
     fill = compiler.source(fill_program)
     fill_columns = _one_after_the_other(
         compiler, [_fill_read(compiler, i, compiler.source(OF_WORKER[name])) for i, name in enumerate(OF_PROGRAMS)]
@@ -177,7 +178,8 @@ def _by_cost(policy: CostPolicy, compiler: Compiler) -> Answering:
             costs[w] = cost(*of_cost(x, options, e, w, first + w, request, now_s))
         return int(choose(x, options, e, first, request, now_s))
 
-    return Answering("-".join((policy.name, *parts.used)), _step(compiler, answer), tuple(parts.options))
+    name = "-".join((policy.name, *policy.columns().values()))
+    return Answering(name, _step(compiler, answer), tuple(parts.options))
 
 
 class _Parts:

@@ -12,6 +12,7 @@ from balancer.kernel import deciding as steps
 from balancer.kernel.block import ordinary_memory
 from balancer.kernel.checked_answer import answer as checked
 from balancer.kernel.deciding import INVALID, NOBODY, deciding
+from balancer.kernel.estimators.prefixes import MOST_CHECKPOINTS
 from balancer.kernel.estimators.queue import peer_share_left, pending_now
 from balancer.kernel.policy_answers import Compiler, is_shipped
 from balancer.kernel.state import (
@@ -105,6 +106,7 @@ class Kernel:
         assert isinstance(request.number, int)  # arrays are for the simulator's views
         with np.errstate(over="ignore"):  # products of 64 bits, of which the upper ones go
             features = features_of(request, request.number, view.column)
+            lay_out_prefix(x, request)
             count = steps.admit(x, 0, 0, features, view.at_s, self._found)
         return count, x.decision.mask[0].copy()
 
@@ -145,6 +147,7 @@ class Kernel:
         x.decision.mask[0] = mask
         found, fallbacks = self._found, [-1] * bounds.MAX_FALLBACKS
         self._look_at_settings(x)
+        lay_out_prefix(x, request)
         options: Any = policy, request.numbered(number), None if self._narrows or one >= 0 else mask
         uniform, features = unit(mix(self.seed ^ number)), features_of(request, number, column)
         decide = self._decide_by_hashes if self._narrows or request.key is not None else self._decide
@@ -203,9 +206,19 @@ class Kernel:
         line[picked] = np.inf
         return limits_and_draw.name_least(line.tolist(), min(len(out), int(x.decision.settings[0, MAX_FALLBACKS])), out)
 
-    def take(self, x: FleetState, row: int, column: int, rows: float, key: int | None, now_s: float) -> None:
+    def take(
+        self,
+        x: FleetState,
+        row: int,
+        column: int,
+        rows: float,
+        key: int | None,
+        now_s: float,
+        prompt_tokens: float = 0.0,
+    ) -> None:
+        """Count a request in; what its prompt begins with is that of the last decision."""
         with np.errstate(over="ignore"):
-            steps.take(x, 0, 0, row, _with_key(column, rows, key), now_s)
+            steps.take(x, 0, 0, row, _with_key(column, rows, key, prompt_tokens), now_s)
 
     def count_out(self, x: FleetState, row: int, column: int, rows: float, now_s: float) -> None:
         counting.count_out(x, 0, row, column, rows, now_s)
@@ -216,6 +229,14 @@ class Kernel:
         with np.errstate(over="ignore"):  # products of 64 bits, of which the upper ones go
             worker_columns.fill_cached(x, 0, 0, request, now_s, x.decision.cached[0])
         found: FloatArray = x.decision.cached[0].copy()
+        return found
+
+    def match(self, x: FleetState, request: Request, column: int) -> FloatArray:
+        """`matched_tokens` of all workers, `(n,)`."""
+        found = np.zeros(x.decision.mask.shape[1])
+        lay_out_prefix(x, request)
+        with np.errstate(over="ignore"):
+            worker_columns.fill_matched(x, 0, 0, features_of(request, 0, column), 0.0, found)
         return found
 
     def finish(
@@ -249,17 +270,27 @@ class Kernel:
 
 def ask(x: LiveFleet, policy: Policy, request: Request, column: int, mask: BoolArray, now_s: float) -> PolicyAnswer:
     """What the policy says to a request, which has its number, of the workers in the mask, `(n,)`."""
-    view = LiveView(x, mask, column, float(request.rows), now_s, request.key)
+    view = LiveView(x, mask, column, request, now_s)
     return PolicyAnswer(view, *checked(policy, request, view))
 
 
-def _with_key(column: int, rows: float, key: int | None) -> RequestFeatures:
-    return RequestFeatures(column, rows, mix(key or 0), float(key is not None), math.inf, 0.0, 0)
+def _with_key(column: int, rows: float, key: int | None, prompt_tokens: float = 0.0) -> RequestFeatures:
+    return RequestFeatures(column, rows, mix(key or 0), float(key is not None), math.inf, 0.0, 0, prompt_tokens)
+
+
+def lay_out_prefix(x: FleetState, request: Request) -> None:
+    """Write down what the request's prompt begins with, where a decision looks for it."""
+    if request.prompt_tokens:
+        d, prefix = x.decision, request.prefix[:MOST_CHECKPOINTS]
+        for i, (found, tokens) in enumerate(prefix):
+            d.checkpoint[0, i], d.checkpoint_tokens[0, i] = found, tokens
+        d.checkpoint_tokens[0, len(prefix) :] = 0.0
 
 
 def features_of(request: Request, number: int, column: int) -> RequestFeatures:
     key = request.key
     assert key is None or isinstance(key, int)  # arrays are for the simulator's views
     rows, deadline_s, priority = float(request.rows), float(request.deadline_s), float(request.priority)
-    mixed_key = mix(number if key is None else key)
-    return new_tuple(RequestFeatures, (column, rows, mixed_key, float(key is not None), deadline_s, priority, number))
+    mixed_key, keyed, prompt_tokens = mix(number if key is None else key), float(key is not None), request.prompt_tokens
+    values = column, rows, mixed_key, keyed, deadline_s, priority, number, float(prompt_tokens)
+    return new_tuple(RequestFeatures, values)

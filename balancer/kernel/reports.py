@@ -9,6 +9,7 @@ import numpy as np
 from balancer.kernel.counting import refill
 from balancer.kernel.estimators.caches import SETTLED, lose_all
 from balancer.kernel.estimators.caches import observe as observe_hits
+from balancer.kernel.estimators.prefixes import lose_prefixes, take_memory
 from balancer.kernel.estimators.queue import (
     executing_of,
     forget_forming,
@@ -26,8 +27,8 @@ from policies.base import FloatArray
 # Columns of the lines: one of a model each.
 (
     MODEL, MAX_BATCH_ROWS, INSTANCES, PENDING, EXECUTING, TOTAL_EXECUTIONS, EXECUTED_ROWS, SUCCEEDED, PEER_IN_FLIGHT,
-    LINE_COLUMNS,
-) = range(10)  # fmt: skip
+    MEMORY_TOKENS, HELD_TOKENS, LINE_COLUMNS,
+) = range(12)  # fmt: skip
 # Columns of what was executed since the last report: of which line, rows of a batch, executions, seconds in all.
 LINE, ROWS, EXECUTIONS, SECONDS, BATCH_COLUMNS = range(5)
 
@@ -106,12 +107,14 @@ def take_report(
     pending, executing, work_s = 0.0, 0.0, 0.0
     if begins:
         lose_all(x.caches, r, x.decision.settings[e, KEY_MEMORY])
+        lose_prefixes(x.prefixes, r, now_s)
     changed = q.balancers[r] != balancers
     q.balancers[r] = balancers
     forget_forming(q, r, lines[:count, MODEL])
     for line in range(count):
         m = int(lines[line, MODEL])
         most, instances = lines[line, MAX_BATCH_ROWS], lines[line, INSTANCES]
+        take_memory(x.prefixes, r, m, lines[line, MEMORY_TOKENS], lines[line, HELD_TOKENS])
         anew = changed or most != s.max_batch_rows[r, m] or instances != s.instances[r, m]
         s.max_batch_rows[r, m], s.instances[r, m] = most, instances
         s.parallel[r, m] = instances if balancers > 1 else 1.0

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from balancer.kernel.estimators.caches import PLACES, WAYS
 from balancer.kernel.estimators.columns import array
+from balancer.kernel.estimators.prefixes import MOST_CHECKPOINTS, PREFIX_PLACES, PREFIX_WAYS
 from balancer.kernel.settings import Settings
 from policies.base import FloatArray
 from policies.choices import SCRATCH
@@ -71,6 +72,8 @@ class RequestFeatures(NamedTuple):
     deadline_s: float
     priority: float
     number: int
+    prompt_tokens: float
+    """0: it has no prompt. What that begins with stands in `DecisionScratch.checkpoint`."""
 
 
 class DecisionScratch(NamedTuple):
@@ -110,11 +113,24 @@ class DecisionScratch(NamedTuple):
     """The same of its `work_behind_s`."""
     scratch: FloatArray = array("e scratch")
     """`(e, scratch)`."""
+    checkpoint: AnyArray = array("e checkpoints", np.uint64)
+    """Hashes of what the prompt that is decided about begins with, `(e, checkpoints)`, see `prefixes.matched`."""
+    checkpoint_tokens: FloatArray = array("e checkpoints")
+    """Of how many tokens each is; 0: there are no more."""
+    to_compute: FloatArray = array("e")
+    """Of the request that was counted in last, the tokens of its prompt that the worker has to compute."""
+    ahead: FloatArray = array("e")
+    """Those, and what waits there before them."""
+    beside: FloatArray = array("e")
+    """Requests there, this one among them."""
 
 
-MOST_COLUMNS, MOST_FACTS = 16, 4
+MOST_COLUMNS, MOST_FACTS = 24, 4
 """That a policy may read."""
-ROOM = ("mask", "candidate", "columns", "facts", "cost", "shares", "pending", "cached", "work_behind", "scratch")
+ROOM = (
+    *("mask", "candidate", "columns", "facts", "cost", "shares", "pending", "cached", "work_behind", "scratch"),
+    *("checkpoint", "checkpoint_tokens", "to_compute", "ahead", "beside"),
+)
 """Those of the scratch's arrays in which a decision is worked out, and nothing outlasts it."""
 
 
@@ -126,6 +142,9 @@ def lengths_of(workers: int, models: int) -> dict[str, int]:
         "columns": MOST_COLUMNS,
         "facts": MOST_FACTS,
         "scratch": SCRATCH * workers,
+        "checkpoints": MOST_CHECKPOINTS,
+        "prefix_places": PREFIX_PLACES,
+        "prefix_ways": PREFIX_WAYS,
     }
 
 
@@ -169,3 +188,19 @@ class FleetState(Protocol):
     @property
     def caches(self) -> Any:
         """See `balancer.kernel.estimators.caches.Caches`."""
+
+    @property
+    def prefixes(self) -> Any:
+        """See `balancer.kernel.estimators.prefixes.Prefixes`."""
+
+    @property
+    def prefill(self) -> Any:
+        """Seconds to the first token, by the tokens of prompts to compute until then; see `generation`."""
+
+    @property
+    def decode(self) -> Any:
+        """Seconds of a token, by the requests that are there; see `generation`."""
+
+    @property
+    def lengths(self) -> Any:
+        """See `balancer.kernel.estimators.generation.Lengths`."""

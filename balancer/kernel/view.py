@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from balancer.kernel.estimators import caches, latency, queue, service, tokens
+from balancer.kernel.estimators import caches, generation, latency, prefixes, queue, service, tokens
 from balancer.kernel.estimators.caches import Caches
 from balancer.kernel.estimators.columns import At
+from balancer.kernel.estimators.generation import Lengths
 from balancer.kernel.estimators.latency import Latency
+from balancer.kernel.estimators.prefixes import Prefixes
 from balancer.kernel.estimators.queue import Queue
 from balancer.kernel.estimators.service import Service
 from balancer.kernel.estimators.tokens import Tokens
@@ -76,13 +78,14 @@ class View:
 
     def __init__(
         self,
-        states: tuple[Queue, Service, Latency, Tokens, Caches],
+        states: tuple[Queue, Service, Latency, Tokens, Caches, Prefixes, Service, Service, Lengths],
         settings: EstimatorSettings,
         eligible: BoolArray,
         rows: float | FloatArray,
         now_s: float | FloatArray,
     ) -> None:
-        self._queue, self._service, self._latency, self._tokens, self._caches = states
+        self._queue, self._service, self._latency, self._tokens, self._caches = states[:5]
+        self._prefixes, self._prefill, self._decode, self._lengths = states[5:]
         self._settings = settings
         self._rows = rows
         self._now_s = now_s
@@ -129,7 +132,54 @@ class View:
     @column
     def completion_s(self) -> FloatArray:
         q, s = self._queue, self._service
-        return queue.completion_now_s(q, s, self._of_model, self._rows, self.backlog_s, self._forming)
+        batched_s = queue.completion_now_s(q, s, self._of_model, self._rows, self.backlog_s, self._forming)
+        return self._with_prompt(
+            lambda: generation.answered_now_s(
+                self._decode, self._lengths, self._of_model, self.first_token_s, self.pending
+            ),
+            batched_s,
+        )
+
+    @part
+    def _prompt_tokens(self) -> FloatArray:
+        """Of the request; 0: it has none."""
+        return np.zeros(())
+
+    @part
+    def _nothing(self) -> FloatArray:
+        return np.zeros_like(self._prefixes.waiting_tokens)
+
+    def _with_prompt(self, of: Callable[[], FloatArray], without: FloatArray) -> FloatArray:
+        """What is computed of a prompt, for requests that have one."""
+        return np.where(self._prompt_tokens > 0, of(), without) if np.count_nonzero(self._prompt_tokens) else without
+
+    @column
+    def matched_tokens(self) -> FloatArray:
+        return self._nothing
+
+    @part
+    def _to_compute(self) -> FloatArray:
+        return np.maximum(self._prompt_tokens - self.matched_tokens, 1.0)
+
+    @column
+    def first_token_s(self) -> FloatArray:
+        return self._with_prompt(
+            lambda: generation.first_token_now_s(self._prefill, self._of_model, self.waiting_tokens, self._to_compute),
+            self._nothing,
+        )
+
+    @column
+    def prompt_s(self) -> FloatArray:
+        return self._with_prompt(
+            lambda: generation.prompt_now_s(self._prefill, self._of_model, self._to_compute), self._nothing
+        )
+
+    @column
+    def slowdown_s(self) -> FloatArray:
+        return self._with_prompt(
+            lambda: generation.slowdown_now_s(self._decode, self._lengths, self._of_model, self.prompt_s),
+            self._nothing,
+        )
 
     @column
     def work_behind_s(self) -> FloatArray:
@@ -155,6 +205,22 @@ class View:
     def tokens(self) -> FloatArray:
         return tokens.level_now(self._tokens, ..., self._settings.tokens, self._now_s)
 
+    @column
+    def waiting_tokens(self) -> FloatArray:
+        return self._prefixes.waiting_tokens
+
+    @column
+    def cached_tokens(self) -> FloatArray:
+        return prefixes.cached_now(self._prefixes, self._of_model)
+
+    @column
+    def held_tokens(self) -> FloatArray:
+        return self._prefixes.held_tokens[self._of_model]
+
+    @column
+    def memory_tokens(self) -> FloatArray:
+        return self._prefixes.memory_tokens[self._of_model]
+
     def _saving_s(self) -> FloatArray:
         balancers = self._queue.balancers
         return caches.saving_now_s(self._caches, self._service, self._of_model, self._rows, balancers)
@@ -178,15 +244,19 @@ class LiveView(View):
         fleet: LiveFleet,
         eligible: BoolArray,
         column: int,
-        rows: float,
+        request: Request,
         now_s: float,
-        key: int | UintArray | None = None,
     ) -> None:
-        assert key is None or isinstance(key, int)  # arrays are for the simulator's views
+        assert request.key is None or isinstance(request.key, int)  # arrays are for the simulator's views
         self._fleet, self._eligible = fleet, eligible
-        self.column, self.rows, self.at_s, self.key = column, rows, now_s, key
+        self.column, self.request, self.at_s = column, request, now_s
+        self.rows, self.key = float(request.rows), request.key
         self._queue, self._service = fleet.queue, fleet.service
         self._latency, self._tokens, self._caches = fleet.latency, fleet.tokens, fleet.caches
+        self._prefixes, self._prefill, self._decode, self._lengths = (
+            *(fleet.prefixes, fleet.prefill),
+            *(fleet.decode, fleet.lengths),
+        )
         self._settings = fleet.settings.estimators
         self._of_model = (slice(None), column)
 
@@ -201,9 +271,7 @@ class LiveView(View):
         self.__dict__.pop("eligible", None)
 
     def of_one(self, worker: int) -> LiveView:
-        return LiveView(
-            self._fleet, np.arange(len(self._eligible)) == worker, self.column, self.rows, self.at_s, self.key
-        )
+        return LiveView(self._fleet, np.arange(len(self._eligible)) == worker, self.column, self.request, self.at_s)
 
     # Arrays of no axis: NumPy takes twice as long to combine a column with a float of Python's.
     @part
@@ -237,6 +305,16 @@ class LiveView(View):
         if self.key is None:
             return np.zeros(len(self._eligible))
         return self._fleet.kernel.look_up(self._fleet, self.column, self.rows, self.key, self.at_s)
+
+    @part
+    def _prompt_tokens(self) -> FloatArray:
+        return np.asarray(float(self.request.prompt_tokens))
+
+    @column
+    def matched_tokens(self) -> FloatArray:
+        if not self.request.prompt_tokens:
+            return np.zeros(len(self._eligible))
+        return self._fleet.kernel.match(self._fleet, self.request, self.column)
 
     @column
     def saving_s(self) -> FloatArray:

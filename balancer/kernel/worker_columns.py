@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from balancer.kernel.estimators.caches import saving_now_s, warm
+from balancer.kernel.estimators.generation import answered_now_s, first_token_now_s, prompt_now_s, slowdown_now_s
 from balancer.kernel.estimators.latency import error_rate_now, latency_now_s
+from balancer.kernel.estimators.prefixes import cached_now, matched
 from balancer.kernel.estimators.queue import (
     backlog_now_s,
     completion_now_s,
@@ -64,10 +66,39 @@ def backlog_s(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, n
 
 
 def completion_s(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
+    if request.prompt_tokens > 0:
+        first_s = first_token_s(x, e, w, r, request, now_s)
+        there = pending(x, e, w, r, request, now_s)
+        return float(answered_now_s(x.decode, x.lengths, (r, request.model), first_s, there))
     before_s = backlog_s(x, e, w, r, request, now_s)
     return float(
         completion_now_s(x.queue, x.service, (r, request.model), request.rows, before_s, _forming(x, r, now_s))
     )
+
+
+def to_compute(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
+    """Tokens of the prompt that the worker would have to compute."""
+    return float(max(request.prompt_tokens - matched_tokens(x, e, w, r, request, now_s), 1.0))
+
+
+def first_token_s(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
+    if request.prompt_tokens <= 0:
+        return 0.0
+    waiting, own = x.prefixes.waiting_tokens[r], to_compute(x, e, w, r, request, now_s)
+    return float(first_token_now_s(x.prefill, (r, request.model), waiting, own))
+
+
+def prompt_s(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
+    if request.prompt_tokens <= 0:
+        return 0.0
+    return float(prompt_now_s(x.prefill, (r, request.model), to_compute(x, e, w, r, request, now_s)))
+
+
+def slowdown_s(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
+    if request.prompt_tokens <= 0:
+        return 0.0
+    own_s = prompt_s(x, e, w, r, request, now_s)
+    return float(slowdown_now_s(x.decode, x.lengths, (r, request.model), own_s))
 
 
 def work_behind_s(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
@@ -172,6 +203,19 @@ def saving_s(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, no
     return float(saving_now_s(x.caches, x.service, (r, request.model), request.rows, x.queue.balancers[r]))
 
 
+def matched_tokens(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
+    if request.prompt_tokens <= 0:
+        return 0.0
+    d, f = x.decision, r // x.decision.mask.shape[1]
+    prompt = d.checkpoint[e], d.checkpoint_tokens[e]
+    return float(matched(x.prefixes, f, r, request.model, d.name_hash[e, w], *prompt))
+
+
+def fill_matched(x: FleetState, e: int, first: int, request: RequestFeatures, now_s: float, out: FloatArray) -> None:
+    for w in range(len(out)):
+        out[w] = matched_tokens(x, e, w, first + w, request, now_s)
+
+
 OF_WORKER: dict[str, Callable[[FleetState, int, int, int, RequestFeatures, float], float]] = {
     "weight": lambda x, e, w, r, request, now_s: float(x.decision.weight[e, w]),
     "in_flight": lambda x, e, w, r, request, now_s: float(x.queue.in_flight[r]),
@@ -188,6 +232,14 @@ OF_WORKER: dict[str, Callable[[FleetState, int, int, int, RequestFeatures, float
     "saving_s": saving_s,
     "pending_other_models": pending_other_models,
     "work_behind_s": work_behind_s,
+    "matched_tokens": matched_tokens,
+    "waiting_tokens": lambda x, e, w, r, request, now_s: float(x.prefixes.waiting_tokens[r]),
+    "cached_tokens": lambda x, e, w, r, request, now_s: float(cached_now(x.prefixes, (r, request.model))),
+    "held_tokens": lambda x, e, w, r, request, now_s: float(x.prefixes.held_tokens[r, request.model]),
+    "memory_tokens": lambda x, e, w, r, request, now_s: float(x.prefixes.memory_tokens[r, request.model]),
+    "first_token_s": first_token_s,
+    "prompt_s": prompt_s,
+    "slowdown_s": slowdown_s,
     DRAW: draw,
     ONE: lambda x, e, w, r, request, now_s: 1.0,
 }
@@ -197,4 +249,5 @@ OF_REQUEST: dict[str, Callable[[RequestFeatures], float]] = {
     "deadline_s": lambda request: request.deadline_s,
     "priority": lambda request: request.priority,
     "keyed": lambda request: request.keyed,
+    "prompt_tokens": lambda request: request.prompt_tokens,
 }

@@ -302,6 +302,9 @@ def _check(holds: bool, what: str) -> None:
         raise ValueError(f"{what} that cannot be")
 
 
+_NO_PROMPTS: Any = None, None, None
+
+
 class _Seen(View):
     """What policies saw, of many decisions one after the other: `(decisions * n,)`."""
 
@@ -311,7 +314,8 @@ class _Seen(View):
         arrays = iter(seen)
         records: Any = [SimpleNamespace(**{name: next(arrays) for name in names}) for names in SEEN.values()]
         *states, self._decision = records
-        super().__init__(tuple(states), estimators, np.empty(0, bool), rows, now_s)
+        # Envoy's module reads no prompts, so there is nothing of them.
+        super().__init__((*states, *_NO_PROMPTS), estimators, np.empty(0, bool), rows, now_s)
         self._of_model = ...
         self._keyed = keyed
 

@@ -106,7 +106,8 @@ def attend(
     if not counted:
         key = request.key
         assert key is None or isinstance(key, int)  # arrays are for the simulator's views
-        router.fleet.kernel.take(router.fleet, picked.worker, decided.column, float(request.rows), key, now_s)
+        rows, prompt_tokens = float(request.rows), float(request.prompt_tokens)
+        router.fleet.kernel.take(router.fleet, picked.worker, decided.column, rows, key, now_s, prompt_tokens)
     return picked, by, ticket
 
 
@@ -116,7 +117,7 @@ def _shown(router: Router, decided: Decided) -> tuple[LiveView, FloatArray]:
     if answer is not None and answer.probabilities is not None:
         return answer.view, answer.probabilities
     mask = decided.mask if decided.how & SEQUENCE else fleet.decision.mask[0].copy()
-    view = LiveView(fleet, mask, decided.column, float(request.rows), decided.now_s, request.key)
+    view = LiveView(fleet, mask, decided.column, request, decided.now_s)
     return view, fleet.decision.shares[0].copy()
 
 

@@ -53,6 +53,10 @@ class ModelReport:
     instances: int = 1
     batches: tuple[tuple[int, int, float], ...] = ()
     """(rows, executions, seconds of compute in all) for each batch size seen, cumulative."""
+    memory_tokens: int = 0
+    """Of a model that generates: tokens that its memory holds; 0: not known."""
+    held_tokens: int = 0
+    """Those that requests hold in there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,13 @@ class Sent:
     rows: float = 1
 
 
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """A model has begun to generate the answer to a picked request: its prompt is computed."""
+
+    number: int
+
+
 class Finished(NamedTuple):
     """The outcome of a request, as Envoy's access log has it. One comes of each request, and this takes half the time
     of a frozen dataclass to make."""
@@ -112,6 +123,8 @@ class Finished(NamedTuple):
     """False for what the worker or the way to it got wrong."""
     void: Void = ""
     """Why this is no answer of the worker's, so that nothing is learned of it; empty: it is one."""
+    output_tokens: float = 0.0
+    """Of a model that generates: tokens of the answer; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,4 +134,4 @@ class Withdrawn:
     number: int
 
 
-Event = WorkerAdded | WorkersAdded | WorkerRemoved | Report | ReportsLost | Sent | Finished | Withdrawn
+Event = WorkerAdded | WorkersAdded | WorkerRemoved | Report | ReportsLost | Sent | FirstToken | Finished | Withdrawn

@@ -42,7 +42,8 @@ class Fleet:
         self._blocks = FleetBlock(self.kernel.memory, self.kernel.stamp)
         self.queue, self.service = self._blocks.queue, self._blocks.service
         self.latency, self.tokens = self._blocks.latency, self._blocks.tokens
-        self.caches = self._blocks.caches
+        self.caches, self.prefixes = self._blocks.caches, self._blocks.prefixes
+        self.prefill, self.decode, self.lengths = self._blocks.prefill, self._blocks.decode, self._blocks.lengths
         self._find_arrays()
         self.changes = 0
         """Of who there is, with what weight and on what device: counted, for whoever writes them down."""
@@ -126,7 +127,15 @@ class Fleet:
             if self.queue.own_rows[:, column].any():
                 continue
             del self.models[model], self._wanted_s[model]
-            for state in (self.queue, self.service, self.caches):
+            for state in (
+                self.queue,
+                self.service,
+                self.caches,
+                self.prefixes,
+                self.prefill,
+                self.decode,
+                self.lengths,
+            ):
                 columns.clear_model(state, column)
             for worker in self.workers:
                 worker.batches = {key: value for key, value in worker.batches.items() if key[0] != model}
@@ -283,7 +292,7 @@ class Fleet:
             executed_rows = sum(rows * executions for rows, executions, _ in model.batches)
             most, instances = max(model.max_batch_rows, 1), max(model.instances, 1)
             counts = (model.pending, model.executing, executions, executed_rows, model.succeeded, peers)
-            lines.append((column, most, instances, *counts))
+            lines.append((column, most, instances, *counts, model.memory_tokens, model.held_tokens))
         return lines, batches
 
     def in_flight_at(self, worker: str) -> dict[str, int]:

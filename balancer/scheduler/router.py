@@ -17,13 +17,14 @@ from balancer.kernel.deciding import AT_ONCE, COUNTS, FULL, NOBODY, ONE, SEQUENC
 from balancer.kernel.python_kernel import Kernel, new_tuple
 from balancer.kernel.settings import Settings
 from balancer.kernel.view import LiveView
-from balancer.scheduler import errors
+from balancer.scheduler import errors, prompts
 from balancer.scheduler.after_decision import Answered, Decided, Decision, DecisionObserver, attend, in_names
 from balancer.scheduler.canary.selector import PolicySelector, Role, Ticket
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import (
     Event,
     Finished,
+    FirstToken,
     Report,
     ReportsLost,
     Sent,
@@ -52,6 +53,7 @@ class InFlight(NamedTuple):
     ticket: Ticket | None
     chosen: bool
     """Whether the policy chose the worker among several: then no client did."""
+    prompt: prompts.PromptInFlight | None = None
 
 
 def _drop(sent: InFlight | None) -> None:
@@ -123,6 +125,11 @@ class Router:
                 sent = InFlight(event.worker, self.fleet.column(event.model), event.rows, None, now_s, None, True)
                 self.fleet.sent(sent.worker, sent.column, sent.rows, now_s)
                 self._keep(event.number, sent)
+            case FirstToken():
+                flying = self._in_flight.get(event.number)
+                if flying is not None and flying.prompt is not None:
+                    prompt = prompts.first_token(self.fleet, flying.prompt, now_s)
+                    self._in_flight[event.number] = flying._replace(prompt=prompt)
             case Withdrawn():
                 _drop(self._end(event.number, now_s))
             case WorkerAdded():
@@ -196,7 +203,8 @@ class Router:
             picked, by, ticket = attend(self, decided, by, hashed, picked)
         decision = in_names(self, request, number, by, picked, now_s)
         chosen = not hashed and picked.among > 1
-        sent = (decision.worker, column, float(request.rows), request.key, now_s, ticket, chosen)
+        prompt = prompts.counted_last(self.fleet, request, decision.worker, column, now_s)
+        sent = (decision.worker, column, float(request.rows), request.key, now_s, ticket, chosen, prompt)
         self._keep(number, new_tuple(InFlight, sent))
         return decision
 
@@ -212,7 +220,7 @@ class Router:
     def view(self, request: Request, now_s: float, subset: Collection[str] | None = None) -> LiveView:
         """The fleet as a policy would see it for this request; raises as `route` does."""
         column, mask = self.who_may(request, now_s, subset)
-        view = LiveView(self.fleet, mask, column, float(request.rows), now_s, request.key)
+        view = LiveView(self.fleet, mask, column, request, now_s)
         self._keep_within_limits(request, view)
         return view
 
@@ -276,9 +284,7 @@ class Router:
 
     def _check_limits(self, request: Request, column: int, mask: BoolArray, now_s: float) -> None:
         try:
-            self._keep_within_limits(
-                request, LiveView(self.fleet, mask, column, float(request.rows), now_s, request.key)
-            )
+            self._keep_within_limits(request, LiveView(self.fleet, mask, column, request, now_s))
         except RoutingError as error:
             raise self.refused(request, error, now_s) from None
 
@@ -306,7 +312,7 @@ class Router:
         self.fleet.leave_out(failing)
 
     def _finished(self, event: Finished, now_s: float) -> None:
-        sent = self._in_flight.pop(event.number, None)
+        sent = self._take_out(event.number)
         self.outcomes["unmatched" if sent is None else "matched"] += 1
         if sent is not None and sent.ticket is not None:
             if event.void == "client":
@@ -323,6 +329,8 @@ class Router:
         elif sent is None:
             self.fleet.outcome(event.worker, event.latency_s, event.ok, now_s)
         else:
+            if sent.prompt is not None:
+                prompts.answered(self.fleet, sent.prompt, event, now_s)
             self.fleet.finished(sent.worker, sent.column, sent.rows, sent.key, event, now_s)
 
     def in_flight_by_worker(self) -> Counter[str]:
@@ -330,7 +338,13 @@ class Router:
 
     def _end(self, number: int, now_s: float) -> InFlight | None:
         """Count a request out; None where it was not counted in, or was so before."""
-        sent = self._in_flight.pop(number, None)
+        sent = self._take_out(number)
         if sent is not None:
             self.fleet.ended(sent.worker, sent.column, sent.rows, now_s)
+        return sent
+
+    def _take_out(self, number: int) -> InFlight | None:
+        sent = self._in_flight.pop(number, None)
+        if sent is not None and sent.prompt is not None:
+            prompts.out_of_flight(self.fleet, sent.prompt)
         return sent

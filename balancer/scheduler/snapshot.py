@@ -19,7 +19,7 @@ def reasons(router: AnyRouter, request: Request, now_s: float) -> dict[str, list
     limit = pending_limit(fleet, 0, float(request.priority))
     stale_after_s = router.settings.stale_after_s
     found: dict[str, list[str]] = {}
-    view = LiveView(fleet, np.ones(len(fleet.workers), bool), fleet.column(request.model), 1.0, now_s)
+    view = LiveView(fleet, np.ones(len(fleet.workers), bool), fleet.column(request.model), request, now_s)
     eligible = fleet.eligible(request.model, request.version, now_s)
     for row, worker in enumerate(fleet.workers):
         why = list(fleet.objections(worker, request.model, request.version))
@@ -50,7 +50,7 @@ def ready(fleet: Fleet, now_s: float) -> BoolArray:
 def snapshot(router: AnyRouter, now_s: float) -> list[dict[str, Any]]:
     """The fleet as policies see it, a record a worker, for people to read."""
     fleet = router.fleet
-    view = LiveView(fleet, np.ones(len(fleet.workers), bool), 0, 1.0, now_s)
+    view = LiveView(fleet, np.ones(len(fleet.workers), bool), 0, Request(""), now_s)
     numbers = {name: getattr(view, name) for name in columns_of("worker", "moment")}
     broke_off = silent(fleet, now_s)
     return [

@@ -8,6 +8,7 @@ import numpy as np
 
 from balancer.kernel.estimators.caches import PLACES
 from balancer.kernel.estimators.columns import Fields, declared
+from balancer.kernel.estimators.prefixes import PREFIX_PLACES
 from balancer.kernel.fleet_state import KINDS
 from balancer.kernel.reports import BATCH_COLUMNS, LINE_COLUMNS
 from balancer.kernel.state import FOUND_COLUMNS, lengths_of
@@ -109,17 +110,18 @@ def _lengths(z: EngineSizes, fleets: Sequence[FleetSpec], timeline: int, room: P
     e, n, m, b = len(fleets), z.workers, z.models, z.balancers
     faults = max(len(fleet.faults) for fleet in fleets)
     holds = any(fleet.settings.holding.models for fleet in fleets)
-    events = (3 + holds) * z.requests + n * (z.slots + m + 4 + b * z.snapshots) + 4 * faults + 64
-    # A request on its way is in the heap where ways are unequal, and so are a client's next one, when it gives up, and
-    # the end of a hold.
     models = [model for fleet in fleets for model in fleet.models]
-    most_rows = max(model.batching.max_batch_rows for model in models)
     generates = any(model.generation for model in models)
+    # A request on its way is in the heap where ways are unequal, and so are a client's next one, when it gives up, the
+    # end of a hold, and a first token.
+    events = (3 + holds + generates) * z.requests + n * (z.slots + m + 4 + b * z.snapshots) + 4 * faults + 64
+    most_rows = max(model.batching.max_batch_rows for model in models)
     return {
         **lengths_of(n, m),
         **lengths_of_held(z.requests, holds),
         # Nobody reads the tables of keys where a hash places all of them.
         "places": 1 if all(fleet.settings.sticky_keys for fleet in fleets) else PLACES,
+        "prefix_places": PREFIX_PLACES if generates else 1,
         **{"e": e, "b": b, "g": e * n, "r": e * b * n, "f": e * b, "em": e * m, "ebm": e * b * m},
         **{"k": z.requests, "x": z.requests, "t": timeline, "two": 2, "four": 4, "heap": events, "faults": faults},
         **{"env": at.ENV_COLUMNS, "model": at.MODEL_COLUMNS, "worker": at.WORKER_COLUMNS, "preferred": MOST_PREFERRED},
@@ -149,6 +151,7 @@ def check_fits(sim: Sim, fleet: FleetSpec, arrivals: Arrivals) -> None:
         "samples": sim.state.sample_s.shape[1],
         "entries": sim.state.cache.shape[1],
         "places": sim.caches.key.shape[1],
+        "prefix_places": sim.prefixes.key.shape[1],
         "faults": sim.plan.fault_kind.shape[1],
         "fallbacks": sim.state.fallback.shape[2],
     }

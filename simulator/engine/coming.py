@@ -4,6 +4,8 @@ import numpy as np
 
 from balancer.kernel import deciding, limits_and_draw
 from balancer.kernel.deciding import COUNTS, DRAWS, LIMITS, NAMES
+from balancer.kernel.estimators import prefixes
+from balancer.kernel.estimators.prefixes import MOST_CHECKPOINTS
 from balancer.kernel.state import Options, RequestFeatures
 from balancer.scheduler.holding.state import PLACES_BEYOND
 from simulator.engine import knowledge
@@ -13,12 +15,13 @@ from simulator.engine.compiled import from_source, inlined, mix, outlined
 from simulator.engine.event_heap import push
 from simulator.engine.layout import Sim
 from simulator.engine.leaving import foresee
-from simulator.engine.requests import count_system, send
+from simulator.engine.requests import count_system, generates, send
 from simulator.engine.sequences import find_worker, in_sequence
 from simulator.result import Status
 
 _name_fallbacks, _uniform_of = from_source(limits_and_draw.name_fallbacks), from_source(limits_and_draw.uniform_of)
 _admit, _take = from_source(deciding.admit), from_source(deciding.take)
+next_checkpoint = from_source(prefixes.next_checkpoint)
 SHED, NO_WORKER = int(Status.SHED), int(Status.NO_WORKER)
 
 
@@ -35,6 +38,28 @@ def refuse(sim: Sim, e: int, k: int, status: int, now_s: float) -> None:
 
 
 @inlined
+def _lay_out_prefix(sim: Sim, e: int, k: int) -> float:
+    """Write down what a prompt begins with, where a decision looks for it; returns its tokens, 0 where there is none.
+
+    Blocks stand for what production hashes: equal ones are equal beginnings.
+    """
+    if not generates(sim, e, sim.demand.model[e, k]):
+        return 0.0
+    d, x = sim.decision, sim.demand
+    block_tokens, first, i = sim.plan.env[e, at.E_BLOCK_TOKENS], x.first_block[e, k], 0
+    blocks = next_checkpoint(0)
+    while blocks <= x.blocks[e, k] and i < MOST_CHECKPOINTS:
+        d.checkpoint[e, i] = mix(np.uint64(x.block[e, first + blocks - 1]))
+        d.checkpoint_tokens[e, i] = blocks * block_tokens
+        # The whole of it is the last one.
+        blocks = next_checkpoint(blocks) if blocks == x.blocks[e, k] else min(next_checkpoint(blocks), x.blocks[e, k])
+        i += 1
+    if i < MOST_CHECKPOINTS:
+        d.checkpoint_tokens[e, i] = 0.0
+    return float(x.tokens[e, k])
+
+
+@inlined
 def request_of(sim: Sim, e: int, k: int, now_s: float) -> RequestFeatures:
     """The request as the kernel takes it: a key of 0 is none, and the deadline is what is left of it."""
     d = sim.demand
@@ -42,7 +67,8 @@ def request_of(sim: Sim, e: int, k: int, now_s: float) -> RequestFeatures:
     keyed = 1.0 if key != 0 else 0.0
     mixed = mix(key if key != 0 else np.uint64(number))
     left_s = d.deadline_s[e, k] - (now_s - sim.state.arrived_s[e, k])
-    return RequestFeatures(d.model[e, k], d.rows[e, k], mixed, keyed, left_s, d.priority[e, k], number)
+    prompt_tokens = _lay_out_prefix(sim, e, k)
+    return RequestFeatures(d.model[e, k], d.rows[e, k], mixed, keyed, left_s, d.priority[e, k], number, prompt_tokens)
 
 
 @inlined
@@ -132,6 +158,10 @@ def _end(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
         refuse(sim, e, k, SHED, now_s)
         return
     sim.state.picked[e, k] = w
+    if generates(sim, e, sim.demand.model[e, k]):
+        sim.state.to_compute[e, k] = sim.decision.to_compute[e]
+        sim.state.ahead[e, k], sim.state.beside[e, k] = sim.decision.ahead[e], sim.decision.beside[e]
+        sim.state.decided_s[e, k] = now_s
     send(sim, e, k, w, now_s)
 
 

@@ -16,6 +16,7 @@ from simulator.engine import device
 from simulator.engine import layout as at
 from simulator.engine.batcher import noise, put_in_front, take
 from simulator.engine.compiled import inlined, outlined
+from simulator.engine.event_heap import push
 from simulator.engine.layout import Sim
 from simulator.engine.reports import log_execution
 from simulator.engine.requests import UNFINISHED, end
@@ -246,6 +247,9 @@ def _advance(sim: Sim, e: int, g: int, m: int, k: int, now_s: float) -> None:
     x.generated[e, k] += 1
     if x.generated[e, k] == 1:
         x.first_s[e, k] = now_s
+        # Of one that is complete the end tells it.
+        if x.status[e, k] == UNFINISHED and sim.demand.output[e, k] > 1:
+            push(sim.heap, e, now_s + sim.plan.env[e, at.E_OUTCOME], at.FIRST_TOKEN, k)
 
 
 @outlined

@@ -5,6 +5,7 @@ are the core's own; reports come in `reports.py`.
 import numpy as np
 
 from balancer.kernel import counting, limits_and_draw
+from balancer.kernel.estimators import prefixes
 from balancer.kernel.state import REPORTS_REQUIRED, RequestFeatures
 from simulator.engine import layout as at
 from simulator.engine.compiled import (
@@ -18,6 +19,8 @@ from simulator.engine.compiled import (
 )
 from simulator.engine.layout import Sim
 
+_computed = from_source(prefixes.computed)
+_learn_first_token, _learn_tokens = from_source(counting.learn_first_token), from_source(counting.learn_tokens)
 count_in, finish, refill, fade = map(from_source, (counting.count_in, counting.finish, counting.refill, counting.fade))
 remember, _remember_outcome = from_source(counting.remember), from_source(counting.remember_outcome)
 _keep_fresh, _fresh_until_s = from_source(limits_and_draw.keep_fresh), from_source(limits_and_draw.fresh_until_s)
@@ -43,8 +46,43 @@ def observe_outcome(sim: Sim, e: int, k: int, latency_s: float, ok: bool, now_s:
     model, rows, key = sim.demand.model[e, k], sim.demand.rows[e, k], sim.demand.key[e, k]
     finish(sim, e, picked, model, rows, served, latency_s, ok, now_s)
     if key != 0:
-        features = RequestFeatures(model, float(rows), mix(key), 1.0, 0.0, 0.0, 0)
+        features = RequestFeatures(model, float(rows), mix(key), 1.0, 0.0, 0.0, 0, 0.0)
         _remember_outcome(sim, e, row(sim, e, b, 0), x.picked[e, k], x.server[e, k], features, ok, now_s)
+
+
+@inlined
+def _picked(sim: Sim, e: int, k: int) -> int:
+    return row(sim, e, sim.demand.balancer[e, k], sim.state.picked[e, k])
+
+
+@inlined
+def hear_computed(sim: Sim, e: int, k: int) -> None:
+    """A balancer hears that a prompt was computed, or will not be."""
+    tokens = sim.state.to_compute[e, k]
+    if tokens > 0:
+        _computed(sim.prefixes, _picked(sim, e, k), tokens)
+        sim.state.to_compute[e, k] = 0.0
+
+
+@outlined
+def hear_first_token(sim: Sim, e: int, k: int, now_s: float) -> None:
+    x = sim.state
+    if x.to_compute[e, k] > 0:
+        hear_computed(sim, e, k)
+        x.heard_first_s[e, k] = now_s
+        seconds = now_s - x.decided_s[e, k]
+        _learn_first_token(sim, e, _picked(sim, e, k), sim.demand.model[e, k], x.ahead[e, k], seconds)
+
+
+@outlined
+def hear_generated(sim: Sim, e: int, k: int, ok: bool, now_s: float) -> None:
+    """A balancer hears of the end of a request to a model that generates."""
+    x, m = sim.state, sim.demand.model[e, k]
+    hear_computed(sim, e, k)
+    if ok and x.server[e, k] == x.picked[e, k]:
+        heard_s = x.heard_first_s[e, k]
+        seconds, tokens = now_s - heard_s if heard_s > 0 else 0.0, float(sim.demand.output[e, k])
+        _learn_tokens(sim, e, _picked(sim, e, k), m, x.beside[e, k], seconds, tokens)
 
 
 @outlined

@@ -13,7 +13,9 @@ import numpy.typing as npt
 
 from balancer.kernel.estimators.caches import Caches
 from balancer.kernel.estimators.columns import array
+from balancer.kernel.estimators.generation import Lengths
 from balancer.kernel.estimators.latency import Latency
+from balancer.kernel.estimators.prefixes import Prefixes
 from balancer.kernel.estimators.queue import Queue
 from balancer.kernel.estimators.service import Service
 from balancer.kernel.estimators.tokens import Tokens
@@ -26,9 +28,9 @@ AnyArray = npt.NDArray[Any]
 
 # Kinds of events, in the order in which they happen at equal times.
 (
-    TICK, FAULT, FAULT_END, HOST_DONE, DEVICE_DONE, REACH, TIMER, OUTCOME, GIVE_UP, LEFT, HELD_LONG, SAMPLE, REPORT,
-    SCALE, TIMELINE, ANSWER, ARRIVAL,
-) = range(17)  # fmt: skip
+    TICK, FAULT, FAULT_END, HOST_DONE, DEVICE_DONE, REACH, TIMER, FIRST_TOKEN, OUTCOME, GIVE_UP, LEFT, HELD_LONG,
+    SAMPLE, REPORT, SCALE, TIMELINE, ANSWER, ARRIVAL,
+) = range(18)  # fmt: skip
 KIND_BITS = 56
 """An event's payload is `kind << KIND_BITS | subject`."""
 REPORT_BITS = 16
@@ -205,6 +207,8 @@ class EngineState(NamedTuple):
     snapshot_in_flight: FloatArray = array("g snapshots b m")
     """What each balancer had in flight there, `(e * n, snapshots, balancers, m)`."""
     snapshot_executing: FloatArray = array("g snapshots m")
+    snapshot_held: FloatArray = array("g snapshots m")
+    """Tokens that the sequences of a model hold."""
     snapshot_loaded: AnyArray = array("g snapshots m", np.int8)
     next: AnyArray = array("e k", np.int32, -1)
     """Of a request in whatever queue it is, -1 at the end; `(e, k)` as all that follow."""
@@ -241,6 +245,15 @@ class EngineState(NamedTuple):
     own: AnyArray = array("e prompts", np.int32)
     """Tokens held for it alone."""
     admitted_s: FloatArray = array("e prompts")
+    to_compute: FloatArray = array("e prompts")
+    """Tokens of its prompt that its balancer counts as waiting at the worker; 0: none any more."""
+    ahead: FloatArray = array("e prompts")
+    """Of `DecisionScratch` at its pick, as `beside`."""
+    beside: FloatArray = array("e prompts")
+    decided_s: FloatArray = array("e prompts")
+    """When its worker was picked."""
+    heard_first_s: FloatArray = array("e prompts", start=np.nan)
+    """When its balancer heard of the first token."""
     timeline: FloatArray = array("e t n")
     first_s: FloatArray = array("e x", start=np.nan)
     """When the first response of a stream was sent; `(e, k)`."""
@@ -258,6 +271,7 @@ class PendingRequests(NamedTuple):
     key: AnyArray = array("e", np.uint64)
     deadline_s: FloatArray = array("e", start=np.inf)
     priority: FloatArray = array("e")
+    prompt_tokens: FloatArray = array("e")
     number: AnyArray = array("e", np.uint64)
     uniform: FloatArray = array("e")
     now_s: FloatArray = array("e")
@@ -320,3 +334,7 @@ class Sim(NamedTuple):
     latency: Latency
     tokens: Tokens
     caches: Caches
+    prefixes: Prefixes
+    prefill: Service
+    decode: Service
+    lengths: Lengths

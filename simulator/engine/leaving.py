@@ -9,7 +9,7 @@ from simulator.engine.batcher import take_out
 from simulator.engine.compiled import from_source, inlined, outlined
 from simulator.engine.event_heap import push
 from simulator.engine.layout import Sim
-from simulator.engine.requests import UNFINISHED, count_coming, count_system
+from simulator.engine.requests import UNFINISHED, count_coming, count_system, generates
 from simulator.result import Status
 
 count_out = from_source(counting.count_out)
@@ -50,5 +50,7 @@ def hear_void(sim: Sim, e: int, k: int, now_s: float) -> None:
     x, d = sim.state, sim.demand
     x.received[e, x.counts[e, at.RECEIVED]] = k
     x.counts[e, at.RECEIVED] += 1
+    if generates(sim, e, d.model[e, k]):
+        knowledge.hear_computed(sim, e, k)
     r = knowledge.row(sim, e, d.balancer[e, k], x.picked[e, k])
     count_out(sim, e, r, d.model[e, k], d.rows[e, k], now_s)

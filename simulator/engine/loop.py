@@ -10,12 +10,12 @@ from balancer.scheduler.holding import wait_queue
 from simulator.engine import batcher, device, faults, generating, knowledge, reports, sequences
 from simulator.engine import layout as at
 from simulator.engine.calls import call
-from simulator.engine.coming import arrive, assign, count_eligible, meet, meet_sequence, place, uniform_of
+from simulator.engine.coming import arrive, assign, count_eligible, meet, meet_sequence, place, request_of, uniform_of
 from simulator.engine.compiled import compiled, from_source, inlined, outlined
 from simulator.engine.event_heap import pop, push
 from simulator.engine.layout import Sim
 from simulator.engine.leaving import give_up, hear_void
-from simulator.engine.requests import UNAVAILABLE, UNFINISHED, count_coming, end, fail, uniform
+from simulator.engine.requests import UNAVAILABLE, UNFINISHED, count_coming, end, fail, generates, uniform
 from simulator.engine.sequences import in_sequence
 from simulator.result import Status
 
@@ -60,6 +60,8 @@ def _reach(sim: Sim, e: int, k: int, now_s: float) -> int:
 def _hear(sim: Sim, e: int, k: int, now_s: float) -> None:
     x = sim.state
     status = x.status[e, k]
+    if generates(sim, e, sim.demand.model[e, k]):
+        knowledge.hear_generated(sim, e, k, status == _OK, now_s)
     if status == at.REFUSED:
         hear_void(sim, e, k, now_s)
         return
@@ -112,17 +114,12 @@ def _handle_rare(sim: Sim, e: int, kind: int, subject: int, now_s: float) -> Non
 
 
 @inlined
-def _generates(sim: Sim, e: int, m: int) -> bool:
-    return bool(sim.plan.model[e * sim.sizes.models + m, at.M_STEP_TOKENS] > 0)
-
-
-@inlined
 def _finish(sim: Sim, e: int, g: int, now_s: float) -> int:
     """The execution that is due on the device ends; returns its model."""
     slot = sim.state.whole[g, at.NEXT_SLOT]
     device.leave(sim, e, g, now_s)
     m = sim.state.slot_model[g, slot]
-    if _generates(sim, e, m):
+    if generates(sim, e, m):
         generating.finish(sim, e, g, slot, now_s)
     else:
         batcher.finish(sim, e, g, slot, now_s)
@@ -131,7 +128,7 @@ def _finish(sim: Sim, e: int, g: int, now_s: float) -> int:
 
 @inlined
 def _look(sim: Sim, e: int, g: int, m: int, now_s: float) -> None:
-    if _generates(sim, e, m):
+    if generates(sim, e, m):
         generating.look(sim, e, g, m, now_s)
     else:
         batcher.look(sim, e, g, m, now_s)
@@ -155,6 +152,8 @@ def _handle(sim: Sim, e: int, kind: int, subject: int, now_s: float) -> int:
             return subject
     elif kind == at.REACH:
         return _reach(sim, e, subject, now_s)
+    elif kind == at.FIRST_TOKEN:
+        knowledge.hear_first_token(sim, e, subject, now_s)
     else:
         _handle_rare(sim, e, kind, subject, now_s)
     return -1
@@ -204,6 +203,7 @@ def _ask(sim: Sim, e: int, k: int, now_s: float) -> None:
     b = d.balancer[e, k]
     a.model[e], a.balancer[e], a.rows[e], a.key[e] = d.model[e, k], b, d.rows[e, k], d.key[e, k]
     a.deadline_s[e], a.priority[e], a.now_s[e] = d.deadline_s[e, k], d.priority[e, k], now_s
+    a.prompt_tokens[e] = request_of(sim, e, k, now_s).prompt_tokens
     a.number[e] = sim.known.number[e, b]
     a.sequence[e] = in_sequence(sim, e, k)
     a.uniform[e] = uniform_of(sim, e, b)

@@ -8,10 +8,12 @@ from balancer.kernel.reports import (
     EXECUTED_ROWS,
     EXECUTING,
     EXECUTIONS,
+    HELD_TOKENS,
     INSTANCES,
     LATE,
     LINE,
     MAX_BATCH_ROWS,
+    MEMORY_TOKENS,
     MODEL,
     PEER_IN_FLIGHT,
     PENDING,
@@ -58,6 +60,7 @@ def sample(sim: Sim, e: int, w: int, now_s: float) -> int:
                 most = sim.plan.model[e * models + m, at.M_MAX_ROWS] * sim.plan.instances[g, m]
                 executing = min(growth_s / elapsed_s, most)
         x.snapshot_executing[g, place, m] = executing
+        x.snapshot_held[g, place, m] = x.running[g, m, at.HELD]
         x.sample_compute_s[g, taken % kept, m] = x.compute_s[g, m]
         for b in range(balancers(sim, e)):
             x.snapshot_in_flight[g, place, b, m] = sim.queue.own_requests[row(sim, e, b, w), m]
@@ -225,6 +228,7 @@ def receive(sim: Sim, e: int, b: int, w: int, place: int, now_s: float) -> None:
         line[PENDING], line[EXECUTING] = x.snapshot_pending[g, place, m], x.snapshot_executing[g, place, m]
         line[PEER_IN_FLIGHT] = _peer_in_flight(sim, e, b, g, place, m) if loaded == at.LOADED else math.nan
         line[TOTAL_EXECUTIONS] = known.executions_all[r, m]
+        line[MEMORY_TOKENS], line[HELD_TOKENS] = sim.plan.generating[g, m, at.G_MEMORY], x.snapshot_held[g, place, m]
         line[EXECUTED_ROWS], line[SUCCEEDED] = known.executed_rows[r, m], known.answered[r, m]
         lines += 1
     batches, begins = known.batches[e], order == BEGINS

@@ -18,6 +18,12 @@ def uniform(sim: Sim, e: int, stream: int, k: int) -> float:
 
 
 @inlined
+def generates(sim: Sim, e: int, m: int) -> bool:
+    """Whether a model generates, so that its requests have prompts."""
+    return bool(sim.plan.model[e * sim.sizes.models + m, at.M_STEP_TOKENS] > 0)
+
+
+@inlined
 def count_system(sim: Sim, e: int, change: int, now_s: float) -> None:
     """Count requests in or out of the system, and integrate their number."""
     x = sim.state

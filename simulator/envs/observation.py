@@ -30,15 +30,20 @@ LONGEST_S = 60.0
 """Seconds at which a time is clipped; so long is a report missing that never came, and a deadline that there is not."""
 MOST = 10_000.0
 """Where counts and weights are clipped."""
+MOST_TOKENS = 1_000_000.0
+"""Where tokens are."""
 
-_MOST_BY_UNIT: dict[Unit, float] = {"requests": MOST, "tokens": MOST, "1": MOST, "share": 1.0, "s": LONGEST_S}
+_MOST_BY_UNIT: dict[Unit, float] = {"requests": MOST, "tokens": MOST_TOKENS, "1": MOST, "share": 1.0, "s": LONGEST_S}
 WORKER_COLUMNS: dict[str, float] = {
     "eligible": 1.0,
     **{name: _MOST_BY_UNIT[DECLARED[name].unit] for name in QUANTITIES},
     "home": 1.0,
 }
 """Columns of `workers` and the largest value of each; the least is 0. All but `home` are those of `FleetView`."""
-REQUEST_COLUMNS: dict[str, float] = {"rows": MOST, "deadline_s": LONGEST_S, "priority": MOST, "balancers": MOST}
+REQUEST_COLUMNS: dict[str, float] = {
+    **{"rows": MOST, "deadline_s": LONGEST_S, "priority": MOST, "balancers": MOST},
+    "prompt_tokens": MOST_TOKENS,
+}
 """Columns of `request`, likewise; the model's one-hot follows."""
 
 _WORKERS_HIGH = np.array(list(WORKER_COLUMNS.values()))
@@ -169,7 +174,8 @@ def _look(
             last[e] = sim.state.counts[e, DECIDING]
         then_s, first = pending.now_s[e], row(sim, e, pending.balancer[e], 0)
         features = request_of(sim, e, last[e], then_s)
-        of_request = (pending.rows[e], pending.deadline_s[e], pending.priority[e], sim.plan.env[e, E_BALANCERS])
+        balancers, prompt_tokens = sim.plan.env[e, E_BALANCERS], pending.prompt_tokens[e]
+        of_request = (pending.rows[e], pending.deadline_s[e], pending.priority[e], balancers, prompt_tokens)
         for i in range(_OF_REQUEST):
             request[e, i] = _clipped(of_request[i], request_high[i]) if waiting[e] else 0.0
         for m in range(sim.sizes.models):

@@ -42,6 +42,12 @@ _DEFAULTS: dict[str, object] = {
     "saving_s": 0.0,
     "pending_other_models": 0.0,
     "work_behind_s": 0.0,
+    "matched_tokens": 0.0,
+    "waiting_tokens": 0.0,
+    "cached_tokens": 0.0,
+    "held_tokens": 0.0,
+    "memory_tokens": 0.0,
+    **{"first_token_s": 0.0, "prompt_s": 0.0, "slowdown_s": 0.0},
 }
 
 

@@ -26,6 +26,7 @@ from balancer.kernel.compiled.call import (
     OK,
     PICKED,
     PRIORITY,
+    PROMPT_TOKENS,
     REFUSED_AT,
     ROWS,
     SEED,
@@ -60,9 +61,8 @@ _sequence_bid = from_source(worker_columns.sequence_bid)
 def _request(call: KernelCall) -> RequestFeatures:
     f = call.numbers
     mixed_key = _mix(call.words[KEY] if f[KEYED] != 0 else call.words[NUMBER])
-    return RequestFeatures(
-        call.wholes[MODEL], f[ROWS], mixed_key, f[KEYED], f[DEADLINE_S], f[PRIORITY], call.words[NUMBER]
-    )
+    of_request = f[ROWS], mixed_key, f[KEYED], f[DEADLINE_S], f[PRIORITY], call.words[NUMBER], f[PROMPT_TOKENS]
+    return RequestFeatures(call.wholes[MODEL], *of_request)
 
 
 def take(x: FleetState, options: Options, call: KernelCall) -> int:

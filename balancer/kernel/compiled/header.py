@@ -14,7 +14,9 @@ from balancer.kernel import deciding
 from balancer.kernel.compiled import call as slots
 from balancer.kernel.compiled.call import FLEET_STATE, Record
 from balancer.kernel.estimators.caches import Caches
+from balancer.kernel.estimators.generation import Lengths
 from balancer.kernel.estimators.latency import Latency
+from balancer.kernel.estimators.prefixes import Prefixes
 from balancer.kernel.estimators.queue import Queue
 from balancer.kernel.estimators.service import Service
 from balancer.kernel.estimators.tokens import Tokens
@@ -31,6 +33,7 @@ _RECORDS = {
     "latency": Latency,
     "tokens": Tokens,
     "caches": Caches,
+    **{"prefixes": Prefixes, "prefill": Service, "decode": Service, "lengths": Lengths},
 }
 _RECORDS["weights"] = Network
 _ANY = "{-1, 0, 0}"

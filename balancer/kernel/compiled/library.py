@@ -18,7 +18,7 @@ from balancer.kernel.block import Memory, ordinary_memory
 from balancer.kernel.compiled import call as slots
 from balancer.kernel.compiled.call import FLEET_STATE, MOST_BATCHES, MOST_LINES, REQUEST, Record, new_call, symbol_of
 from balancer.kernel.policy_answers import Compiler, answering, options_of
-from balancer.kernel.python_kernel import Kernel, Lines, Picked, new_tuple
+from balancer.kernel.python_kernel import Kernel, Lines, Picked, lay_out_prefix, new_tuple
 from balancer.kernel.state import DecisionScratch, FleetState, Options, RequestFeatures
 from balancer.kernel.view import LiveFleet, LiveView
 from policies.base import BoolArray, FloatArray, Policy, Request
@@ -42,7 +42,9 @@ _BUILD = "build it: python -m balancer.kernel.compiled.build"
 _MOST_ANSWERS = 16
 _Function = Callable[[Any, Any, Any], int]
 # Slots in the order of `call`, those between them skipped.
-_PICK = struct.Struct(f"=qdQd{8 * (slots.NOW_S - slots.KEYED - 1)}xd{8 * (slots.PICKED - slots.NOW_S - 1)}xqqdd")
+_PICK = struct.Struct(
+    f"=qdQdd{8 * (slots.NOW_S - slots.PROMPT_TOKENS - 1)}xd{8 * (slots.PICKED - slots.NOW_S - 1)}xqqdd"
+)
 _PICKED = tuple([struct.Struct(f"=ddd{named}q").unpack_from for named in range(MAX_FALLBACKS + 1)])
 """By how many fallbacks there are."""
 _PROPENSITY_AT = 8 * slots.PROPENSITY
@@ -162,15 +164,27 @@ class Compiled(Kernel):
             self._answers.clear()  # Their options have room for as many workers as there were.
 
     def _lay_out(
-        self, request: Request, number: int, column: int, mask: BoolArray | None, now_s: float, how: int, one: int = -1
+        self,
+        x: FleetState,
+        request: Request,
+        number: int,
+        column: int,
+        mask: BoolArray | None,
+        now_s: float,
+        how: int,
+        one: int = -1,
     ) -> None:
         """The request, and who may serve it; None: whoever stands there."""
-        key = request.key
+        key, prompt = request.key, request.prompt_tokens
         rows, deadline_s, priority, seed = request.rows, request.deadline_s, request.priority, self.seed
         if key is None:
-            _LAY_OUT(self._slots, 0, column, rows, 0, 0.0, deadline_s, priority, number, now_s, seed, how, one)
+            _LAY_OUT(self._slots, 0, column, rows, 0, 0.0, prompt, deadline_s, priority, number, now_s, seed, how, one)
         else:
-            _LAY_OUT(self._slots, 0, column, rows, key, 1.0, deadline_s, priority, number, now_s, seed, how, one)
+            _LAY_OUT(
+                self._slots, 0, column, rows, key, 1.0, prompt, deadline_s, priority, number, now_s, seed, how, one
+            )
+        if prompt:
+            lay_out_prefix(x, request)
         if mask is not None and mask is not self._masked:
             # Masks are replaced and never written to, so the same one has the same in it.
             self._mask[:] = mask
@@ -179,9 +193,9 @@ class Compiled(Kernel):
     def _know(self, mask: BoolArray) -> None:
         self._masked, self._may = mask, int(np.count_nonzero(mask))
 
-    def _lay_out_view(self, request: Request, view: LiveView) -> None:
+    def _lay_out_view(self, x: FleetState, request: Request, view: LiveView) -> None:
         assert isinstance(request.number, int)  # arrays are for the simulator's views
-        self._lay_out(request, request.number, view.column, view.mask, view.at_s, 0)
+        self._lay_out(x, request, request.number, view.column, view.mask, view.at_s, 0)
 
     def keep_fresh(self, x: FleetState, servable: BoolArray, now_s: float) -> BoolArray:
         self._bind(x)
@@ -200,7 +214,7 @@ class Compiled(Kernel):
 
     def admit(self, x: FleetState, request: Request, view: LiveView) -> tuple[int, BoolArray]:
         self._bind(x)
-        self._lay_out_view(request, view)
+        self._lay_out_view(x, request, view)
         count = self._admit(self._of_fleet_state, self._of_none, self._of_call)
         left = self._mask.copy()
         self._know(left)
@@ -211,7 +225,7 @@ class Compiled(Kernel):
         found = self._found_answer(x, policy)
         if found.function is None:
             return None
-        self._lay_out_view(request, view)
+        self._lay_out_view(x, request, view)
         found.function(self._of_fleet_state, found.of_options, self._of_call)
         answer: FloatArray = x.decision.shares[0].copy()
         return answer
@@ -237,7 +251,7 @@ class Compiled(Kernel):
             self._masked = None
             return picked
         self.policy_answer = None
-        self._lay_out(request, number, column, mask, now_s, how, one)
+        self._lay_out(x, request, number, column, mask, now_s, how, one)
         row = function(self._of_fleet_state, of_options, self._of_call)
         # As many fallbacks as before, mostly.
         found = _PICKED[self._named](self._slots, _PROPENSITY_AT)
@@ -253,13 +267,13 @@ class Compiled(Kernel):
         return {deciding.admit: self._admit_step, deciding.take: self._take_step}
 
     def _admit_step(self, x: FleetState, e: int, first: int, request: RequestFeatures, now_s: float, found: Any) -> int:
-        self._lay_out(self._request, self._number, request.model, self._masked, now_s, 0)
+        self._lay_out(x, self._request, self._number, request.model, self._masked, now_s, 0)
         return self._admit(self._of_fleet_state, self._of_none, self._of_call)
 
     def _take_step(self, x: FleetState, e: int, first: int, w: int, request: RequestFeatures, now_s: float) -> None:
         key = self._request.key
         assert key is None or isinstance(key, int)  # arrays are for the simulator's views
-        self.take(x, w, request.model, request.rows, key, now_s)
+        self.take(x, w, request.model, request.rows, key, now_s, request.prompt_tokens)
 
     @property
     def refused_at(self) -> float:
@@ -279,12 +293,24 @@ class Compiled(Kernel):
         known = self._answers[id(policy)] = _Answer(policy, function, _pointer(options), options)
         return known
 
-    def _lay_out_pick(self, x: FleetState, column: int, rows: float, key: int | None, now_s: float, row: int) -> None:
+    def _lay_out_pick(
+        self, x: FleetState, column: int, rows: float, key: int | None, now_s: float, row: int, prompt: float = 0.0
+    ) -> None:
         self._bind(x)
-        _PICK.pack_into(self._slots, 0, column, rows, key or 0, float(key is not None), now_s, row, -1, 0.0, False)
+        keyed = float(key is not None)
+        _PICK.pack_into(self._slots, 0, column, rows, key or 0, keyed, prompt, now_s, row, -1, 0.0, False)
 
-    def take(self, x: FleetState, row: int, column: int, rows: float, key: int | None, now_s: float) -> None:
-        self._lay_out_pick(x, column, rows, key, now_s, row)
+    def take(
+        self,
+        x: FleetState,
+        row: int,
+        column: int,
+        rows: float,
+        key: int | None,
+        now_s: float,
+        prompt_tokens: float = 0.0,
+    ) -> None:
+        self._lay_out_pick(x, column, rows, key, now_s, row, prompt_tokens)
         self._take(self._of_fleet_state, self._of_none, self._of_call)
 
     def count_out(self, x: FleetState, row: int, column: int, rows: float, now_s: float) -> None:
@@ -312,9 +338,9 @@ class Compiled(Kernel):
         if x.decision is not self._decision:
             self._bind(x)
         if key is None:
-            _PICK.pack_into(self._slots, 0, column, rows, 0, 0.0, now_s, row, served, latency_s, ok)
+            _PICK.pack_into(self._slots, 0, column, rows, 0, 0.0, 0.0, now_s, row, served, latency_s, ok)
         else:
-            _PICK.pack_into(self._slots, 0, column, rows, key, 1.0, now_s, row, served, latency_s, ok)
+            _PICK.pack_into(self._slots, 0, column, rows, key, 1.0, 0.0, now_s, row, served, latency_s, ok)
         self._finish(self._of_fleet_state, self._of_none, self._of_call)
 
     def take_report(

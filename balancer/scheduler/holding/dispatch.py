@@ -52,9 +52,9 @@ def ask_for(held: Held, e: int, place: int, number: int, now_s: float) -> Reques
     key, keyed = held.key[e, place], held.keyed[e, place]
     mixed = mix_array(key if keyed else np.uint64(number))
     left_s = held.deadline_s[e, place] - (now_s - held.since_s[e, place])
-    return RequestFeatures(
-        held.model[e, place], held.rows[e, place], mixed, 1.0 if keyed else 0.0, left_s, held.priority[e, place], number
-    )
+    of_request = held.rows[e, place], mixed, 1.0 if keyed else 0.0, left_s, held.priority[e, place], number
+    # What is planned for a request leaves its prompt aside; who decides about it knows it.
+    return RequestFeatures(held.model[e, place], *of_request, 0.0)
 
 
 def is_hopeless(x: FleetState, held: Held, e: int, first: int, place: int, ask: RequestFeatures, now_s: float) -> bool:

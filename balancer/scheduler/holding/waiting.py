@@ -192,7 +192,7 @@ class Waiting:
         """Whom the policy in force picks of those in the scratch's mask."""
         router, policy = self.router, self._policy
         request = self._request_now(self.waiters[place], now_s, ask.number)
-        view = LiveView(router.fleet, router.fleet.decision.mask[0].copy(), ask.model, ask.rows, now_s, request.key)
+        view = LiveView(router.fleet, router.fleet.decision.mask[0].copy(), ask.model, request, now_s)
         if self._rather_waits(policy, request, view):
             return WAITS
         shares = router.answer_of(policy, request, view)[0].tolist()
@@ -221,7 +221,7 @@ class Waiting:
         left_s = held.deadline_s[0, places] - (now_s - held.since_s[0, places])
         waited_s = now_s - held.since_s[0, places]
         requests = HeldRequests(held.rows[0, places], left_s, held.priority[0, places], waited_s)
-        view = LiveView(fleet, np.ones(len(fleet.workers), bool), self.router.fleet.column(""), 1.0, now_s)
+        view = LiveView(fleet, np.ones(len(fleet.workers), bool), self.router.fleet.column(""), Request(""), now_s)
         try:
             urgency = policy.urgency(requests, view)
             ranks = None if urgency is None else -np.asarray(urgency, float)

@@ -22,11 +22,17 @@ from policies.base import FloatArray, Policy, Request, UintArray
 from policies.columns import columns_of
 
 FORMAT = "balancer decision log"
-VERSION = 5
+VERSION = 6
 """Version 1 had no `service` lines, and columns came later, see `COLUMNS_SINCE`; all versions are read."""
 COLUMNS = columns_of("moment", "request")
 """The columns of `FleetView` that differ from one decision to the next, float64 each, in the order of the file."""
-COLUMNS_SINCE = {3: ("cached", "saving_s"), 4: ("pending_other_models",), 5: ("work_behind_s",)}
+COLUMNS_SINCE = {
+    **{3: ("cached", "saving_s"), 4: ("pending_other_models",), 5: ("work_behind_s",)},
+    6: (
+        *("matched_tokens", "waiting_tokens", "cached_tokens", "held_tokens", "memory_tokens"),
+        *("first_token_s", "prompt_s", "slowdown_s"),
+    ),
+}
 """The last of them, by the version that brought them. They are 0 in older logs: nothing was known of them."""
 
 _REASONS: dict[type[RoutingError], str] = {UnknownModel: "unknown_model", NoEligibleWorker: "no_worker", Shed: "shed"}
@@ -198,4 +204,5 @@ def _request(request: Request) -> dict[str, Any]:
         "priority": request.priority,
         "tenant": request.tenant,
         "sequence": request.sequence,
+        "prompt_tokens": float(np.max(request.prompt_tokens)),
     }

@@ -200,6 +200,7 @@ def _request(content: Mapping[str, Any]) -> Request:
         priority=content["priority"],
         tenant=content["tenant"],
         sequence=content["sequence"],
+        prompt_tokens=content.get("prompt_tokens", 0.0),
     )
 
 

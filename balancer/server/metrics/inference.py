@@ -17,7 +17,7 @@ from balancer.scheduler.fleet import ANY_MODEL
 from balancer.scheduler.snapshot import ready
 from balancer.server.metrics.metrics import LATENCY_BUCKETS_S, Metrics
 from balancer.server.metrics.scraped import counter, gauge
-from policies.base import FloatArray
+from policies.base import FloatArray, Request
 
 _LABELS = ("model_name", "target_model_name")
 """One and the same here: a request is served by the model that it names."""
@@ -62,7 +62,7 @@ def _durations(metrics: Metrics) -> Metric:
 def _of_pool(router: AnyRouter, now_s: float, pool: str) -> Iterator[Metric]:
     fleet = router.fleet
     are_ready = ready(fleet, now_s)
-    view = LiveView(fleet, fleet.servable("", ""), fleet.models[ANY_MODEL], 1.0, now_s)
+    view = LiveView(fleet, fleet.servable("", ""), fleet.models[ANY_MODEL], Request(""), now_s)
     pending, running = np.asarray(view.pending, float), np.asarray(view.in_flight, float)
     for name, says, value in (
         ("ready_pods", "Workers that are ready, not draining and not silent", float(are_ready.sum())),

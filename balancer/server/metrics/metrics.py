@@ -35,6 +35,7 @@ from balancer.server.metrics.series import (
     Text,
 )
 from balancer.server.security.certificates import Certificates
+from policies.base import Request
 from policies.columns import DECLARED, columns_of
 
 _SHADOW_COUNTERS = {
@@ -217,7 +218,7 @@ def _about(process: str) -> Iterator[Metric]:
 
 def _fleet(router: AnyRouter, now_s: float) -> Iterator[Metric]:
     fleet = router.fleet
-    view = LiveView(fleet, fleet.servable("", ""), fleet.models[ANY_MODEL], 1.0, now_s)
+    view = LiveView(fleet, fleet.servable("", ""), fleet.models[ANY_MODEL], Request(""), now_s)
     for name in columns_of("moment"):
         shown = f"{name.removesuffix('_s')}_seconds" if name.endswith("_s") else name
         yield from _by_worker(shown, DECLARED[name].says, fleet.names, getattr(view, name).tolist())

@@ -136,7 +136,7 @@ def _without_policy(
 ) -> list[dict[str, Any]]:
     fleet, none = router.fleet, np.zeros(len(router.fleet.workers), bool)
     column = fleet.models.get(request.model, fleet.models[ANY_MODEL])
-    view = LiveView(fleet, none, column, float(request.rows), now_s, request.key)
+    view = LiveView(fleet, none, column, request, now_s)
     return _workers(fleet, view, none.astype(float), reasons)
 
 

@@ -63,6 +63,14 @@ TITLES = {
     "saving_s": "warm cache saves",
     "pending_other_models": "queue of other models",
     "work_behind_s": "wait for other models",
+    "matched_tokens": "prompt cached",
+    "waiting_tokens": "prompts waiting",
+    "cached_tokens": "tokens cached",
+    "held_tokens": "memory held",
+    "memory_tokens": "memory",
+    "first_token_s": "first token",
+    "prompt_s": "prompt alone",
+    "slowdown_s": "slows others by",
 }
 
 
@@ -168,7 +176,7 @@ def _workers(
     now_s: float,
 ) -> list[PageWorker]:
     fleet = router.fleet
-    view = LiveView(fleet, np.ones(len(fleet.workers), bool), router.fleet.column(question.model), 1.0, now_s)
+    view = LiveView(fleet, np.ones(len(fleet.workers), bool), router.fleet.column(question.model), question, now_s)
     names = ("pending", "in_flight", "backlog_s", "error_rate", "report_age_s")
     columns = {name: getattr(view, name).tolist() for name in names}
     objections = (

@@ -49,6 +49,7 @@ COLUMNS = (
     "latency_s",
     "tokens",
     "report_age_s",
+    *("matched_tokens", "waiting_tokens", "cached_tokens", "held_tokens", "memory_tokens"),
 )
 
 
@@ -79,6 +80,7 @@ REQUESTS = st.builds(
     number=st.integers(0, 2**64 - 1),
     key=st.none() | st.integers(0, 2**64 - 1),
     rows=st.integers(1, 64),
+    prompt_tokens=st.sampled_from([0.0, 0.0, 1.0, 3000.0]),
 )
 
 

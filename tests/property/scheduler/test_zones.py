@@ -75,7 +75,7 @@ def test_the_nearest_that_are_done_soon_enough_are_left(
             for k in range(loads[w]):
                 router.observe(Sent(1000 * (w + 1) + k, name, "m"), 0.0)
         everyone = np.ones(len(fleet), bool)
-        view = LiveView(router.fleet, everyone, router.fleet.column("m"), 1.0, 0.1)
+        view = LiveView(router.fleet, everyone, router.fleet.column("m"), Request("m"), 0.1)
         expected = left(zones, stands, ready, view.completion_s.tolist())
         if not any(ready):
             continue

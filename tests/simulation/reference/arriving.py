@@ -3,6 +3,8 @@
 import numpy as np
 from simulation.reference.batcher import LiveRequest
 
+from balancer.kernel.estimators.prefixes import next_checkpoint
+from policies.hashing import mix
 from simulator.arrivals import Arrivals, Extras, Prompts
 from simulator.spec import FleetSpec
 
@@ -12,6 +14,7 @@ class Arriving:
         self._fleet, self._arrivals = fleet, arrivals
         self.extras = arrivals.extras or Extras.none(len(arrivals))
         self.prompts = arrivals.prompts or _no_prompts(len(arrivals))
+        self._names = arrivals.numbered_blocks() if arrivals.prompts is not None else self.prompts.block
         self._first_block = np.cumsum(self.prompts.blocks) - self.prompts.blocks
 
     def request(self, index: int, client: int, now_s: float) -> LiveRequest:
@@ -37,6 +40,16 @@ class Arriving:
             output=int(self.prompts.output[index]),
             blocks=self._blocks(index, m),
         )
+
+    def prefix(self, index: int) -> tuple[tuple[int, float], ...]:
+        """What balancers know of a prompt's beginning."""
+        first, blocks, found = self._first_block[index], int(self.prompts.blocks[index]), []
+        end = next_checkpoint(0)
+        while end < blocks:
+            found.append(end)
+            end = next_checkpoint(end)
+        ends = [*found, blocks] if blocks else []
+        return tuple((mix(int(self._names[first + end - 1])), float(end * self.prompts.block_tokens)) for end in ends)
 
     def _blocks(self, index: int, m: int) -> tuple[tuple[int, int], ...]:
         first = self._first_block[index]

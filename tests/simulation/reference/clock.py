@@ -16,16 +16,17 @@ class Kind(IntEnum):
     DEVICE_DONE = 4
     REACH = 5
     BATCH_TIMER = 6
-    OUTCOME = 7
-    GIVE_UP = 8
-    LEFT = 9
-    HELD_LONG = 10
-    SAMPLE = 11
-    REPORT = 12
-    AUTOSCALE = 13
-    TIMELINE = 14
-    ANSWER = 15
-    ARRIVAL = 16
+    FIRST_TOKEN = 7
+    OUTCOME = 8
+    GIVE_UP = 9
+    LEFT = 10
+    HELD_LONG = 11
+    SAMPLE = 12
+    REPORT = 13
+    AUTOSCALE = 14
+    TIMELINE = 15
+    ANSWER = 16
+    ARRIVAL = 17
 
 
 ENDLESS = {Kind.TICK, Kind.SAMPLE, Kind.REPORT, Kind.AUTOSCALE, Kind.TIMELINE}

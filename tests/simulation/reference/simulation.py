@@ -15,7 +15,7 @@ from simulation.reference.world import World
 from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.canary.selector import CanaryPlan, Role
 from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed
-from balancer.scheduler.events import Finished, Void, Withdrawn
+from balancer.scheduler.events import Finished, FirstToken, Void, Withdrawn
 from balancer.scheduler.holding.waiting import Departure
 from policies.base import Policy, Request
 from simulator.arrivals import Arrivals
@@ -102,6 +102,7 @@ class Simulation:
         if (patience_s := float(self._arriving.extras.patience_s[index])) < math.inf:
             at_s = self.clock.now_s + patience_s
             self.clock.at(at_s, Kind.GIVE_UP, (index,), self._give_up, request)
+        generates = self.fleet.models[request.model].generation is not None
         features = Request(
             model=self.fleet.models[request.model].name,
             rows=request.rows,
@@ -110,6 +111,8 @@ class Simulation:
             priority=int(self.arrivals.priority[index]),
             tenant=self._tenant(int(self.arrivals.tenant[index])),
             sequence=request.sequence >= 0,
+            prompt_tokens=float(request.tokens) if generates else 0.0,
+            prefix=self._arriving.prefix(index) if generates else (),
         )
         waiting = self.world.waiting[request.balancer]
         try:
@@ -271,6 +274,10 @@ class Simulation:
             request = sequence.request
             if request.generated == 1 and not request.ended:
                 self.record.first_s[request.index] = now_s + self.fleet.network.to_client_s - request.arrival_s
+                if request.output > 1:
+                    router, event = self.world.routers[request.balancer], FirstToken(request.number)
+                    heard_s = now_s + self.fleet.network.outcome_s
+                    self.clock.at(heard_s, Kind.FIRST_TOKEN, (request.index,), router.observe, event, heard_s)
             if leaves and not request.ended:
                 self._end(request, Status.OK)
                 worker.counters[execution.model].count(1, 1, now_s - sequence.admitted_s)
@@ -365,7 +372,8 @@ class Simulation:
         self.record.ended(request, status, request.worker if served else -1, now_s, answer_s - request.arrival_s)
         latency_s = now_s - request.sent_s if served and answered and not request.responses else None
         name = self.fleet.workers[request.worker].name
-        outcome = Finished(request.number, name, latency_s, status == Status.OK, void)
+        tokens = request.output if self.fleet.models[request.model].generation else 0
+        outcome = Finished(request.number, name, latency_s, status == Status.OK, void, tokens)
         at_s = now_s + network.outcome_s
         self.clock.at(at_s, Kind.OUTCOME, (self._ended,), self._observe, request.balancer, outcome)
         self._ended += 1

@@ -178,4 +178,6 @@ class Worker:
             max_batch_rows=model.batching.max_batch_rows if self.ready[model.name] else 1,
             instances=model.most_at_once if self.ready[model.name] else 1,
             batches=tuple((rows, *counters.batches[rows]) for rows in sorted(counters.batches)),
+            memory_tokens=self.batches[m].device.memory_tokens if m in self.batches else 0,
+            held_tokens=self.batches[m].held if m in self.batches else 0,
         )

@@ -23,6 +23,7 @@ def test_registry_has_all_under_their_own_names() -> None:
         "peak_ewma",
         "prequal",
         "expected_latency",
+        *("least_tokens", "cache_aware", "prefix_score", "prefix_load_cost"),
         "learned",
     ]
     assert all(policy.name == name and policy.summary and policy.source for name, policy in BUILTIN.items())

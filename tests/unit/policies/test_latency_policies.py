@@ -158,3 +158,28 @@ def test_expected_latency_of_degenerate_estimates_is_uniform(completion_s: float
 def test_expected_latency_of_rows_without_eligible_workers_is_zero() -> None:
     view = make_view(completion_s=[1, 1], eligible=[[False, False], [True, True]])
     assert ExpectedLatency().probabilities(Request("m"), view).tolist() == [[0, 0], [0.5, 0.5]]
+
+
+def test_expected_latency_weighs_first_token_and_whole_answer() -> None:
+    view = make_view(first_token_s=[0.1, 0.3], completion_s=[4.0, 2.0], backlog_s=0.0)
+    prompt = Request("m", prompt_tokens=1000.0)
+    costs = {weight: [weight * 0.1 + (1 - weight) * 4, weight * 0.3 + (1 - weight) * 2] for weight in (0, 0.5, 0.95, 1)}
+    for weight, (one, other) in costs.items():
+        picked = probabilities(ExpectedLatency(temperature=0.0, ttft_weight=weight), view, prompt)
+        assert picked == [float(one < other), float(other < one)], weight
+    assert probabilities(ExpectedLatency(temperature=0.0, ttft_weight=1.0), view) == [0, 1], "without a prompt"
+
+
+def test_expected_latency_minds_those_whom_a_prompt_delays() -> None:
+    prompt = Request("m", prompt_tokens=1000.0)
+    columns = {"first_token_s": [0.5, 0.6], "completion_s": [5.0, 5.1], "prompt_s": 0.05, "slowdown_s": 0.1}
+    view = make_view(**columns, pending=[9, 0], reported_pending=[9, 0])
+    for weight in (0.0, 0.5, 1.0):
+        policy = ExpectedLatency(temperature=0.0, ttft_weight=weight)
+        assert probabilities(policy, view, prompt) == [0, 1], weight
+        assert probabilities(policy, make_view(**columns, pending=0.0), prompt) == [1, 0], weight
+
+
+def test_expected_latency_charges_errors_of_models_that_generate() -> None:
+    view = make_view(first_token_s=0.1, completion_s=[1.0, 1.2], error_rate=[0.5, 0.0])
+    assert probabilities(ExpectedLatency(temperature=0.0), view, Request("m", prompt_tokens=9.0)) == [0, 1]

@@ -15,7 +15,7 @@ BUCKETS = Settings(estimators=EstimatorSettings(tokens=TokenSettings(capacity=10
 
 
 def tokens(router: Router, now_s: float) -> float:
-    view = LiveView(router.fleet, np.ones(len(router.fleet.workers), bool), 0, 1.0, now_s)
+    view = LiveView(router.fleet, np.ones(len(router.fleet.workers), bool), 0, Request(""), now_s)
     return float(view.tokens[0])
 
 

@@ -13,6 +13,7 @@ from balancer.kernel.settings import EstimatorSettings, Settings
 from balancer.kernel.view import LiveView
 from balancer.scheduler.events import WorkerAdded
 from balancer.scheduler.router import Router
+from policies.base import Request
 from policies.expected_latency import ExpectedLatency
 
 PROFILED = Settings(estimators=EstimatorSettings(profiles={("A100", "m"): (0.002, 0.0005), ("T4", "m"): (0.02, 0.005)}))
@@ -30,7 +31,11 @@ def fleet(settings: Settings = PROFILED, devices: tuple[str, ...] = ("A100", "T4
 
 def completion_s(router: Router, rows: float = 4.0) -> list[float]:
     workers = len(router.fleet.workers)
-    return list(LiveView(router.fleet, np.ones(workers, bool), router.fleet.models["m"], rows, 0.0).completion_s)
+    return list(
+        LiveView(
+            router.fleet, np.ones(workers, bool), router.fleet.models["m"], Request("m", rows=rows), 0.0
+        ).completion_s
+    )
 
 
 def test_the_first_request_is_predicted_by_the_profile_and_without_one_by_the_default() -> None:

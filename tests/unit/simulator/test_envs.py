@@ -112,9 +112,10 @@ def test_columns_are_those_of_the_view(scenario: str) -> None:
             announced = batch.sim.known.added[: len(seen)]
             expected = np.where(announced, expected, 0.0).astype(np.float32)
             np.testing.assert_allclose(seen, expected, rtol=tolerance, err_msg=name)
-        rows, deadline_s, priority, balancers, *models = observation["request"]
+        rows, deadline_s, priority, balancers, prompt_tokens, *models = observation["request"]
         assert (rows, priority) == (np.ravel(request.rows)[0], np.ravel(request.priority)[0])
         assert balancers == fleet.balancers
+        assert prompt_tokens == np.ravel(request.prompt_tokens)[0]
         assert models == [float(m == batch.sim.pending.model[0]) for m in range(len(fleet.models))]
         assert deadline_s == np.float32(min(np.ravel(request.deadline_s)[0], LONGEST_S))
         observation, *_ = env.step(best(observation))

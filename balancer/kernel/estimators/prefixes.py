@@ -1,0 +1,150 @@
+"""Prompts of language models: who has computed what a prompt begins with, and how many tokens each has to compute.
+
+Nobody reports what is in a worker's cache of prefixes. So a table of fixed size notes where each prompt went, by hashes
+of what it begins with at a few lengths, and how many tokens the worker has taken in until then: a cache that gives up
+what was not used for longest has them until so many new tokens came that its memory is full of those.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from balancer.kernel.estimators.columns import At, along, per_model, per_worker
+from policies.base import FloatArray, UintArray
+
+PREFIX_PLACES, PREFIX_WAYS = 16384, 4
+"""Of the table: pairs of prefix and worker are hashed to places, a power of two; each has room for so many."""
+MOST_CHECKPOINTS = 64
+"""Lengths at which a prompt's beginning is hashed, by `next_checkpoint`: enough for a hundred thousand blocks."""
+_EACH = 4
+_AN_OCTAVE = 4
+# Of no axis, as in `queue.py`.
+_ZERO = np.array(0.0)
+
+
+@dataclass
+class Prefixes:
+    """The table, and the tokens of own prompts that were sent to each worker."""
+
+    key: UintArray = along("f prefix_places prefix_ways", np.uint64)
+    """Hash of the prefix, and of the worker's name in one; 0: nothing is there."""
+    used_at: FloatArray = along("f prefix_places prefix_ways")
+    """The worker's `taken_in` when a prompt last began with it."""
+    at_s: FloatArray = along("f prefix_places prefix_ways")
+    """When that was: the oldest makes room."""
+    taken_in: FloatArray = per_model()
+    """Tokens that the worker has computed of prompts since it started, or is taken to: for other balancers, as many as
+    for this one."""
+    started_s: FloatArray = per_worker()
+    """When it last did: what was sent before is lost."""
+    memory_tokens: FloatArray = per_model()
+    """Those that its memory holds, as it reports; 0: not known."""
+    held_tokens: FloatArray = per_model()
+    """Those that its requests held in there when it last reported."""
+    waiting_tokens: FloatArray = per_worker()
+    """Tokens to be computed of own prompts of which nothing was generated yet."""
+
+
+def next_checkpoint(blocks: int) -> int:
+    """The least number of blocks, beyond so many, of which the hash is kept: each of the first, then four an octave."""
+    if blocks < _EACH:
+        return blocks + 1
+    step = 1
+    while step * 2 * _AN_OCTAVE <= blocks:
+        step *= 2
+    return blocks + step
+
+
+def matched(
+    p: Prefixes, f: int, r: int, m: int, name_hash: Any, checkpoint: UintArray, checkpoint_tokens: FloatArray
+) -> float:
+    """Tokens that a prompt begins with, and that the worker in row `r` is taken to have.
+
+    `checkpoint` are hashes of the first `checkpoint_tokens` of the prompt, ascending; 0 of them: there are no more.
+    """
+    found = 0.0
+    for i in range(len(checkpoint)):
+        tokens = checkpoint_tokens[i]
+        if tokens <= 0 or not _has(p, f, r, m, checkpoint[i] ^ name_hash, tokens):
+            break
+        found = tokens
+    return found
+
+
+def _has(p: Prefixes, f: int, r: int, m: int, key: Any, tokens: float) -> bool:
+    place = _place_of(p, key)
+    i = _way_of(p, f, place, key)
+    if i < 0:
+        return False
+    since = p.taken_in[r, m] - p.used_at[f, place, i]
+    if p.at_s[f, place, i] < p.started_s[r] or since < 0:
+        return False
+    return bool(p.memory_tokens[r, m] <= 0 or since + tokens <= p.memory_tokens[r, m])
+
+
+def _place_of(p: Prefixes, key: Any) -> int:
+    return int(key & np.uint64(p.key.shape[1] - 1))
+
+
+def _way_of(p: Prefixes, f: int, place: int, key: Any) -> int:
+    found = -1
+    for i in range(p.key.shape[2]):
+        if p.key[f, place, i] == key:
+            found = i
+    return found
+
+
+def take_prompt(
+    p: Prefixes,
+    f: int,
+    r: int,
+    m: int,
+    name_hash: Any,
+    tokens: float,
+    checkpoint: UintArray,
+    checkpoint_tokens: FloatArray,
+    balancers: float,
+    now_s: float,
+) -> float:
+    """An own prompt goes to the worker in row `r`; returns how many of its tokens that has to compute: one at least."""
+    to_compute = max(tokens - matched(p, f, r, m, name_hash, checkpoint, checkpoint_tokens), 1.0)
+    p.waiting_tokens[r] += to_compute
+    p.taken_in[r, m] += to_compute * balancers
+    for c in range(len(checkpoint)):
+        if checkpoint_tokens[c] <= 0:
+            break
+        key = checkpoint[c] ^ name_hash
+        place = _place_of(p, key)
+        i = _way_of(p, f, place, key)
+        if i < 0:
+            i = 0
+            for j in range(p.key.shape[2]):
+                if p.at_s[f, place, j] < p.at_s[f, place, i]:
+                    i = j
+        p.key[f, place, i], p.used_at[f, place, i], p.at_s[f, place, i] = key, p.taken_in[r, m], now_s
+    return to_compute
+
+
+def computed(p: Prefixes, r: int, tokens: float) -> None:
+    """A worker generates the first token after an own prompt, or never will; `tokens`: see `take_prompt`."""
+    p.waiting_tokens[r] = max(p.waiting_tokens[r] - tokens, 0.0)
+
+
+def take_memory(p: Prefixes, r: int, m: int, memory_tokens: float, held_tokens: float) -> None:
+    """What a report says of a model's memory."""
+    p.memory_tokens[r, m], p.held_tokens[r, m] = memory_tokens, held_tokens
+
+
+def lose_prefixes(p: Prefixes, r: int, now_s: float) -> None:
+    """The worker in row `r` has started anew."""
+    p.started_s[r] = now_s
+    for m in range(p.taken_in.shape[1]):
+        p.taken_in[r, m] = 0.0
+
+
+def cached_now(p: Prefixes, at: At) -> FloatArray:
+    """Tokens of prompts that a worker is taken to have cached; `at`: worker and model."""
+    known = p.memory_tokens[at] > _ZERO
+    cached: FloatArray = np.where(known, np.minimum(p.taken_in[at], p.memory_tokens[at]), p.taken_in[at])
+    return cached

@@ -1,0 +1,195 @@
+"""Who has computed what prompts begin with: by hand, and in a fleet that is told what happened."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from support.estimators import allocate
+
+from balancer.kernel.estimators import prefixes
+from balancer.kernel.estimators.prefixes import MOST_CHECKPOINTS, PREFIX_PLACES, PREFIX_WAYS, Prefixes, next_checkpoint
+from balancer.scheduler.events import Finished, FirstToken, ModelReport, Report, Withdrawn, WorkerAdded, WorkerRemoved
+from balancer.scheduler.router import Router
+from policies.base import Request
+from policies.hashing import mix
+from policies.least_requests import LeastRequests
+from policies.least_tokens import LeastTokens
+
+A, B = np.uint64(mix(1001)), np.uint64(mix(1002))
+"""Workers, by the hash of their name."""
+BLOCK = 100.0
+
+
+def beginning(*blocks: int) -> tuple[np.ndarray, np.ndarray]:
+    """A prompt's checkpoints: one a block, each hash of all blocks up to there."""
+    hashes, tokens, found = np.zeros(MOST_CHECKPOINTS, np.uint64), np.zeros(MOST_CHECKPOINTS), 0
+    for i, block in enumerate(blocks):
+        found = mix(found ^ block)
+        hashes[i], tokens[i] = found, BLOCK * (i + 1)
+    return hashes, tokens
+
+
+def take(p: Prefixes, r: int, name: np.uint64, *blocks: int, at_s: float = 1.0) -> float:
+    return prefixes.take_prompt(p, 0, r, 0, name, BLOCK * len(blocks), *beginning(*blocks), 1.0, at_s)
+
+
+def match(p: Prefixes, r: int, name: np.uint64, *blocks: int) -> float:
+    return prefixes.matched(p, 0, r, 0, name, *beginning(*blocks))
+
+
+def test_checkpoints_are_each_of_the_first_blocks_then_four_an_octave() -> None:
+    ends = [0]
+    while len(ends) <= MOST_CHECKPOINTS:
+        ends.append(next_checkpoint(ends[-1]))
+    assert ends[1:14] == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20]
+    assert ends[MOST_CHECKPOINTS] > 100_000
+    assert all(after <= 1.25 * before for before, after in pairwise(ends[4:]))
+
+
+def test_a_beginning_is_matched_where_it_went_and_nowhere_else() -> None:
+    p = allocate(Prefixes, 2, 1)
+    assert take(p, 0, A, 1, 2, 3) == 300
+    assert match(p, 0, A, 1, 2, 3) == 300
+    assert match(p, 0, A, 1, 2, 9) == 200
+    assert match(p, 0, A, 9, 2, 3) == 0
+    assert match(p, 1, B, 1, 2, 3) == 0
+    assert take(p, 0, A, 1, 2, 9) == 100, "what is matched is not computed again"
+    assert take(p, 0, A, 1, 2, 9) == 1, "one token is computed in any case"
+    assert p.waiting_tokens.tolist() == [401, 0]
+
+
+def test_as_many_new_tokens_as_memory_holds_beside_it_drive_a_beginning_out() -> None:
+    p = allocate(Prefixes, 1, 1)
+    prefixes.take_memory(p, 0, 0, 500.0, 0.0)
+    take(p, 0, A, 1, 2)
+    take(p, 0, A, 11, 12, 13)
+    assert match(p, 0, A, 1, 2) == 200
+    take(p, 0, A, 21)
+    assert match(p, 0, A, 1, 2) == 100, "the end goes first"
+    take(p, 0, A, 1)
+    take(p, 0, A, 31, 32)
+    assert match(p, 0, A, 1) == 100, "what is used again stays"
+    assert match(p, 0, A, 11, 12, 13) == 100
+    assert prefixes.cached_now(p, (0, 0)) == 500
+
+
+def test_a_worker_that_starts_anew_has_nothing() -> None:
+    p = allocate(Prefixes, 1, 1)
+    take(p, 0, A, 1, 2)
+    prefixes.lose_prefixes(p, 0, 2.0)
+    assert match(p, 0, A, 1, 2) == 0
+    take(p, 0, A, 7, 8, 9, at_s=3.0)
+    assert match(p, 0, A, 1, 2) == 0, "nor when it has computed as much as before"
+    assert match(p, 0, A, 7, 8) == 200
+
+
+def test_any_number_of_beginnings_takes_the_same_room_and_the_latest_are_kept() -> None:
+    p = allocate(Prefixes, 1, 1)
+    room = PREFIX_PLACES * PREFIX_WAYS
+    for number in range(room):
+        take(p, 0, A, number, at_s=float(number))
+    latest = [match(p, 0, A, number) for number in range(room - room // 8, room)]
+    assert np.count_nonzero(latest) > 0.99 * len(latest)
+    assert np.count_nonzero(p.key) <= room
+
+
+def router(workers: int = 2, memory_tokens: int = 10_000) -> Router:
+    found = Router(LeastTokens())
+    for number in range(workers):
+        found.observe(WorkerAdded(f"w{number}"), 0.0)
+        found.observe(report(f"w{number}", 1, memory_tokens), 0.0)
+    found.tick(0.0)
+    return found
+
+
+def report(worker: str, number: int, memory_tokens: int, incarnation: int = 1) -> Report:
+    model = ModelReport("llm", "1", ready=True, memory_tokens=memory_tokens, held_tokens=70)
+    return Report(worker, incarnation, number, ready=True, models=(model,))
+
+
+def prompt(*blocks: int) -> Request:
+    hashes, tokens = beginning(*blocks)
+    known = tuple((int(hashes[i]), float(tokens[i])) for i in range(len(blocks)))
+    return Request("llm", prompt_tokens=BLOCK * len(blocks), prefix=known)
+
+
+def columns(found: Router, request: Request, at_s: float = 0.5) -> dict[str, list[float]]:
+    view = found.view(request, at_s)
+    names = ("matched_tokens", "waiting_tokens", "cached_tokens", "held_tokens", "memory_tokens")
+    return {name: getattr(view, name).tolist() for name in names}
+
+
+def test_a_router_counts_a_prompt_until_its_first_token_and_remembers_it_after() -> None:
+    found = router()
+    sent = found.route(prompt(1, 2, 3), 0.5)
+    picked = found.fleet.index[sent.worker]
+    seen = columns(found, prompt(1, 2, 4))
+    assert [seen[name][picked] for name in seen] == [200, 300, 300, 70, 10_000]
+    assert [seen[name][1 - picked] for name in seen] == [0, 0, 0, 70, 10_000]
+    found.observe(FirstToken(sent.number), 0.6)
+    found.observe(FirstToken(sent.number), 0.6)
+    assert columns(found, prompt(1, 2, 4))["waiting_tokens"] == [0, 0]
+    found.observe(Finished(sent.number, sent.worker, 1.0, True), 1.5)
+    assert columns(found, prompt(1, 2, 4))["matched_tokens"][picked] == 200
+    assert found.route(prompt(1, 2, 4), 0.7).worker == sent.worker
+
+
+@pytest.mark.parametrize("how", ["finished", "failed", "withdrawn", "expired"])
+def test_a_prompt_without_a_first_token_stops_counting_at_its_end(how: str) -> None:
+    found = router(1)
+    sent = found.route(prompt(1, 2, 3), 0.5)
+    if how == "withdrawn":
+        found.observe(Withdrawn(sent.number), 1.0)
+    elif how == "expired":
+        found.tick(1e6)
+    else:
+        found.observe(Finished(sent.number, "w0", 1.0, how == "finished"), 1.0)
+    found.observe(FirstToken(sent.number), 1.0)
+    assert found.fleet.prefixes.waiting_tokens.tolist() == [0.0]
+
+
+def test_who_comes_under_a_name_that_left_has_nothing_of_it() -> None:
+    found = router(1)
+    found.route(prompt(1, 2, 3), 0.5)
+    found.observe(WorkerRemoved("w0"), 1.0)
+    found.observe(WorkerAdded("w0"), 1.0)
+    found.observe(report("w0", 1, 10_000), 1.0)
+    assert columns(found, prompt(1, 2, 3), 1.1)["matched_tokens"] == [0]
+    for block in range(20, 30):
+        found.route(prompt(block), 1.2)
+    assert columns(found, prompt(1, 2, 3), 1.3)["matched_tokens"] == [0]
+
+
+def test_a_restart_empties_a_cache() -> None:
+    found = router(1)
+    found.route(prompt(1, 2, 3), 0.5)
+    found.observe(report("w0", 2, 10_000), 1.0)
+    assert columns(found, prompt(1, 2, 3), 1.1)["matched_tokens"] == [300]
+    found.observe(report("w0", 1, 10_000, incarnation=2), 1.2)
+    seen = columns(found, prompt(1, 2, 3), 1.3)
+    assert (seen["matched_tokens"], seen["cached_tokens"]) == ([0], [0])
+
+
+def test_several_balancers_are_taken_to_send_a_worker_as_much_each() -> None:
+    found = router(1, memory_tokens=1000)
+    model = ModelReport("llm", "1", ready=True, memory_tokens=1000)
+    found.observe(Report("w0", 1, 2, ready=True, models=(model,), balancers=4), 0.1)
+    found.route(prompt(1, 2), 0.5)
+    assert columns(found, prompt(1, 2))["cached_tokens"] == [800]
+    found.route(prompt(3), 0.5)
+    assert columns(found, prompt(1, 2))["matched_tokens"] == [200]
+    found.route(prompt(4, 5), 0.5)
+    assert columns(found, prompt(1, 2))["matched_tokens"] == [0]
+
+
+def test_requests_without_prompts_see_none_of_it() -> None:
+    found = router()
+    found.policy = LeastRequests()
+    found.route(prompt(1, 2, 3), 0.5)
+    seen = columns(found, Request("llm", key=5))
+    assert seen["matched_tokens"] == [0, 0]
+    sent = found.route(Request("llm"), 0.6)
+    found.observe(FirstToken(sent.number), 0.7)
+    assert sum(seen["waiting_tokens"]) == 300
+    assert math.isclose(sum(columns(found, Request("llm"))["waiting_tokens"]), 300)
