@@ -61,7 +61,7 @@ def is_distribution(probabilities: FloatArray, eligible: BoolArray) -> BoolArray
     total = np.add.reduce(probabilities, axis=-1)
     # Comparisons with NaN are false, so NaN is none here too.
     sums = (total == 0) | (abs(total - 1) < 1e-6)
-    found: BoolArray | np.bool_ = sums & (np.minimum.reduce(probabilities, axis=-1) >= 0)
+    found: BoolArray | np.bool_ = sums & (np.minimum.reduce(probabilities, axis=-1, initial=0.0) >= 0)
     strays = (probabilities > 0) > eligible
     if np.count_nonzero(strays):  # seldom, and for one fleet much faster to count
         found &= ~strays.any(axis=-1)
@@ -70,5 +70,5 @@ def is_distribution(probabilities: FloatArray, eligible: BoolArray) -> BoolArray
 
 def _flaw(probabilities: FloatArray) -> str:
     """Why they are no distribution, `(n,)`; in words."""
-    total = float(np.add.reduce(probabilities))
-    return f"probabilities sum to {total}, least {probabilities.min()}, over eligible workers only?"
+    total, least_of_all = np.add.reduce(probabilities), np.minimum.reduce(probabilities, initial=np.inf)
+    return f"probabilities sum to {total}, least {least_of_all}, over eligible workers only?"

@@ -235,6 +235,14 @@ def _placed(router: Router, key: int) -> str:
         return ""
 
 
+def test_a_sequence_is_refused_in_words_once_the_last_worker_has_left() -> None:
+    router = make_router(1)
+    router.observe(WorkerRemoved("w0"), 0.1)
+    with pytest.raises(NoEligibleWorker):
+        router.route(in_sequence(7), 0.1)
+    assert not router.failures
+
+
 def test_a_sequence_that_would_be_late_is_shed_like_any_other() -> None:
     slow = model(batches=((1, 100, 100.0),), succeeded=100)
     router = make_router(2, settings=Settings(limits=Limits(shed_late=True)), models=[slow])
