@@ -14,7 +14,7 @@ from simulator.engine.compiled import compiled, from_source, mix
 from simulator.engine.knowledge import row
 from simulator.engine.layout import Sim
 
-_fill_cached, _fill_matched = from_source(worker_columns.fill_cached), from_source(worker_columns.fill_matched)
+_fill_cached = from_source(worker_columns.fill_cached)
 
 
 @compiled
@@ -26,17 +26,6 @@ def _see_cached(sim: Sim, found: np.ndarray) -> None:
         if pending.key[e] != 0:
             features = RequestFeatures(pending.model[e], pending.rows[e], mix(pending.key[e]), 1.0, np.inf, 0.0, 0, 0.0)
             _fill_cached(sim, e, row(sim, e, pending.balancer[e], 0), features, pending.now_s[e], found[e])
-
-
-@compiled
-def _see_matched(sim: Sim, found: np.ndarray) -> None:
-    """Write `matched_tokens` of each worker for the request that waits in each environment, `(e, n)`."""
-    pending = sim.pending
-    for e in range(pending.rows.size):
-        features = RequestFeatures(
-            pending.model[e], 1.0, mix(np.uint64(0)), 0.0, np.inf, 0.0, 0, pending.prompt_tokens[e]
-        )
-        _fill_matched(sim, e, row(sim, e, pending.balancer[e], 0), features, 0.0, found[e])
 
 
 class BatchView(View):
@@ -93,9 +82,7 @@ class BatchView(View):
 
     @column
     def matched_tokens(self) -> FloatArray:
-        found = np.zeros(self._sim.decision.mask.shape)
-        _see_matched(self._native, found)
-        return found
+        return np.where(self._prompt_tokens > 0, self._sim.decision.matched, 0.0)
 
     @column
     def saving_s(self) -> FloatArray:

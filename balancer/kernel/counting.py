@@ -41,7 +41,7 @@ def count_prompt_in(x: FleetState, e: int, w: int, r: int, request: RequestFeatu
     d.to_compute[e] = d.ahead[e] = d.beside[e] = 0.0
     if request.prompt_tokens > 0:
         name_hash, tokens, balancers = d.name_hash[e, w], request.prompt_tokens, x.queue.balancers[r]
-        prompt = tokens, d.checkpoint[e], d.checkpoint_tokens[e]
+        prompt = tokens, d.matched[e, w], d.checkpoint[e], d.checkpoint_tokens[e]
         d.to_compute[e] = take_prompt(x.prefixes, f, r, m, name_hash, *prompt, balancers, now_s)
         d.ahead[e] = x.prefixes.waiting_tokens[r]
         d.beside[e] = pending(x, e, w, r, request, now_s)

@@ -23,6 +23,7 @@ KINDS: dict[str, type[Any]] = {
     **{"queue": Queue, "service": Service, "latency": Latency, "tokens": Tokens},
     **{"caches": Caches, "prefixes": Prefixes, "prefill": Service, "decode": Service, "lengths": Lengths},
 }
+ESTIMATORS = tuple(KINDS)[1:]
 RECORDS = {name: declared(kind) for name, kind in KINDS.items()}
 FIELDS = {f"{record}.{name}": field for record, fields in RECORDS.items() for name, field in fields.items()}
 """The same, in the order in which they lie in a block."""

@@ -106,7 +106,7 @@ class Kernel:
         assert isinstance(request.number, int)  # arrays are for the simulator's views
         with np.errstate(over="ignore"):  # products of 64 bits, of which the upper ones go
             features = features_of(request, request.number, view.column)
-            lay_out_prefix(x, request)
+            self.lay_out_prompt(x, request, view.column)
             count = steps.admit(x, 0, 0, features, view.at_s, self._found)
         return count, x.decision.mask[0].copy()
 
@@ -147,7 +147,7 @@ class Kernel:
         x.decision.mask[0] = mask
         found, fallbacks = self._found, [-1] * bounds.MAX_FALLBACKS
         self._look_at_settings(x)
-        lay_out_prefix(x, request)
+        self.lay_out_prompt(x, request, column)
         options: Any = policy, request.numbered(number), None if self._narrows or one >= 0 else mask
         uniform, features = unit(mix(self.seed ^ number)), features_of(request, number, column)
         decide = self._decide_by_hashes if self._narrows or request.key is not None else self._decide
@@ -206,19 +206,11 @@ class Kernel:
         line[picked] = np.inf
         return limits_and_draw.name_least(line.tolist(), min(len(out), int(x.decision.settings[0, MAX_FALLBACKS])), out)
 
-    def take(
-        self,
-        x: FleetState,
-        row: int,
-        column: int,
-        rows: float,
-        key: int | None,
-        now_s: float,
-        prompt_tokens: float = 0.0,
-    ) -> None:
-        """Count a request in; what its prompt begins with is that of the last decision."""
+    def take(self, x: FleetState, row: int, column: int, request: Request, now_s: float) -> None:
+        """Count a request in."""
+        self.lay_out_prompt(x, request, column)
         with np.errstate(over="ignore"):
-            steps.take(x, 0, 0, row, _with_key(column, rows, key, prompt_tokens), now_s)
+            steps.take(x, 0, 0, row, features_of(request, 0, column), now_s)
 
     def count_out(self, x: FleetState, row: int, column: int, rows: float, now_s: float) -> None:
         counting.count_out(x, 0, row, column, rows, now_s)
@@ -233,11 +225,22 @@ class Kernel:
 
     def match(self, x: FleetState, request: Request, column: int) -> FloatArray:
         """`matched_tokens` of all workers, `(n,)`."""
-        found = np.zeros(x.decision.mask.shape[1])
-        lay_out_prefix(x, request)
-        with np.errstate(over="ignore"):
-            worker_columns.fill_matched(x, 0, 0, features_of(request, 0, column), 0.0, found)
+        self.lay_out_prompt(x, request, column)
+        found: FloatArray = x.decision.matched[0].copy()
         return found
+
+    def lay_out_prompt(self, x: FleetState, request: Request, column: int) -> None:
+        """Write down what the request's prompt begins with, and what each worker has of it, for what comes next."""
+        if not request.prompt_tokens:
+            return
+        d, prefix = x.decision, request.prefix[:MOST_CHECKPOINTS]
+        for i, (found, tokens) in enumerate(prefix):
+            d.checkpoint[0, i], d.checkpoint_tokens[0, i] = found, tokens
+        d.checkpoint_tokens[0, len(prefix) :] = 0.0
+        self._match(x, column)
+
+    def _match(self, x: FleetState, column: int) -> None:
+        worker_columns.match(x, 0, 0, column)
 
     def finish(
         self,
@@ -274,17 +277,8 @@ def ask(x: LiveFleet, policy: Policy, request: Request, column: int, mask: BoolA
     return PolicyAnswer(view, *checked(policy, request, view))
 
 
-def _with_key(column: int, rows: float, key: int | None, prompt_tokens: float = 0.0) -> RequestFeatures:
-    return RequestFeatures(column, rows, mix(key or 0), float(key is not None), math.inf, 0.0, 0, prompt_tokens)
-
-
-def lay_out_prefix(x: FleetState, request: Request) -> None:
-    """Write down what the request's prompt begins with, where a decision looks for it."""
-    if request.prompt_tokens:
-        d, prefix = x.decision, request.prefix[:MOST_CHECKPOINTS]
-        for i, (found, tokens) in enumerate(prefix):
-            d.checkpoint[0, i], d.checkpoint_tokens[0, i] = found, tokens
-        d.checkpoint_tokens[0, len(prefix) :] = 0.0
+def _with_key(column: int, rows: float, key: int | None) -> RequestFeatures:
+    return RequestFeatures(column, rows, mix(key or 0), float(key is not None), math.inf, 0.0, 0, 0.0)
 
 
 def features_of(request: Request, number: int, column: int) -> RequestFeatures:

@@ -117,6 +117,8 @@ class DecisionScratch(NamedTuple):
     """Hashes of what the prompt that is decided about begins with, `(e, checkpoints)`, see `prefixes.matched`."""
     checkpoint_tokens: FloatArray = array("e checkpoints")
     """Of how many tokens each is; 0: there are no more."""
+    matched: FloatArray = array("e n")
+    """Tokens of it that each worker is taken to have, `(e, n)`; holds where the request has a prompt."""
     to_compute: FloatArray = array("e")
     """Of the request that was counted in last, the tokens of its prompt that the worker has to compute."""
     ahead: FloatArray = array("e")
@@ -129,7 +131,7 @@ MOST_COLUMNS, MOST_FACTS = 24, 4
 """That a policy may read."""
 ROOM = (
     *("mask", "candidate", "columns", "facts", "cost", "shares", "pending", "cached", "work_behind", "scratch"),
-    *("checkpoint", "checkpoint_tokens", "to_compute", "ahead", "beside"),
+    *("checkpoint", "checkpoint_tokens", "matched", "to_compute", "ahead", "beside"),
 )
 """Those of the scratch's arrays in which a decision is worked out, and nothing outlasts it."""
 

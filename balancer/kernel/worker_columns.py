@@ -204,16 +204,16 @@ def saving_s(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, no
 
 
 def matched_tokens(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
-    if request.prompt_tokens <= 0:
-        return 0.0
-    d, f = x.decision, r // x.decision.mask.shape[1]
-    prompt = d.checkpoint[e], d.checkpoint_tokens[e]
-    return float(matched(x.prefixes, f, r, request.model, d.name_hash[e, w], *prompt))
+    return float(x.decision.matched[e, w]) if request.prompt_tokens > 0 else 0.0
 
 
-def fill_matched(x: FleetState, e: int, first: int, request: RequestFeatures, now_s: float, out: FloatArray) -> None:
-    for w in range(len(out)):
-        out[w] = matched_tokens(x, e, w, first + w, request, now_s)
+def match(x: FleetState, e: int, first: int, model: int) -> None:
+    """Look up once what each worker has of a prompt that lies before a decision."""
+    d = x.decision
+    f = first // d.mask.shape[1]
+    for w in range(d.mask.shape[1]):
+        prompt = d.checkpoint[e], d.checkpoint_tokens[e]
+        d.matched[e, w] = matched(x.prefixes, f, first + w, model, d.name_hash[e, w], *prompt)
 
 
 OF_WORKER: dict[str, Callable[[FleetState, int, int, int, RequestFeatures, float], float]] = {

@@ -104,10 +104,7 @@ def attend(
     if picked.worker < 0:
         raise errors.shed(request, by)
     if not counted:
-        key = request.key
-        assert key is None or isinstance(key, int)  # arrays are for the simulator's views
-        rows, prompt_tokens = float(request.rows), float(request.prompt_tokens)
-        router.fleet.kernel.take(router.fleet, picked.worker, decided.column, rows, key, now_s, prompt_tokens)
+        router.fleet.kernel.take(router.fleet, picked.worker, decided.column, request, now_s)
     return picked, by, ticket
 
 

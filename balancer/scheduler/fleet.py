@@ -10,14 +10,14 @@ from balancer import bounds
 from balancer.kernel import reports
 from balancer.kernel.block import Block
 from balancer.kernel.estimators import columns
-from balancer.kernel.fleet_state import FleetBlock
+from balancer.kernel.fleet_state import ESTIMATORS, FleetBlock
 from balancer.kernel.python_kernel import Kernel, Lines
 from balancer.kernel.settings import Settings
 from balancer.kernel.state import settings_row
 from balancer.scheduler.events import Finished, Report, WorkerAdded
 from balancer.scheduler.peers_in_flight import peers_by_model
 from balancer.scheduler.worker import Worker, kinds_of, objections, tier_of
-from policies.base import BoolArray, FloatArray, UintArray
+from policies.base import BoolArray, FloatArray, Request, UintArray
 from policies.hashing import key_of
 
 ANY_MODEL = "*"
@@ -127,16 +127,8 @@ class Fleet:
             if self.queue.own_rows[:, column].any():
                 continue
             del self.models[model], self._wanted_s[model]
-            for state in (
-                self.queue,
-                self.service,
-                self.caches,
-                self.prefixes,
-                self.prefill,
-                self.decode,
-                self.lengths,
-            ):
-                columns.clear_model(state, column)
+            for name in ESTIMATORS:
+                columns.clear_model(getattr(self, name), column)
             for worker in self.workers:
                 worker.batches = {key: value for key, value in worker.batches.items() if key[0] != model}
             self._free.append(column)
@@ -303,7 +295,7 @@ class Fleet:
         return {model: int(requests[column]) for model, column in self.models.items() if column in columns}
 
     def sent(self, worker: str, column: int, rows: float, now_s: float) -> None:
-        self.kernel.take(self, self.index[worker], column, rows, None, now_s)
+        self.kernel.take(self, self.index[worker], column, Request("", rows=rows), now_s)
 
     def ended(self, worker: str, column: int, rows: float, now_s: float) -> None:
         row = self.index.get(worker)

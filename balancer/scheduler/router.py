@@ -7,7 +7,7 @@ seed and k, so the same seed, events and requests give the same decisions, bit f
 from collections import Counter
 from collections.abc import Collection
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -17,9 +17,9 @@ from balancer.kernel.deciding import AT_ONCE, COUNTS, FULL, NOBODY, ONE, SEQUENC
 from balancer.kernel.python_kernel import Kernel, new_tuple
 from balancer.kernel.settings import Settings
 from balancer.kernel.view import LiveView
-from balancer.scheduler import errors, prompts
+from balancer.scheduler import errors
 from balancer.scheduler.after_decision import Answered, Decided, Decision, DecisionObserver, attend, in_names
-from balancer.scheduler.canary.selector import PolicySelector, Role, Ticket
+from balancer.scheduler.canary.selector import PolicySelector, Role
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import (
     Event,
@@ -34,6 +34,7 @@ from balancer.scheduler.events import (
     WorkersAdded,
 )
 from balancer.scheduler.fleet import ANY_MODEL, Fleet
+from balancer.scheduler.in_flight import InFlight, first_token, learn_answer, prompt_counted_last, take_out_prompt
 from balancer.scheduler.keys import OF_SEQUENCES, placing
 from policies.base import BoolArray, FloatArray, Policy, Request, least
 from policies.hashing import mix
@@ -42,18 +43,6 @@ _SHOWN_FIRST = AT_ONCE & ~COUNTS
 """Who watches sees the fleet before the pick is counted in."""
 EXPIRED_PER_TICK = 1000
 """Requests that are given up at once: more would hold up those that wait."""
-
-
-class InFlight(NamedTuple):
-    worker: str
-    column: int
-    rows: float
-    key: int | None
-    at_s: float
-    ticket: Ticket | None
-    chosen: bool
-    """Whether the policy chose the worker among several: then no client did."""
-    prompt: prompts.PromptInFlight | None = None
 
 
 def _drop(sent: InFlight | None) -> None:
@@ -127,9 +116,8 @@ class Router:
                 self._keep(event.number, sent)
             case FirstToken():
                 flying = self._in_flight.get(event.number)
-                if flying is not None and flying.prompt is not None:
-                    prompt = prompts.first_token(self.fleet, flying.prompt, now_s)
-                    self._in_flight[event.number] = flying._replace(prompt=prompt)
+                if flying is not None:
+                    self._in_flight[event.number] = first_token(self.fleet, flying, now_s)
             case Withdrawn():
                 _drop(self._end(event.number, now_s))
             case WorkerAdded():
@@ -203,7 +191,7 @@ class Router:
             picked, by, ticket = attend(self, decided, by, hashed, picked)
         decision = in_names(self, request, number, by, picked, now_s)
         chosen = not hashed and picked.among > 1
-        prompt = prompts.counted_last(self.fleet, request, decision.worker, column, now_s)
+        prompt = prompt_counted_last(self.fleet, request)
         sent = (decision.worker, column, float(request.rows), request.key, now_s, ticket, chosen, prompt)
         self._keep(number, new_tuple(InFlight, sent))
         return decision
@@ -329,8 +317,7 @@ class Router:
         elif sent is None:
             self.fleet.outcome(event.worker, event.latency_s, event.ok, now_s)
         else:
-            if sent.prompt is not None:
-                prompts.answered(self.fleet, sent.prompt, event, now_s)
+            learn_answer(self.fleet, sent, event, now_s)
             self.fleet.finished(sent.worker, sent.column, sent.rows, sent.key, event, now_s)
 
     def in_flight_by_worker(self) -> Counter[str]:
@@ -345,6 +332,6 @@ class Router:
 
     def _take_out(self, number: int) -> InFlight | None:
         sent = self._in_flight.pop(number, None)
-        if sent is not None and sent.prompt is not None:
-            prompts.out_of_flight(self.fleet, sent.prompt)
+        if sent is not None:
+            take_out_prompt(self.fleet, sent)
         return sent

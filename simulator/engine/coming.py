@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from balancer.kernel import deciding, limits_and_draw
+from balancer.kernel import deciding, limits_and_draw, worker_columns
 from balancer.kernel.deciding import COUNTS, DRAWS, LIMITS, NAMES
 from balancer.kernel.estimators import prefixes
 from balancer.kernel.estimators.prefixes import MOST_CHECKPOINTS
@@ -21,7 +21,7 @@ from simulator.result import Status
 
 _name_fallbacks, _uniform_of = from_source(limits_and_draw.name_fallbacks), from_source(limits_and_draw.uniform_of)
 _admit, _take = from_source(deciding.admit), from_source(deciding.take)
-next_checkpoint = from_source(prefixes.next_checkpoint)
+next_checkpoint, _match = from_source(prefixes.next_checkpoint), from_source(worker_columns.match)
 SHED, NO_WORKER = int(Status.SHED), int(Status.NO_WORKER)
 
 
@@ -37,14 +37,13 @@ def refuse(sim: Sim, e: int, k: int, status: int, now_s: float) -> None:
         push(sim.heap, e, now_s, at.ANSWER, 0)
 
 
-@inlined
-def _lay_out_prefix(sim: Sim, e: int, k: int) -> float:
-    """Write down what a prompt begins with, where a decision looks for it; returns its tokens, 0 where there is none.
+@outlined
+def _lay_out_prompt(sim: Sim, e: int, k: int) -> float:
+    """Write down what a prompt begins with, and what each worker has of it, where a decision looks for it; returns its
+    tokens.
 
     Blocks stand for what production hashes: equal ones are equal beginnings.
     """
-    if not generates(sim, e, sim.demand.model[e, k]):
-        return 0.0
     d, x = sim.decision, sim.demand
     block_tokens, first, i = sim.plan.env[e, at.E_BLOCK_TOKENS], x.first_block[e, k], 0
     blocks = next_checkpoint(0)
@@ -56,6 +55,7 @@ def _lay_out_prefix(sim: Sim, e: int, k: int) -> float:
         i += 1
     if i < MOST_CHECKPOINTS:
         d.checkpoint_tokens[e, i] = 0.0
+    _match(sim, e, knowledge.row(sim, e, x.balancer[e, k], 0), x.model[e, k])
     return float(x.tokens[e, k])
 
 
@@ -67,7 +67,7 @@ def request_of(sim: Sim, e: int, k: int, now_s: float) -> RequestFeatures:
     keyed = 1.0 if key != 0 else 0.0
     mixed = mix(key if key != 0 else np.uint64(number))
     left_s = d.deadline_s[e, k] - (now_s - sim.state.arrived_s[e, k])
-    prompt_tokens = _lay_out_prefix(sim, e, k)
+    prompt_tokens = _lay_out_prompt(sim, e, k) if generates(sim, e, d.model[e, k]) else 0.0
     return RequestFeatures(d.model[e, k], d.rows[e, k], mixed, keyed, left_s, d.priority[e, k], number, prompt_tokens)
 
 

@@ -6,7 +6,7 @@ from balancer.bounds import MAX_FALLBACKS
 from balancer.kernel.deciding import deciding
 from balancer.kernel.limits_and_draw import uniform_of
 from balancer.kernel.policy_answers import Compiler, answering, options_of
-from balancer.kernel.python_kernel import Kernel, Picked, features_of, lay_out_prefix
+from balancer.kernel.python_kernel import Kernel, Picked, features_of
 from balancer.kernel.state import AMONG, FOUND_COLUMNS, NAMED, PROPENSITY, FleetState, RequestFeatures
 from balancer.kernel.view import LiveFleet, LiveView
 from policies.base import BoolArray, FloatArray, Policy, Request
@@ -24,7 +24,7 @@ class FromSource(Kernel):
         if found is None:
             return None
         x.decision.mask[0] = view.mask
-        lay_out_prefix(x, request)
+        self.lay_out_prompt(x, request, view.column)
         with np.errstate(over="ignore"):  # products of 64 bits, of which the upper ones go
             found.answer(x, options_of(found, len(view.mask)), 0, 0, request_of(request, view), view.at_s)
         shares: FloatArray = x.decision.shares[0].copy()
@@ -48,7 +48,7 @@ class FromSource(Kernel):
             return super().decide(x, policy, request, number, column, mask, now_s, how, one)
         self.policy_answer = None
         x.decision.mask[0] = mask
-        lay_out_prefix(x, request)
+        self.lay_out_prompt(x, request, column)
         found, fallbacks, features = (
             np.zeros(FOUND_COLUMNS),
             np.zeros(MAX_FALLBACKS, np.int64),

@@ -49,6 +49,7 @@ _mix = from_source(mix_array)
 _count_out = from_source(counting.count_out)
 _finish, _fade = from_source(counting.finish), from_source(counting.fade)
 _remember_outcome = from_source(counting.remember_outcome)
+_match = from_source(worker_columns.match)
 _fill_cached = from_source(worker_columns.fill_cached)
 _fill_work_behind = from_source(worker_columns.fill_work_behind)
 _keep_fresh, _fresh_until_s = from_source(limits_and_draw.keep_fresh), from_source(limits_and_draw.fresh_until_s)
@@ -86,6 +87,12 @@ def look_up(x: FleetState, options: Options, call: KernelCall) -> int:
     """Write `cached` and `work_behind_s` of all workers for the request to the arrays `cached` and `work_behind`."""
     _fill_cached(x, 0, 0, _request(call), call.numbers[NOW_S], x.decision.cached[0])
     _fill_work_behind(x, 0, 0, _request(call), call.numbers[NOW_S], x.decision.work_behind[0])
+    return 0
+
+
+def match(x: FleetState, options: Options, call: KernelCall) -> int:
+    """Write what each worker has of the prompt that begins as `checkpoint` says, for `MODEL`, to `matched`."""
+    _match(x, 0, 0, call.wholes[MODEL])
     return 0
 
 
@@ -138,7 +145,7 @@ def bid(x: FleetState, options: Options, call: KernelCall) -> int:
 
 
 FIXED: tuple[Entry, ...] = (
-    *(keep_fresh, fresh_until_s, admit, take, count_out, finish, fade, take_report, bid, look_up),
+    *(keep_fresh, fresh_until_s, admit, take, count_out, finish, fade, take_report, bid, look_up, match),
 )
 
 

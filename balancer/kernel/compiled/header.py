@@ -13,29 +13,13 @@ from balancer.kernel import block as blocks
 from balancer.kernel import deciding
 from balancer.kernel.compiled import call as slots
 from balancer.kernel.compiled.call import FLEET_STATE, Record
-from balancer.kernel.estimators.caches import Caches
-from balancer.kernel.estimators.generation import Lengths
-from balancer.kernel.estimators.latency import Latency
-from balancer.kernel.estimators.prefixes import Prefixes
-from balancer.kernel.estimators.queue import Queue
-from balancer.kernel.estimators.service import Service
-from balancer.kernel.estimators.tokens import Tokens
-from balancer.kernel.fleet_state import FIELDS, arrays_of
-from balancer.kernel.state import DecisionScratch, Options, lengths_of
+from balancer.kernel.fleet_state import FIELDS, KINDS, arrays_of
+from balancer.kernel.state import Options, lengths_of
 from policies.learned.network import Network
 
 _C_TYPES = {"u8": "uint64_t", "i8": "int64_t", "S": "char", "q": "int64_t", "d": "double", "Q": "uint64_t"}
 _C_KINDS = {"f": "double", "u": "uint64_t", "b": "bool", "i": "int64_t"}
-_RECORDS = {
-    "decision": DecisionScratch,
-    "queue": Queue,
-    "service": Service,
-    "latency": Latency,
-    "tokens": Tokens,
-    "caches": Caches,
-    **{"prefixes": Prefixes, "prefill": Service, "decode": Service, "lengths": Lengths},
-}
-_RECORDS["weights"] = Network
+_RECORDS = {**KINDS, "weights": Network}
 _ANY = "{-1, 0, 0}"
 _CODES = (
     *("FRESH", "LIMITS", "DRAWS", "NAMES", "COUNTS", "SEQUENCE", "ONE", "AT_ONCE"),

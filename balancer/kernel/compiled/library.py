@@ -18,7 +18,7 @@ from balancer.kernel.block import Memory, ordinary_memory
 from balancer.kernel.compiled import call as slots
 from balancer.kernel.compiled.call import FLEET_STATE, MOST_BATCHES, MOST_LINES, REQUEST, Record, new_call, symbol_of
 from balancer.kernel.policy_answers import Compiler, answering, options_of
-from balancer.kernel.python_kernel import Kernel, Lines, Picked, lay_out_prefix, new_tuple
+from balancer.kernel.python_kernel import Kernel, Lines, Picked, new_tuple
 from balancer.kernel.state import DecisionScratch, FleetState, Options, RequestFeatures
 from balancer.kernel.view import LiveFleet, LiveView
 from policies.base import BoolArray, FloatArray, Policy, Request
@@ -141,13 +141,17 @@ class Compiled(Kernel):
         self._count_out = self._fixed("count_out")
         self._finish = self._fixed("finish")
         self._take_report, self._look_up_key = self._fixed("take_report"), self._fixed("look_up")
-        self._fade = self._fixed("fade")
+        self._fade, self._match_prompt = self._fixed("fade"), self._fixed("match")
 
     def memory(self, size_bytes: int) -> Any:
         return self._memory(size_bytes)
 
     def forget(self) -> None:
         self._masked = None
+
+    def lay_out_prompt(self, x: FleetState, request: Request, column: int) -> None:
+        self._bind(x)
+        super().lay_out_prompt(x, request, column)
 
     def _fixed(self, name: str) -> _Function:
         function = self._library.function(name)
@@ -184,7 +188,7 @@ class Compiled(Kernel):
                 self._slots, 0, column, rows, key, 1.0, prompt, deadline_s, priority, number, now_s, seed, how, one
             )
         if prompt:
-            lay_out_prefix(x, request)
+            self.lay_out_prompt(x, request, column)
         if mask is not None and mask is not self._masked:
             # Masks are replaced and never written to, so the same one has the same in it.
             self._mask[:] = mask
@@ -271,9 +275,7 @@ class Compiled(Kernel):
         return self._admit(self._of_fleet_state, self._of_none, self._of_call)
 
     def _take_step(self, x: FleetState, e: int, first: int, w: int, request: RequestFeatures, now_s: float) -> None:
-        key = self._request.key
-        assert key is None or isinstance(key, int)  # arrays are for the simulator's views
-        self.take(x, w, request.model, request.rows, key, now_s, request.prompt_tokens)
+        self.take(x, w, request.model, self._request, now_s)
 
     @property
     def refused_at(self) -> float:
@@ -300,18 +302,16 @@ class Compiled(Kernel):
         keyed = float(key is not None)
         _PICK.pack_into(self._slots, 0, column, rows, key or 0, keyed, prompt, now_s, row, -1, 0.0, False)
 
-    def take(
-        self,
-        x: FleetState,
-        row: int,
-        column: int,
-        rows: float,
-        key: int | None,
-        now_s: float,
-        prompt_tokens: float = 0.0,
-    ) -> None:
-        self._lay_out_pick(x, column, rows, key, now_s, row, prompt_tokens)
+    def take(self, x: FleetState, row: int, column: int, request: Request, now_s: float) -> None:
+        key = request.key
+        assert key is None or isinstance(key, int)  # arrays are for the simulator's views
+        self._lay_out_pick(x, column, float(request.rows), key, now_s, row, float(request.prompt_tokens))
+        self.lay_out_prompt(x, request, column)
         self._take(self._of_fleet_state, self._of_none, self._of_call)
+
+    def _match(self, x: FleetState, column: int) -> None:
+        self._call.wholes[slots.MODEL] = column
+        self._match_prompt(self._of_fleet_state, self._of_none, self._of_call)
 
     def count_out(self, x: FleetState, row: int, column: int, rows: float, now_s: float) -> None:
         self._lay_out_pick(x, column, rows, None, now_s, row)

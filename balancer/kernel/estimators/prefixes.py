@@ -102,13 +102,15 @@ def take_prompt(
     m: int,
     name_hash: Any,
     tokens: float,
+    matched_tokens: float,
     checkpoint: UintArray,
     checkpoint_tokens: FloatArray,
     balancers: float,
     now_s: float,
 ) -> float:
-    """An own prompt goes to the worker in row `r`; returns how many of its tokens that has to compute: one at least."""
-    to_compute = max(tokens - matched(p, f, r, m, name_hash, checkpoint, checkpoint_tokens), 1.0)
+    """An own prompt goes to the worker in row `r`, which is taken to have its first `matched_tokens`; returns how many
+    it has to compute: one at least."""
+    to_compute = max(tokens - matched_tokens, 1.0)
     p.waiting_tokens[r] += to_compute
     p.taken_in[r, m] += to_compute * balancers
     for c in range(len(checkpoint)):

@@ -31,7 +31,8 @@ def beginning(*blocks: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def take(p: Prefixes, r: int, name: np.uint64, *blocks: int, at_s: float = 1.0) -> float:
-    return prefixes.take_prompt(p, 0, r, 0, name, BLOCK * len(blocks), *beginning(*blocks), 1.0, at_s)
+    matched = match(p, r, name, *blocks)
+    return prefixes.take_prompt(p, 0, r, 0, name, BLOCK * len(blocks), matched, *beginning(*blocks), 1.0, at_s)
 
 
 def match(p: Prefixes, r: int, name: np.uint64, *blocks: int) -> float:
