@@ -3,11 +3,15 @@
 Needs numba and a C compiler.
 """
 
+import functools
 import platform
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import cpu_count
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +48,9 @@ class Machine:
 
 
 MACHINES = {each.name: each for each in (Machine("x86_64", "x86-64-v2", "+avx2"), Machine("aarch64", "generic"))}
+
+_MOST_PROCESSES = 8
+"""Each takes half a gigabyte, and compiles for itself what several entries call."""
 
 _RESHAPE = """
 #include <stdint.h>
@@ -82,31 +89,39 @@ def build(path: Path = PATH, machine: Machine | None = None) -> int:
     what LLVM then makes machine code for. By default this one.
     """
     machine = machine or MACHINES.get(platform.machine(), Machine(platform.machine(), "generic"))
-    binding.initialize_all_targets()
-    binding.initialize_all_asmprinters()
-    _, call, _ = new_call()
-    block = FleetBlock(ordinary_memory, stamp())
-    block.add(models=1)
-    arguments = [Native(block, FLEET_STATE), Native(Options(np.zeros(1))), Native(call)]
-    signature = types.int64(*(argument.numba_type for argument in arguments))
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        objects, says = [], {}
-        for name, function in entries():
-            says[name] = function.__doc__
-            for symbol, code in _objects(name, function, signature, machine).items():
+    says = {name: function.__doc__ for name, function in _entries().items()}
+    processes = ProcessPoolExecutor(min(cpu_count(), _MOST_PROCESSES))
+    with tempfile.TemporaryDirectory() as folder, processes:
+        objects = []
+        for codes in processes.map(partial(_objects, machine=machine), says):
+            for symbol, code in codes.items():
                 objects.append(Path(folder, f"{symbol}.o"))
                 objects[-1].write_bytes(code)
         objects.append(_stamped(Path(folder), says, machine))
         _link(objects, path, machine)
-    path.with_suffix(".h").write_text(header_of(says, stamp(), block), encoding="utf-8")
+    path.with_suffix(".h").write_text(header_of(says, stamp(), _a_fleet()), encoding="utf-8")
     return len(says)
 
 
-def _objects(name: str, function: Any, signature: Any, machine: Machine) -> dict[str, bytes]:
+_entries = functools.cache(lambda: dict(entries()))
+
+
+def _a_fleet() -> FleetBlock:
+    block = FleetBlock(ordinary_memory, stamp())
+    block.add(models=1)
+    return block
+
+
+def _objects(name: str, machine: Machine) -> dict[str, bytes]:
     """Machine code that does without Python, by its symbol: `int64 symbol(fleet_state*, options*, call*)`."""
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    _, call, _ = new_call()
+    arguments = [Native(_a_fleet(), FLEET_STATE), Native(Options(np.zeros(1))), Native(call)]
+    signature = types.int64(*(argument.numba_type for argument in arguments))
     njit: Any = numba.njit
-    dispatcher = njit(signature, no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
+    dispatcher = njit(signature, no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(_entries()[name])
     (compiled,) = dispatcher.overloads.values()
     inner, code = compiled.fndesc.llvm_func_name, compiled.library.get_llvm_str()
     features = {f"narrow_{name}": "", f"wide_{name}": machine.wide} if machine.wide else {f"balancer_{name}": ""}
@@ -163,7 +178,7 @@ def _link(objects: Sequence[Path], path: Path, machine: Machine) -> None:
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=PATH, help="The library.")
 def main(target: str | None, out: Path) -> None:
     """Run the command."""
-    click.echo("compiling the kernel, one to two minutes ...", err=True)
+    click.echo("compiling the kernel, some minutes ...", err=True)
     count = build(out, MACHINES[target] if target else None)
     click.echo(f"compiled {count} functions of the kernel: {out}", err=True)
 
