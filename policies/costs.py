@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from policies.base import WORST, BoolArray, FleetView, FloatArray, Policy, Reque
 from policies.choices import Choice
 from policies.columns import COLUMNS, IN_PYTHON, Rows
 from policies.hashing import draws
+
+Elements: TypeAlias = Any
+"""A `FloatArray`, or a number: mypy has no type for a function of either."""
 
 
 class Fact(NamedTuple):

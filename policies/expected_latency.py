@@ -1,16 +1,17 @@
 """Expected latency: least expected completion time of this request, softened so that balancers do not herd."""
 
 import dataclasses
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar
 
 import numpy as np
 
 from policies.base import WORST, option
 from policies.choices import softmin_of
-from policies.costs import CostPolicy
+from policies.costs import CostPolicy, Elements
 
-Elements: TypeAlias = Any
-"""A `FloatArray`, or a number: mypy has no type for a function of either."""
+_MOST_OF_FIRST = 0.9
+"""What the whole answer gives up of its weight where the first token has all of it. Who looks at first tokens alone
+puts too many answers beside each other, and each is there for longer when the next prompt comes."""
 
 
 def expected_s(
@@ -42,13 +43,19 @@ def generated_s(
     slowdown_s: Elements,
     pending: Elements,
     reported_pending: Elements,
+    matched_tokens: Elements,
+    prompt_tokens: Elements,
+    saving_factor: Elements,
     ttft_weight: Elements,
 ) -> Elements:
-    """Expected seconds of an answer that is generated, and of its first token, weighed, others' delay counted as such;
-    of elements."""
+    """Expected seconds of an answer that is generated, and of its first token, weighed, others' delay counted as such,
+    and what the worker's cache saves; of elements."""
     first_s = np.fmin(first_token_s, WORST) + np.fmin(reported_pending, WORST) * np.fmin(prompt_s, WORST)
     whole_s = np.fmin(completion_s, WORST) + np.fmin(pending, WORST) * np.fmin(slowdown_s, WORST)
-    return ttft_weight * first_s + (1.0 - ttft_weight) * whole_s
+    # `prompt_s` is of the tokens that are left to compute; those that are cached take as long each.
+    cached = matched_tokens / np.maximum(prompt_tokens - matched_tokens, 1.0)
+    whole_s = whole_s - saved_s(cached, np.fmin(prompt_s, WORST), saving_factor)
+    return ttft_weight * first_s + (1.0 - _MOST_OF_FIRST * ttft_weight) * whole_s
 
 
 def saved_s(cached: Elements, saving_s: Elements, saving_factor: Elements) -> Elements:
@@ -82,7 +89,8 @@ class ExpectedLatency(CostPolicy):
 
     Of a model that generates, the seconds are those until the first token and until the whole answer, by `ttft_weight`,
     and what others lose: those that wait there, while this prompt is computed; all that are there, by that and by the
-    tokens that each step generates more.
+    tokens that each step generates more. What is cached there of the prompt saves the time to compute it, which counts
+    `saving_factor` times as well: those that begin alike follow, and computed elsewhere it would drive others out.
 
     A worker that fails fast looks idle; what an error costs the client in seconds keeps it from being the best.
     """
@@ -117,14 +125,15 @@ class ExpectedLatency(CostPolicy):
     )
     saving_factor: float = option(
         16.0,
-        "How many times the seconds count that a warm cache is expected to save, for the requests with the same key "
-        "that follow to the same worker; 0: caches do not matter",
+        "How many times the seconds count that a warm cache is expected to save, for the requests with the same key, "
+        "or the same beginning, that follow to the same worker; 0: caches do not matter",
         ge=0.0,
     )
 
     ttft_weight: float = option(
         0.5,
-        "Of a model that generates, what the time to the first token counts, the rest being that of the whole answer",
+        "Weight of the time to the first token of a model that generates; the rest, a tenth at least, is that of the "
+        "whole answer",
         ge=0.0,
         le=1.0,
     )
@@ -145,6 +154,7 @@ class ExpectedLatency(CostPolicy):
         prompt_s: Elements,
         slowdown_s: Elements,
         reported_pending: Elements,
+        matched_tokens: Elements,
         prompt_tokens: Elements,
         error_penalty_s: Elements,
         delayed_share: Elements,
@@ -167,7 +177,8 @@ class ExpectedLatency(CostPolicy):
             work_behind_share,
         )
         generated = generated_s(
-            *(completion_s, first_token_s, prompt_s, slowdown_s, pending, reported_pending, ttft_weight)
+            *(completion_s, first_token_s, prompt_s, slowdown_s, pending, reported_pending),
+            *(matched_tokens, prompt_tokens, saving_factor, ttft_weight),
         )
         generated = generated + error_penalty_s * error_rate
         return np.where(prompt_tokens > 0, generated, seconds - saved_s(cached, saving_s, saving_factor))

@@ -1,16 +1,13 @@
 """Least tokens: the fewest tokens of prompts to compute before this one's answer begins."""
 
 import dataclasses
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar
 
 import numpy as np
 
 from policies.base import WORST
 from policies.choices import LEAST
-from policies.costs import CostPolicy
-
-Elements: TypeAlias = Any
-"""A `FloatArray`, or a number: mypy has no type for a function of either."""
+from policies.costs import CostPolicy, Elements
 
 
 def tokens_to_compute(waiting_tokens: Elements, matched_tokens: Elements, prompt_tokens: Elements) -> Elements:

@@ -20,9 +20,9 @@ class PrefixScore(CostPolicy):
     summary: ClassVar[str] = "Weighted scores of cached prefix, queue and free memory, as llm-d's router has it."
     source: ClassVar[str] = "llm-d router, pkg/epp/config/loader/defaults.go"
 
-    prefix_weight: float = option(3.0, "Of the share of the prompt that is cached", ge=0.0)
-    queue_weight: float = option(2.0, "Of how short the queue is among all", ge=0.0)
-    memory_weight: float = option(2.0, "Of the share of memory that is free", ge=0.0)
+    prefix_weight: float = option(3.0, "Weight of the share of the prompt that is cached", ge=0.0)
+    queue_weight: float = option(2.0, "Weight of how short the queue is among all", ge=0.0)
+    memory_weight: float = option(2.0, "Weight of the share of memory that is free", ge=0.0)
 
     choice = LEAST
     facts: ClassVar = {"longest": most_of("reported_pending"), "shortest": lowest_of("reported_pending")}

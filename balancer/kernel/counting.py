@@ -5,7 +5,13 @@ import math
 from balancer.kernel.estimators.caches import learn as learn_savings
 from balancer.kernel.estimators.caches import note, take_back
 from balancer.kernel.estimators.caches import served as served_with_key
-from balancer.kernel.estimators.generation import DEFAULT_FIRST_S, DEFAULT_TOKEN_S, fade_lengths, learn_length
+from balancer.kernel.estimators.generation import (
+    DEFAULT_FIRST_S,
+    DEFAULT_TOKEN_S,
+    PRIOR_ANSWERS,
+    fade_lengths,
+    learn_length,
+)
 from balancer.kernel.estimators.latency import observe
 from balancer.kernel.estimators.prefixes import take_prompt
 from balancer.kernel.estimators.queue import ended, recount_worker, sent
@@ -119,10 +125,11 @@ def finish(
 
 def fade(x: FleetState, e: int, first: int, workers: int, share: float) -> None:
     """Let service times fade, see `service.fade`, and count the work that waits anew."""
-    forget_some(x.service, x.decision.kind, first, workers, share, x.decision.settings[e, DEFAULT_SERVICE_S])
+    kind, default_s = x.decision.kind, x.decision.settings[e, DEFAULT_SERVICE_S]
+    forget_some(x.service, kind, first, workers, share, default_s)
     for r in range(first, first + workers):
         recount_worker(x.queue, x.service, r)
-    forget_some(x.prefill, x.decision.kind, first, workers, share, DEFAULT_FIRST_S)
-    forget_some(x.decode, x.decision.kind, first, workers, share, DEFAULT_TOKEN_S)
+    forget_some(x.prefill, kind, first, workers, share, DEFAULT_FIRST_S, PRIOR_ANSWERS)
+    forget_some(x.decode, kind, first, workers, share, DEFAULT_TOKEN_S, PRIOR_ANSWERS)
     fade_lengths(x.lengths, first, workers, share)
     learn_savings(x.caches, x.service, first, workers, share)

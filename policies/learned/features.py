@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from policies.base import WORST, FleetView, FloatArray, Request, count_of
-from policies.expected_latency import Elements, ExpectedLatency, expected_s, saved_s
+from policies.costs import Elements
+from policies.expected_latency import ExpectedLatency, expected_s, saved_s
 
 _HEURISTIC = ExpectedLatency()
 """With its defaults: what the network corrects."""

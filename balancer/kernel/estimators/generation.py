@@ -16,6 +16,9 @@ from policies.base import FloatArray
 DEFAULT_FIRST_S, DEFAULT_TOKEN_S = 3e-4, 0.01
 """As `Settings.estimators.default_service_s`: with one token of a prompt, and alone."""
 DEFAULT_OUTPUT_TOKENS = 200.0
+PRIOR_ANSWERS = 30.0
+"""For how many answers those of equal devices count, at most: a time to the first token has in it what other balancers
+sent there, and says little alone."""
 _LEAST_ENDED = 1e-9
 # Of no axis, as in `queue.py`.
 _ONE = np.array(1.0)

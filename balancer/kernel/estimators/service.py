@@ -22,8 +22,8 @@ from policies.base import FloatArray
 ROW_SHARE = 0.3
 # Weight of that assumption, in rows squared of variance: gone once batch sizes differ by more than about one row.
 _ROW_SHARE_VARIANCE = 0.25
-# How many executions the prior counts for.
-_PRIOR_EXECUTIONS = 2.0
+# How many executions the prior counts for, at least.
+PRIOR_EXECUTIONS = 2.0
 # How many executions make a worker known well enough to be a prior for those of other kinds.
 WELL_KNOWN = 5.0
 # Triton's compute time includes waiting for a device that another execution occupies. Where that wait is not known, it
@@ -45,6 +45,8 @@ class Service:
     profile_per_row_s: FloatArray = per_model(np.nan)
     prior_fixed_s: FloatArray = per_model()
     prior_per_row_s: FloatArray = per_model()
+    prior_executions: FloatArray = per_model(PRIOR_EXECUTIONS)
+    """For how many it counts."""
     fixed_s: FloatArray = per_model()
     """Seconds that an execution takes whatever its size."""
     per_row_s: FloatArray = per_model()
@@ -92,6 +94,7 @@ def fit(s: Service, r: int, m: int) -> None:
         s.rows_seconds[r, m],
         s.prior_fixed_s[r, m],
         s.prior_per_row_s[r, m],
+        s.prior_executions[r, m],
     )
 
 
@@ -103,8 +106,10 @@ def line_of(
     rows_seconds: float,
     prior_fixed_s: float,
     prior_per_row_s: float,
+    prior_executions: float,
 ) -> tuple[float, float]:
-    """The line through what these sums are of, seconds at no row and for each row, drawn to the prior's."""
+    """The line through what these sums are of, seconds at no row and for each row, drawn to the prior's, which counts
+    for so many executions."""
     some = max(weight, 1e-9)
     mean_rows = max(rows / some, 1e-9)
     mean_s = seconds / some
@@ -113,7 +118,7 @@ def line_of(
     assumed = ROW_SHARE * mean_s / mean_rows
     slope = (covariance + _ROW_SHARE_VARIANCE * assumed) / (variance + _ROW_SHARE_VARIANCE)
     slope = min(max(slope, 0.0), mean_s / mean_rows)
-    trust = weight / (weight + _PRIOR_EXECUTIONS)
+    trust = weight / (weight + prior_executions)
     fixed_s = trust * (mean_s - slope * mean_rows) + (1 - trust) * prior_fixed_s
     return fixed_s, trust * slope + (1 - trust) * prior_per_row_s
 
@@ -123,12 +128,21 @@ def alone_s(s: Service, at: At, rows: float | FloatArray) -> FloatArray:
     return s.fixed_s[at] * np.ceil(rows / s.max_batch_rows[at]) + s.per_row_s[at] * rows
 
 
-def fade(s: Service, kind: FloatArray, first: int, workers: int, share: float, default_s: float) -> None:
+def fade(
+    s: Service,
+    kind: FloatArray,
+    first: int,
+    workers: int,
+    share: float,
+    default_s: float,
+    most_prior: float = PRIOR_EXECUTIONS,
+) -> None:
     """Forget `share` (0 to 1) of what was observed, renew the priors, and fit all anew; for rows of one fleet.
 
     The `workers` rows from `first` on are one fleet; `kind` is the number of each row's kind of device. The prior of a
     worker is its profile; without one, what the others of its kind executed; the less they did, the more the fastest
-    worker that is well known; where none is, a batch of one row that takes `default_s`.
+    worker that is well known; where none is, a batch of one row that takes `default_s`. What others of its kind
+    executed counts for as many executions as they were, at most `most_prior`.
     """
     kinds = 0
     for r in range(first, first + workers):
@@ -145,15 +159,24 @@ def fade(s: Service, kind: FloatArray, first: int, workers: int, share: float, d
                 fixed_s, per_row_s = s.fixed_s[r, m], s.per_row_s[r, m]
                 least_s = fixed_s + per_row_s
         for one in range(kinds):
-            _learn_of_like_workers(s, kind, one, first, workers, m, fixed_s, per_row_s)
+            _learn_of_like_workers(s, kind, one, first, workers, m, fixed_s, per_row_s, most_prior)
         for r in range(first, first + workers):
             if not math.isnan(s.profile_fixed_s[r, m]):
                 s.prior_fixed_s[r, m], s.prior_per_row_s[r, m] = s.profile_fixed_s[r, m], s.profile_per_row_s[r, m]
+                s.prior_executions[r, m] = PRIOR_EXECUTIONS
             fit(s, r, m)
 
 
 def _learn_of_like_workers(
-    s: Service, kind: FloatArray, one: int, first: int, workers: int, m: int, fixed_s: float, per_row_s: float
+    s: Service,
+    kind: FloatArray,
+    one: int,
+    first: int,
+    workers: int,
+    m: int,
+    fixed_s: float,
+    per_row_s: float,
+    most_prior: float,
 ) -> None:
     """Make the prior of each worker of kind `one` of what the others of it executed; `fixed_s`, `per_row_s`: of other
     kinds, as far as that is little."""
@@ -168,12 +191,15 @@ def _learn_of_like_workers(
     for r in range(first, first + workers):
         if kind[r] == one:
             # No less than nothing, as rounding could have it.
+            others = max(weight - s.weight[r, m], 0.0)
+            s.prior_executions[r, m] = min(max(others, PRIOR_EXECUTIONS), most_prior)
             s.prior_fixed_s[r, m], s.prior_per_row_s[r, m] = line_of(
-                max(weight - s.weight[r, m], 0.0),
+                others,
                 max(rows - s.rows[r, m], 0.0),
                 max(rows_squared - s.rows_squared[r, m], 0.0),
                 max(seconds - s.seconds[r, m], 0.0),
                 max(rows_seconds - s.rows_seconds[r, m], 0.0),
                 fixed_s,
                 per_row_s,
+                PRIOR_EXECUTIONS,
             )

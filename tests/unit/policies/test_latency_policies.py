@@ -161,12 +161,11 @@ def test_expected_latency_of_rows_without_eligible_workers_is_zero() -> None:
 
 
 def test_expected_latency_weighs_first_token_and_whole_answer() -> None:
-    view = make_view(first_token_s=[0.1, 0.3], completion_s=[4.0, 2.0], backlog_s=0.0)
+    view = make_view(first_token_s=[0.1, 0.3], completion_s=[3.0, 2.0], backlog_s=0.0)
     prompt = Request("m", prompt_tokens=1000.0)
-    costs = {weight: [weight * 0.1 + (1 - weight) * 4, weight * 0.3 + (1 - weight) * 2] for weight in (0, 0.5, 0.95, 1)}
-    for weight, (one, other) in costs.items():
-        picked = probabilities(ExpectedLatency(temperature=0.0, ttft_weight=weight), view, prompt)
-        assert picked == [float(one < other), float(other < one)], weight
+    for weight, picked in ((0.0, [0, 1]), (0.5, [0, 1]), (0.95, [1, 0]), (1.0, [1, 0])):
+        policy = ExpectedLatency(temperature=0.0, ttft_weight=weight)
+        assert probabilities(policy, view, prompt) == picked, weight
     assert probabilities(ExpectedLatency(temperature=0.0, ttft_weight=1.0), view) == [0, 1], "without a prompt"
 
 
@@ -178,6 +177,15 @@ def test_expected_latency_minds_those_whom_a_prompt_delays() -> None:
         policy = ExpectedLatency(temperature=0.0, ttft_weight=weight)
         assert probabilities(policy, view, prompt) == [0, 1], weight
         assert probabilities(policy, make_view(**columns, pending=0.0), prompt) == [1, 0], weight
+
+
+def test_expected_latency_counts_what_is_cached_of_a_prompt_for_those_that_follow() -> None:
+    # 800 tokens of 1,000 are cached at the first, which takes 0.1 s for the rest, so 0.4 s for those.
+    columns = {"matched_tokens": [800.0, 0.0], "prompt_s": [0.1, 0.5], "first_token_s": [6.0, 0.5]}
+    view, prompt = make_view(**columns, completion_s=[7.5, 2.0], backlog_s=0.0), Request("m", prompt_tokens=1000.0)
+    for factor, picked in ((0.0, [0, 1]), (13.0, [0, 1]), (14.0, [1, 0])):
+        policy = ExpectedLatency(temperature=0.0, ttft_weight=0.0, saving_factor=factor)
+        assert probabilities(policy, view, prompt) == picked, factor
 
 
 def test_expected_latency_charges_errors_of_models_that_generate() -> None:

@@ -126,3 +126,17 @@ def test_a_device_that_only_the_agent_knows_counts_from_the_next_tick() -> None:
     router.tick(2.0)
     assert before < 0.03
     assert prior_s(router)["w2"] > 0.4
+
+
+@pytest.mark.parametrize(
+    ("executed", "counts_for"), [(0, service.PRIOR_EXECUTIONS), (10, 10), (30, 30), (180, 30)], ids=str
+)
+def test_what_others_of_its_kind_executed_counts_for_as_many_as_may(executed: float, counts_for: float) -> None:
+    s = allocate(Service, 2, 1)
+    for w, time_s, count in ((0, 0.1, executed), (1, 0.3, 20.0)):
+        for _ in range(int(count)):
+            # Without forgetting, so that weights are counts.
+            service.observe(s, w, 0, 1, 1, time_s, memory=1e6, waited=False)
+    service.fade(s, np.zeros(2), 0, 2, 0.0, DEFAULT_S, most_prior=30)
+    like_s = s.prior_fixed_s[1, 0] + s.prior_per_row_s[1, 0]
+    assert expected_s(s)[1] == pytest.approx((20 * 0.3 + counts_for * like_s) / (20 + counts_for), rel=1e-3)
