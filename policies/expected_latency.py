@@ -53,8 +53,9 @@ def generated_s(
     first_s = np.fmin(first_token_s, WORST) + np.fmin(reported_pending, WORST) * np.fmin(prompt_s, WORST)
     whole_s = np.fmin(completion_s, WORST) + np.fmin(pending, WORST) * np.fmin(slowdown_s, WORST)
     # `prompt_s` is of the tokens that are left to compute; those that are cached take as long each.
+    matched_tokens = np.fmin(np.fmax(matched_tokens, 0.0), prompt_tokens)
     cached = matched_tokens / np.maximum(prompt_tokens - matched_tokens, 1.0)
-    whole_s = whole_s - saved_s(cached, np.fmin(prompt_s, WORST), saving_factor)
+    whole_s = whole_s - saved_s(cached, np.where(prompt_s < WORST, prompt_s, 0.0), saving_factor)
     return ttft_weight * first_s + (1.0 - _MOST_OF_FIRST * ttft_weight) * whole_s
 
 
