@@ -36,7 +36,7 @@ class InFlight(NamedTuple):
 
 
 def prompt_counted_last(fleet: Fleet, request: Request) -> PromptInFlight | None:
-    """Of the request that was counted in last; None where it has no prompt."""
+    """What to keep of the prompt of `request`, which the router has just counted in; None: it has no prompt."""
     if not request.prompt_tokens:
         return None
     d = fleet.decision

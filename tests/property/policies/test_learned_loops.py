@@ -89,9 +89,8 @@ def test_loops_are_the_policy(fill: Fill, most: int, data: st.DataObject, networ
         )
     np.testing.assert_array_equal(columns, before)
     assert who == -1
-    # What rounding moves the score by, beta times that moves the probability by, whatever the order of the sums; each
-    # of the few terms that are as large as the largest rounds.
-    rounding = 8 * np.finfo(float).eps * float(network.beta) * largest_part(network, request, view)
+    # What rounding moves the score by, beta times that moves the probability by, whatever the order of the sums.
+    rounding = np.finfo(float).eps * float(network.beta) * largest_part(network, request, view)
     expected = policy_of(network).probabilities(request, view)
     np.testing.assert_allclose(out, expected, rtol=max(1e-12, rounding), atol=1e-290)
 
