@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing import cpu_count
 from pathlib import Path
 from typing import Any
@@ -94,7 +93,7 @@ def build(path: Path = PATH, machine: Machine | None = None) -> int:
     processes = ProcessPoolExecutor(min(cpu_count(), _MOST_PROCESSES))
     with tempfile.TemporaryDirectory() as folder, processes:
         objects = []
-        for codes in processes.map(partial(_objects, machine=machine), says):
+        for codes in processes.map(functools.partial(_objects, machine=machine), says):
             for symbol, code in codes.items():
                 objects.append(Path(folder, f"{symbol}.o"))
                 objects[-1].write_bytes(code)
@@ -104,7 +103,9 @@ def build(path: Path = PATH, machine: Machine | None = None) -> int:
     return len(says)
 
 
-_entries = functools.cache(lambda: dict(entries()))
+@functools.cache
+def _entries() -> dict[str, Any]:
+    return dict(entries())
 
 
 def _a_fleet() -> FleetBlock:

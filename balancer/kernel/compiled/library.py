@@ -149,10 +149,6 @@ class Compiled(Kernel):
     def forget(self) -> None:
         self._masked = None
 
-    def lay_out_prompt(self, x: FleetState, request: Request, column: int) -> None:
-        self._bind(x)
-        super().lay_out_prompt(x, request, column)
-
     def _fixed(self, name: str) -> _Function:
         function = self._library.function(name)
         if function is None:
@@ -310,6 +306,7 @@ class Compiled(Kernel):
         self._take(self._of_fleet_state, self._of_none, self._of_call)
 
     def _match(self, x: FleetState, column: int) -> None:
+        self._bind(x)
         self._call.wholes[slots.MODEL] = column
         self._match_prompt(self._of_fleet_state, self._of_none, self._of_call)
 
