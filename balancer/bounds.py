@@ -37,6 +37,12 @@ MAX_MODELS = 1024
 """Versions of models in one report."""
 MAX_MODELS_IN_FLIGHT = 256
 """That one balancer, or all others together, are told to have requests of at one worker."""
+MAX_PROMPTS_TOLD = 64
+"""That one message between a balancer and an agent tells of; of more, the last ones."""
+MAX_PROMPT_TOKENS = 1e7
+"""Of one prompt."""
+MAX_WAITING_TOKENS = 1e12
+"""Of all prompts that wait at one worker."""
 MAX_FALLBACKS = 16
 """Workers named after a pick."""
 MAX_FLEET_MODELS = 4096
@@ -104,6 +110,12 @@ def text(field: str, value: str, *, most_bytes: int = MAX_TEXT_BYTES) -> str:
     if len(value) * 4 > most_bytes and len(value.encode("utf-8", "surrogatepass")) > most_bytes:
         raise OutOfBoundsError(field, value, f"has {most_bytes} bytes at most")
     return value
+
+
+def at_most(field: str, entries: int, most: int) -> None:
+    """OutOfBoundsError where there are more entries than may be."""
+    if entries > most:
+        raise OutOfBoundsError(field, f"{entries} entries", f"has {most} at most")
 
 
 def number(field: str, value: float, least: float, most: float) -> float:

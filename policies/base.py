@@ -29,6 +29,11 @@ WORST = 1e30
 _WORST, _INF = np.array(WORST), np.array(np.inf)
 
 
+Prefix = tuple[tuple[int, float], ...]
+"""What a prompt begins with: 64-bit hashes, each of its first so many tokens, ascending. Equal hashes are equal
+beginnings, of one model and tenant."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Request:
     """What routing may know of a request; none of it needs the tensors.
@@ -54,9 +59,8 @@ class Request:
     """Whether the key is that of a stateful sequence, all of which one worker must serve."""
     prompt_tokens: float | FloatArray = 0.0
     """Of a model that generates: tokens of the prompt; 0: there is none, or it is not known."""
-    prefix: tuple[tuple[int, float], ...] = ()
-    """What the prompt begins with: 64-bit hashes, each of its first so many tokens, ascending. Equal hashes are equal
-    beginnings, of one model and tenant. No policy needs them."""
+    prefix: Prefix = ()
+    """What the prompt begins with. No policy needs it."""
 
     def numbered(self, number: int) -> Request:
         """The same with its number. `dataclasses.replace` would take five times as long."""
@@ -169,8 +173,8 @@ class FleetView(Protocol):
 
     @property
     def waiting_tokens(self) -> FloatArray:
-        """Tokens of prompts that the worker has still to compute: of this balancer's requests there of which nothing
-        was generated yet, less what was matched."""
+        """Tokens of prompts that the worker has still to compute: of requests there of which nothing was generated yet,
+        less what was matched. Of other balancers, what the worker last reported, or else as many as of this one."""
 
     @property
     def first_token_s(self) -> FloatArray:

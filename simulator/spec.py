@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from balancer.kernel.settings import Settings
-from balancer.scheduler.peers_in_flight import ANSWER_WITHIN_S
+from balancer.scheduler.peers import ANSWER_WITHIN_S
 from policies.base import FloatArray
 
 

@@ -19,7 +19,7 @@ from balancer.files.schema import UNIX
 from balancer.reports import control
 from balancer.reports.replicas import Replicas
 from balancer.scheduler.events import Report
-from balancer.scheduler.peers_in_flight import ANSWER_WITHIN_S
+from balancer.scheduler.peers import ANSWER_WITHIN_S
 
 MIN_REPORT_HZ = 20.0
 MAX_REPORT_HZ = 100.0

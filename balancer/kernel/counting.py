@@ -13,7 +13,7 @@ from balancer.kernel.estimators.generation import (
     learn_length,
 )
 from balancer.kernel.estimators.latency import observe
-from balancer.kernel.estimators.prefixes import take_prompt
+from balancer.kernel.estimators.prefixes import take_peer_prompt, take_prompt, waiting_now
 from balancer.kernel.estimators.queue import ended, recount_worker, sent
 from balancer.kernel.estimators.service import fade as forget_some
 from balancer.kernel.estimators.service import observe as observe_time
@@ -49,8 +49,16 @@ def count_prompt_in(x: FleetState, e: int, w: int, r: int, request: RequestFeatu
         name_hash, tokens, balancers = d.name_hash[e, w], request.prompt_tokens, x.queue.balancers[r]
         prompt = tokens, d.matched[e, w], d.checkpoint[e], d.checkpoint_tokens[e]
         d.to_compute[e] = take_prompt(x.prefixes, f, r, m, name_hash, *prompt, balancers, now_s)
-        d.ahead[e] = x.prefixes.waiting_tokens[r]
+        d.ahead[e] = float(waiting_now(x.prefixes, r, balancers))
         d.beside[e] = pending(x, e, w, r, request, now_s)
+
+
+def count_peer_prompt(x: FleetState, e: int, w: int, r: int, m: int, tokens: float, now_s: float) -> None:
+    """Worker `w`, in row `r`, tells of a prompt that another balancer sent there; it begins as `decision.checkpoint`
+    says."""
+    d, f = x.decision, r // x.decision.mask.shape[1]
+    beginning = d.checkpoint[e], d.checkpoint_tokens[e]
+    take_peer_prompt(x.prefixes, f, r, m, d.name_hash[e, w], tokens, *beginning, now_s)
 
 
 def learn_first_token(x: FleetState, e: int, r: int, m: int, ahead: float, seconds: float) -> None:

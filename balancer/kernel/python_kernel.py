@@ -31,7 +31,7 @@ from balancer.kernel.state import (
     RequestFeatures,
 )
 from balancer.kernel.view import LiveFleet, LiveView
-from policies.base import BoolArray, FloatArray, Policy, Request
+from policies.base import BoolArray, FloatArray, Policy, Prefix, Request
 from policies.hashing import mix, unit
 from policies.traced import traced
 from policies.traced.program import answered
@@ -233,14 +233,18 @@ class Kernel:
         """Write down what the request's prompt begins with, and what each worker has of it, for what comes next."""
         if not request.prompt_tokens:
             return
-        d, prefix = x.decision, request.prefix[:MOST_CHECKPOINTS]
-        for i, (found, tokens) in enumerate(prefix):
-            d.checkpoint[0, i], d.checkpoint_tokens[0, i] = found, tokens
-        d.checkpoint_tokens[0, len(prefix) :] = 0.0
+        lay_out_prefix(x, request.prefix)
         self._match(x, column)
 
     def _match(self, x: FleetState, column: int) -> None:
         worker_columns.match(x, 0, 0, column)
+
+    def count_peer_prompt(
+        self, x: FleetState, row: int, column: int, tokens: float, prefix: Prefix, now_s: float
+    ) -> None:
+        """The worker tells of a prompt that another balancer sent there."""
+        lay_out_prefix(x, prefix)
+        counting.count_peer_prompt(x, 0, row, row, column, tokens, now_s)
 
     def finish(
         self,
@@ -269,6 +273,14 @@ class Kernel:
 
     def fade(self, x: FleetState, share: float) -> None:
         counting.fade(x, 0, 0, x.decision.mask.shape[1], share)
+
+
+def lay_out_prefix(x: FleetState, prefix: Prefix) -> None:
+    """Write down what a prompt begins with."""
+    d, known = x.decision, prefix[:MOST_CHECKPOINTS]
+    for i, (found, tokens) in enumerate(known):
+        d.checkpoint[0, i], d.checkpoint_tokens[0, i] = found, tokens
+    d.checkpoint_tokens[0, len(known) :] = 0.0
 
 
 def ask(x: LiveFleet, policy: Policy, request: Request, column: int, mask: BoolArray, now_s: float) -> PolicyAnswer:

@@ -207,7 +207,7 @@ class View:
 
     @column
     def waiting_tokens(self) -> FloatArray:
-        return self._prefixes.waiting_tokens
+        return prefixes.waiting_now(self._prefixes, ..., self._queue.balancers)
 
     @column
     def cached_tokens(self) -> FloatArray:

@@ -13,7 +13,7 @@ import numpy as np
 from balancer.kernel.estimators.caches import saving_now_s, warm
 from balancer.kernel.estimators.generation import answered_now_s, first_token_now_s, prompt_now_s, slowdown_now_s
 from balancer.kernel.estimators.latency import error_rate_now, latency_now_s
-from balancer.kernel.estimators.prefixes import cached_now, matched
+from balancer.kernel.estimators.prefixes import cached_now, matched, waiting_now
 from balancer.kernel.estimators.queue import (
     backlog_now_s,
     completion_now_s,
@@ -81,10 +81,14 @@ def to_compute(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, 
     return float(max(request.prompt_tokens - matched_tokens(x, e, w, r, request, now_s), 1.0))
 
 
+def waiting_tokens(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
+    return float(waiting_now(x.prefixes, r, x.queue.balancers[r]))
+
+
 def first_token_s(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
     if request.prompt_tokens <= 0:
         return 0.0
-    waiting, own = x.prefixes.waiting_tokens[r], to_compute(x, e, w, r, request, now_s)
+    waiting, own = waiting_tokens(x, e, w, r, request, now_s), to_compute(x, e, w, r, request, now_s)
     return float(first_token_now_s(x.prefill, (r, request.model), waiting, own))
 
 
@@ -233,7 +237,7 @@ OF_WORKER: dict[str, Callable[[FleetState, int, int, int, RequestFeatures, float
     "pending_other_models": pending_other_models,
     "work_behind_s": work_behind_s,
     "matched_tokens": matched_tokens,
-    "waiting_tokens": lambda x, e, w, r, request, now_s: float(x.prefixes.waiting_tokens[r]),
+    "waiting_tokens": waiting_tokens,
     "cached_tokens": lambda x, e, w, r, request, now_s: float(cached_now(x.prefixes, (r, request.model))),
     "held_tokens": lambda x, e, w, r, request, now_s: float(x.prefixes.held_tokens[r, request.model]),
     "memory_tokens": lambda x, e, w, r, request, now_s: float(x.prefixes.memory_tokens[r, request.model]),

@@ -136,7 +136,7 @@ SEEN: dict[str, tuple[str, ...]] = {
     "latency": ("latency_s", "latency_at_s", "errors", "errors_at_s"),
     "tokens": ("level", "rate_per_s", "at_s"),
     "caches": ("saved",),
-    "prefixes": ("waiting_tokens", "taken_in", "held_tokens", "memory_tokens"),
+    "prefixes": ("waiting_tokens", "peer_waiting_tokens", "taken_in", "held_tokens", "memory_tokens"),
     "decision": ("reported_s", "cached", "work_behind"),
 }
 """What the columns of a view are made of, in the journal's order: records of the fleet's state and their arrays, of

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable
 from balancer import bounds
 from balancer.bounds import OutOfBoundsError
 from balancer.reports import report_pb2
+from balancer.reports.prompts import decode_prompts, encode_prompts
 from balancer.scheduler.events import ModelReport, Report
 
 _Key = tuple[str, str]
@@ -43,7 +44,10 @@ class ReportEncoder:
             draining=report.draining,
             peers=None
             if report.peers_in_flight is None
-            else report_pb2.PeersInFlight(in_flight=in_flight_of(report.peers_in_flight)),
+            else report_pb2.PeersInFlight(
+                in_flight=in_flight_of(report.peers_in_flight), waiting_tokens=report.peers_waiting_tokens
+            ),
+            prompts=encode_prompts(report.peers_prompts),
         )
         for key, model in models.items():
             before = self._carried.get(key)
@@ -67,7 +71,7 @@ def decode_in_flight(field: str, entries: Collection[report_pb2.InFlight], most:
     Raises:
         OutOfBoundsError: if there are too many models or requests.
     """
-    _at_most(field, len(entries), bounds.MAX_MODELS_IN_FLIGHT)
+    bounds.at_most(field, len(entries), bounds.MAX_MODELS_IN_FLIGHT)
     counts = {}
     for entry in entries:
         model = bounds.text(f"{field}.model", entry.model)
@@ -140,6 +144,10 @@ class ReportDecoder:
             utilisation=utilisation if message.HasField("utilisation") else math.nan,
             draining=message.draining,
             peers_in_flight=_decode_peers(message),
+            peers_waiting_tokens=bounds.number(
+                "peers.waiting_tokens", message.peers.waiting_tokens, 0.0, bounds.MAX_WAITING_TOKENS
+            ),
+            peers_prompts=decode_prompts(message.prompts) if len(message.prompts) else (),
             stream=stream,
         )
         self.worker, self._incarnation, self._models, self._tuple = worker, incarnation, models, models_tuple
@@ -164,15 +172,15 @@ def _decode_models(message: report_pb2.WorkerReport, carried: dict[_Key, ModelRe
     """`carried` with the models of the message in it, its numbers of models, versions and batch sizes bounded."""
     entries = message.models
     # Before any is looked at: one message may name the same model many times.
-    _at_most("models", len(entries), bounds.MAX_MODELS)
+    bounds.at_most("models", len(entries), bounds.MAX_MODELS)
     for entry in entries:
         model = _decode_model(entry, carried)
         carried[model.model, model.version] = model
-    _at_most("models", len(carried), bounds.MAX_MODELS)
+    bounds.at_most("models", len(carried), bounds.MAX_MODELS)
     if len(carried) > bounds.MAX_VERSIONS:
-        _at_most("models.version", max(Counter(name for name, _ in carried).values()), bounds.MAX_VERSIONS)
+        bounds.at_most("models.version", max(Counter(name for name, _ in carried).values()), bounds.MAX_VERSIONS)
     sizes = sum(len(model.batches) for model in carried.values())
-    _at_most("models.batches", sizes, bounds.MAX_REPORT_BATCH_SIZES)
+    bounds.at_most("models.batches", sizes, bounds.MAX_REPORT_BATCH_SIZES)
     return carried
 
 
@@ -181,7 +189,7 @@ def _decode_model(entry: report_pb2.ModelReport, carried: dict[_Key, ModelReport
     if not name:
         raise OutOfBoundsError("models.model", name, "names the model; every model has a name")
     if len(entry.batches):
-        _at_most("models.batches", len(entry.batches), bounds.MAX_BATCH_SIZES)
+        bounds.at_most("models.batches", len(entry.batches), bounds.MAX_BATCH_SIZES)
         batches = tuple(_decode_batch(batch) for batch in entry.batches)
     else:
         before = carried.get((name, version))
@@ -215,8 +223,3 @@ def _decode_batch(batch: report_pb2.BatchStatistics) -> tuple[int, int, float]:
 def _count(field: str, value: int) -> int:
     bounds.number(field, value, 0, bounds.MAX_COUNT)
     return value
-
-
-def _at_most(field: str, entries: int, most: int) -> None:
-    if entries > most:
-        raise OutOfBoundsError(field, f"{entries} entries", f"has {most} at most")

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,9 @@ from balancer.bounds import OutOfBoundsError, shown
 from balancer.log_throttle import LogThrottle
 from balancer.reports import report_pb2
 from balancer.reports.codec import ReportDecoder, in_flight_of
-from balancer.scheduler.events import Event, ReportsLost
+from balancer.reports.prompts import encode_prompts
+from balancer.scheduler.events import Event, ReportsLost, SentPrompt
+from balancer.scheduler.peers import AtWorker
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +51,12 @@ def _anybody(_context: object, _worker: str) -> str:
     return ""
 
 
-def _nothing(_worker: str) -> Mapping[str, int]:
-    return {}
+def _nothing(_worker: str) -> AtWorker:
+    return AtWorker()
+
+
+def _none(_worker: str) -> tuple[SentPrompt, ...]:
+    return ()
 
 
 @dataclass(slots=True)
@@ -90,6 +96,9 @@ class _Stream:
     silence_s: float
     pause_s: Callable[[], float]
     """Seconds that may pass between two reports now; 0: as few as can be."""
+    prompts: Callable[[str], Iterable[SentPrompt]]
+    """Those that went to a worker, and that nobody asked for before."""
+    knows: Callable[[str], bool]
     number: int = 0
     """In the order of the first reports; 0: there was none yet."""
     received: int = 0
@@ -128,8 +137,8 @@ class _Stream:
             self.ended = _EndedError(code, why)
             self.task.cancel()
 
-    async def acknowledge(self, in_flight: Iterable[tuple[str, int]] = ()) -> None:
-        """Acknowledge all reports that were received.
+    async def acknowledge(self, there: AtWorker | None = None) -> None:
+        """Acknowledge all reports that were received; `there`: the answer to a question.
 
         Goes on where the stream is ended meanwhile: gRPC can send no status before a message that is on its way, and
         the agent would never hear of the end.
@@ -142,7 +151,10 @@ class _Stream:
             ack = report_pb2.ReportAck(
                 received=self.received,
                 answered=self.answered,
-                in_flight=in_flight_of(in_flight),
+                in_flight=in_flight_of(there.in_flight.items()) if there else (),
+                waiting_tokens=there.waiting_tokens if there else 0.0,
+                prompts=encode_prompts(self.prompts(self.decoder.worker)),
+                knows_worker=self.knows(self.decoder.worker),
                 quiet_period_s=self.granted_pause_s or None,
             )
             self.writing = asyncio.ensure_future(self.context.write(ack))
@@ -182,7 +194,9 @@ class Collector:
         silence_s: float = SILENCE_S,
         *,
         may_speak: MaySpeak = _anybody,
-        in_flight: Callable[[str], Mapping[str, int]] = _nothing,
+        at_worker: Callable[[str], AtWorker] = _nothing,
+        prompts: Callable[[str], Iterable[SentPrompt]] = _none,
+        knows: Callable[[str], bool] = lambda worker: False,
         pause_s: Callable[[], float] = lambda: 0.0,
         refused: Callable[[str], None] = lambda field: None,
         failed: Callable[[], None] = lambda: None,
@@ -194,7 +208,9 @@ class Collector:
             on_event: Called with everything.
             silence_s: A stream that carries nothing for so long is ended.
             may_speak: Called when a stream's first report names its worker.
-            in_flight: Returns what this balancer has in flight at a worker, by model.
+            at_worker: Returns what this balancer has at a worker.
+            prompts: Returns the prompts that it sent there, of which the agent was not told yet.
+            knows: Returns whether discovery lists a worker.
             pause_s: Returns how many seconds may pass between two reports now; 0: as few as can be.
             refused: Called with each report out of bounds, by the field that is; and `streams` for one stream too many.
             failed: Called with each stream that ended by an internal error.
@@ -204,7 +220,7 @@ class Collector:
         self._on_event = on_event
         self._silence_s = silence_s
         self._may_speak = may_speak
-        self._in_flight = in_flight
+        self._at_worker, self._prompts, self._knows = at_worker, prompts, knows
         # Several fit into the silence after which a stream is given up.
         self._pause_s = lambda: min(pause_s(), silence_s / 3)
         self._refused = refused
@@ -235,7 +251,8 @@ class Collector:
         task = asyncio.current_task()
         assert task is not None  # grpc.aio runs each handler as a task
         now_s = asyncio.get_running_loop().time()
-        stream = _Stream(context, ReportDecoder(), task, self._silence_s, self._pause_s, received_s=now_s)
+        of_all = self._silence_s, self._pause_s, self._prompts, self._knows
+        stream = _Stream(context, ReportDecoder(), task, *of_all, received_s=now_s)
         stream.watch()
         self.counts.streams += 1
         self._streams.add(stream)
@@ -308,7 +325,7 @@ class Collector:
         self.counts.questions += 1
         self.counts.bytes += question.ByteSize()
         stream.answered += 1
-        await stream.acknowledge(self._in_flight(stream.decoder.worker).items())
+        await stream.acknowledge(self._at_worker(stream.decoder.worker))
 
     def _begin(self, stream: _Stream, worker: str, context: _Context) -> None:
         """The stream's first report is valid: from now on the stream is the worker, if it may be."""

@@ -11,8 +11,10 @@ from dataclasses import replace
 from balancer import bounds
 from balancer.balancer_tls import BalancerTls
 from balancer.files.schema import UNIX
+from balancer.reports.prompts import PromptLog
 from balancer.reports.sending import Replica
 from balancer.scheduler.events import Report
+from balancer.scheduler.peers import AtWorker
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +35,7 @@ class Replicas:
         self._replicas: dict[str, Replica] = {}
         self._unresolved: set[str] = set()
         self._answers = asyncio.Event()
+        self._prompts = PromptLog()
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -69,10 +72,12 @@ class Replicas:
                     await self._answers.wait()
 
     def offer(self, report: Report) -> None:
-        """Send the report to all, as soon as each can take one, and with it what all other balancers have in flight."""
-        answers = {address: each.in_flight for address, each in self._replicas.items() if each.connected}
+        """Send the report to all, as soon as each can take one, and with it what all other balancers have here."""
+        self._prompts.belongs_to(report.incarnation)
+        answers = {address: each.there for address, each in self._replicas.items() if each.connected}
         for address, replica in self._replicas.items():
-            replica.offer(replace(report, peers_in_flight=peers_in_flight(address, answers)))
+            in_flight, waiting_tokens = peers(address, answers)
+            replica.offer(replace(report, peers_in_flight=in_flight, peers_waiting_tokens=waiting_tokens))
 
     async def run(self) -> None:
         """Resolve the targets, now and then again, and stream to what they resolve to; until cancelled."""
@@ -87,7 +92,7 @@ class Replicas:
                 await asyncio.sleep(_RESOLVE_PERIOD_S)
 
     async def _stream(self, address: str) -> None:
-        replica = self._replicas[address] = Replica(address, self._tls, self._answers.set, self._flows)
+        replica = self._replicas[address] = Replica(address, self._tls, self._answers.set, self._flows, self._prompts)
         try:
             await replica.run()
         finally:
@@ -108,17 +113,20 @@ class Replicas:
         return {f"[{address[0]}]:{port}" if ":" in str(address[0]) else f"{address[0]}:{port}" for *_, address in found}
 
 
-def peers_in_flight(
-    address: str, answers: Mapping[str, Mapping[str, int] | None]
-) -> tuple[tuple[str, int], ...] | None:
-    """(model, requests) of all balancers but that at `address`; None where one has not answered, or they are too many.
+def peers(address: str, answers: Mapping[str, AtWorker | None]) -> tuple[tuple[tuple[str, int], ...] | None, float]:
+    """`peers_in_flight` and `peers_waiting_tokens` of a report to the balancer at `address`; None where there is no
+    other one, one has not answered, or the models are too many.
 
     `answers`: of each connected balancer, by its address.
     """
-    peers = [counts for peer, counts in answers.items() if peer != address]
+    others = [there for peer, there in answers.items() if peer != address]
     total: Counter[str] = Counter()
-    for counts in peers:
-        if counts is None:
-            return None
-        total.update(counts)
-    return tuple(total.items()) if peers and len(total) <= bounds.MAX_MODELS_IN_FLIGHT else None
+    waiting_tokens = 0.0
+    for there in others:
+        if there is None:
+            return None, 0.0
+        total.update(there.in_flight)
+        waiting_tokens += there.waiting_tokens
+    if not others or len(total) > bounds.MAX_MODELS_IN_FLIGHT:
+        return None, 0.0
+    return tuple(total.items()), min(waiting_tokens, bounds.MAX_WAITING_TOKENS)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x62\x61lancer/reports/report.proto\x12\x15\x62\x61lancer.telemetry.v1\"\xf1\x02\n\x0cWorkerReport\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\r\n\x05ready\x18\x04 \x01(\x08\x12\x12\n\nall_models\x18\x05 \x01(\x08\x12\x32\n\x06models\x18\x06 \x03(\x0b\x32\".balancer.telemetry.v1.ModelReport\x12\x11\n\tbalancers\x18\x07 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\t \x01(\x04\x12\x19\n\x11memory_used_bytes\x18\n \x01(\x04\x12\x18\n\x0butilisation\x18\x0b \x01(\x02H\x00\x88\x01\x01\x12\x10\n\x08\x64raining\x18\x0c \x01(\x08\x12\x33\n\x05peers\x18\r \x01(\x0b\x32$.balancer.telemetry.v1.PeersInFlight\x12\x10\n\x08question\x18\x0e \x01(\x08\x42\x0e\n\x0c_utilisation\"C\n\rPeersInFlight\x12\x32\n\tin_flight\x18\x01 \x03(\x0b\x32\x1f.balancer.telemetry.v1.InFlight\"+\n\x08InFlight\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x08requests\x18\x02 \x01(\r\"\xe7\x01\n\x0bModelReport\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x0f\n\x07pending\x18\x04 \x01(\x02\x12\x11\n\texecuting\x18\x05 \x01(\x02\x12\x11\n\tsucceeded\x18\x06 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x07 \x01(\x04\x12\x16\n\x0emax_batch_rows\x18\x08 \x01(\r\x12\x11\n\tinstances\x18\t \x01(\r\x12\x37\n\x07\x62\x61tches\x18\n \x03(\x0b\x32&.balancer.telemetry.v1.BatchStatistics\"F\n\x0f\x42\x61tchStatistics\x12\x0c\n\x04rows\x18\x01 \x01(\r\x12\x12\n\nexecutions\x18\x02 \x01(\x04\x12\x11\n\tcompute_s\x18\x03 \x01(\x01\"\xa5\x01\n\tReportAck\x12\x10\n\x08received\x18\x01 \x01(\x04\x12\x15\n\x08\x61nswered\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x32\n\tin_flight\x18\x03 \x03(\x0b\x32\x1f.balancer.telemetry.v1.InFlight\x12\x1b\n\x0equiet_period_s\x18\x04 \x01(\x01H\x01\x88\x01\x01\x42\x0b\n\t_answeredB\x11\n\x0f_quiet_period_s2^\n\x07Reports\x12S\n\x06Stream\x12#.balancer.telemetry.v1.WorkerReport\x1a .balancer.telemetry.v1.ReportAck(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x62\x61lancer/reports/report.proto\x12\x15\x62\x61lancer.telemetry.v1\"\xa5\x03\n\x0cWorkerReport\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\r\n\x05ready\x18\x04 \x01(\x08\x12\x12\n\nall_models\x18\x05 \x01(\x08\x12\x32\n\x06models\x18\x06 \x03(\x0b\x32\".balancer.telemetry.v1.ModelReport\x12\x11\n\tbalancers\x18\x07 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\t \x01(\x04\x12\x19\n\x11memory_used_bytes\x18\n \x01(\x04\x12\x18\n\x0butilisation\x18\x0b \x01(\x02H\x00\x88\x01\x01\x12\x10\n\x08\x64raining\x18\x0c \x01(\x08\x12\x33\n\x05peers\x18\r \x01(\x0b\x32$.balancer.telemetry.v1.PeersInFlight\x12\x10\n\x08question\x18\x0e \x01(\x08\x12\x32\n\x07prompts\x18\x0f \x03(\x0b\x32!.balancer.telemetry.v1.SentPromptB\x0e\n\x0c_utilisation\"[\n\rPeersInFlight\x12\x32\n\tin_flight\x18\x01 \x03(\x0b\x32\x1f.balancer.telemetry.v1.InFlight\x12\x16\n\x0ewaiting_tokens\x18\x02 \x01(\x01\"+\n\x08InFlight\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x08requests\x18\x02 \x01(\r\"R\n\nSentPrompt\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x01\x12\x0e\n\x06prefix\x18\x03 \x03(\x06\x12\x15\n\rprefix_tokens\x18\x04 \x03(\r\"\xe7\x01\n\x0bModelReport\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x0f\n\x07pending\x18\x04 \x01(\x02\x12\x11\n\texecuting\x18\x05 \x01(\x02\x12\x11\n\tsucceeded\x18\x06 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x07 \x01(\x04\x12\x16\n\x0emax_batch_rows\x18\x08 \x01(\r\x12\x11\n\tinstances\x18\t \x01(\r\x12\x37\n\x07\x62\x61tches\x18\n \x03(\x0b\x32&.balancer.telemetry.v1.BatchStatistics\"F\n\x0f\x42\x61tchStatistics\x12\x0c\n\x04rows\x18\x01 \x01(\r\x12\x12\n\nexecutions\x18\x02 \x01(\x04\x12\x11\n\tcompute_s\x18\x03 \x01(\x01\"\x87\x02\n\tReportAck\x12\x10\n\x08received\x18\x01 \x01(\x04\x12\x15\n\x08\x61nswered\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x32\n\tin_flight\x18\x03 \x03(\x0b\x32\x1f.balancer.telemetry.v1.InFlight\x12\x1b\n\x0equiet_period_s\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x16\n\x0ewaiting_tokens\x18\x05 \x01(\x01\x12\x32\n\x07prompts\x18\x06 \x03(\x0b\x32!.balancer.telemetry.v1.SentPrompt\x12\x14\n\x0cknows_worker\x18\x07 \x01(\x08\x42\x0b\n\t_answeredB\x11\n\x0f_quiet_period_s2^\n\x07Reports\x12S\n\x06Stream\x12#.balancer.telemetry.v1.WorkerReport\x1a .balancer.telemetry.v1.ReportAck(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,17 +32,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'balancer.reports.report_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WORKERREPORT']._serialized_start=57
-  _globals['_WORKERREPORT']._serialized_end=426
-  _globals['_PEERSINFLIGHT']._serialized_start=428
-  _globals['_PEERSINFLIGHT']._serialized_end=495
-  _globals['_INFLIGHT']._serialized_start=497
-  _globals['_INFLIGHT']._serialized_end=540
-  _globals['_MODELREPORT']._serialized_start=543
-  _globals['_MODELREPORT']._serialized_end=774
-  _globals['_BATCHSTATISTICS']._serialized_start=776
-  _globals['_BATCHSTATISTICS']._serialized_end=846
-  _globals['_REPORTACK']._serialized_start=849
-  _globals['_REPORTACK']._serialized_end=1014
-  _globals['_REPORTS']._serialized_start=1016
-  _globals['_REPORTS']._serialized_end=1110
+  _globals['_WORKERREPORT']._serialized_end=478
+  _globals['_PEERSINFLIGHT']._serialized_start=480
+  _globals['_PEERSINFLIGHT']._serialized_end=571
+  _globals['_INFLIGHT']._serialized_start=573
+  _globals['_INFLIGHT']._serialized_end=616
+  _globals['_SENTPROMPT']._serialized_start=618
+  _globals['_SENTPROMPT']._serialized_end=700
+  _globals['_MODELREPORT']._serialized_start=703
+  _globals['_MODELREPORT']._serialized_end=934
+  _globals['_BATCHSTATISTICS']._serialized_start=936
+  _globals['_BATCHSTATISTICS']._serialized_end=1006
+  _globals['_REPORTACK']._serialized_start=1009
+  _globals['_REPORTACK']._serialized_end=1272
+  _globals['_REPORTS']._serialized_start=1274
+  _globals['_REPORTS']._serialized_end=1368
 # @@protoc_insertion_point(module_scope)

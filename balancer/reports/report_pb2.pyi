@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerReport(_message.Message):
-    __slots__ = ("worker", "incarnation", "number", "ready", "all_models", "models", "balancers", "device", "memory_bytes", "memory_used_bytes", "utilisation", "draining", "peers", "question")
+    __slots__ = ("worker", "incarnation", "number", "ready", "all_models", "models", "balancers", "device", "memory_bytes", "memory_used_bytes", "utilisation", "draining", "peers", "question", "prompts")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class WorkerReport(_message.Message):
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     QUESTION_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
     worker: str
     incarnation: int
     number: int
@@ -36,13 +37,16 @@ class WorkerReport(_message.Message):
     draining: bool
     peers: PeersInFlight
     question: bool
-    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ..., ready: _Optional[bool] = ..., all_models: _Optional[bool] = ..., models: _Optional[_Iterable[_Union[ModelReport, _Mapping]]] = ..., balancers: _Optional[int] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., utilisation: _Optional[float] = ..., draining: _Optional[bool] = ..., peers: _Optional[_Union[PeersInFlight, _Mapping]] = ..., question: _Optional[bool] = ...) -> None: ...
+    prompts: _containers.RepeatedCompositeFieldContainer[SentPrompt]
+    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ..., ready: _Optional[bool] = ..., all_models: _Optional[bool] = ..., models: _Optional[_Iterable[_Union[ModelReport, _Mapping]]] = ..., balancers: _Optional[int] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., utilisation: _Optional[float] = ..., draining: _Optional[bool] = ..., peers: _Optional[_Union[PeersInFlight, _Mapping]] = ..., question: _Optional[bool] = ..., prompts: _Optional[_Iterable[_Union[SentPrompt, _Mapping]]] = ...) -> None: ...
 
 class PeersInFlight(_message.Message):
-    __slots__ = ("in_flight",)
+    __slots__ = ("in_flight", "waiting_tokens")
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     in_flight: _containers.RepeatedCompositeFieldContainer[InFlight]
-    def __init__(self, in_flight: _Optional[_Iterable[_Union[InFlight, _Mapping]]] = ...) -> None: ...
+    waiting_tokens: float
+    def __init__(self, in_flight: _Optional[_Iterable[_Union[InFlight, _Mapping]]] = ..., waiting_tokens: _Optional[float] = ...) -> None: ...
 
 class InFlight(_message.Message):
     __slots__ = ("model", "requests")
@@ -51,6 +55,18 @@ class InFlight(_message.Message):
     model: str
     requests: int
     def __init__(self, model: _Optional[str] = ..., requests: _Optional[int] = ...) -> None: ...
+
+class SentPrompt(_message.Message):
+    __slots__ = ("model", "tokens", "prefix", "prefix_tokens")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    tokens: float
+    prefix: _containers.RepeatedScalarFieldContainer[int]
+    prefix_tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, model: _Optional[str] = ..., tokens: _Optional[float] = ..., prefix: _Optional[_Iterable[int]] = ..., prefix_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ModelReport(_message.Message):
     __slots__ = ("model", "version", "ready", "pending", "executing", "succeeded", "failed", "max_batch_rows", "instances", "batches")
@@ -87,13 +103,19 @@ class BatchStatistics(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., executions: _Optional[int] = ..., compute_s: _Optional[float] = ...) -> None: ...
 
 class ReportAck(_message.Message):
-    __slots__ = ("received", "answered", "in_flight", "quiet_period_s")
+    __slots__ = ("received", "answered", "in_flight", "quiet_period_s", "waiting_tokens", "prompts", "knows_worker")
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     ANSWERED_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     QUIET_PERIOD_S_FIELD_NUMBER: _ClassVar[int]
+    WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    KNOWS_WORKER_FIELD_NUMBER: _ClassVar[int]
     received: int
     answered: int
     in_flight: _containers.RepeatedCompositeFieldContainer[InFlight]
     quiet_period_s: float
-    def __init__(self, received: _Optional[int] = ..., answered: _Optional[int] = ..., in_flight: _Optional[_Iterable[_Union[InFlight, _Mapping]]] = ..., quiet_period_s: _Optional[float] = ...) -> None: ...
+    waiting_tokens: float
+    prompts: _containers.RepeatedCompositeFieldContainer[SentPrompt]
+    knows_worker: bool
+    def __init__(self, received: _Optional[int] = ..., answered: _Optional[int] = ..., in_flight: _Optional[_Iterable[_Union[InFlight, _Mapping]]] = ..., quiet_period_s: _Optional[float] = ..., waiting_tokens: _Optional[float] = ..., prompts: _Optional[_Iterable[_Union[SentPrompt, _Mapping]]] = ..., knows_worker: _Optional[bool] = ...) -> None: ...

@@ -1,10 +1,11 @@
 """The agent's stream of reports to one balancer."""
 
 import asyncio
+import contextlib
 import logging
 import math
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 import grpc
@@ -15,8 +16,10 @@ from balancer.bounds import OutOfBoundsError
 from balancer.errors import OperatorError
 from balancer.reports import report_pb2
 from balancer.reports.codec import ReportEncoder, decode_in_flight
+from balancer.reports.prompts import Listener, PromptLog, decode_prompts
 from balancer.reports.stream_failures import StreamFailure, StreamStatus, explain
 from balancer.scheduler.events import Report
+from balancer.scheduler.peers import AtWorker
 
 logger = logging.getLogger(__name__)
 
@@ -69,9 +72,10 @@ class Replica:
         tls: BalancerTls | None = None,
         answered: Callable[[], None] = lambda: None,
         flows: Callable[[], None] = lambda: None,
+        prompts: PromptLog | None = None,
     ) -> None:
         """`address` is `ip:port`, or `unix:/path`; `run` connects. `answered` is called after each answer; `flows` when
-        reports are wanted at full rate from now on."""
+        reports are wanted at full rate from now on. `prompts` is shared by the streams of an agent."""
         self.address = address
         self._tls = tls
         self.wanted = True
@@ -94,8 +98,11 @@ class Replica:
         """Of them; -1: the balancer has not said that it answers any."""
         self._odd = False
         """Whether an answer was out of bounds, which the log says once."""
-        self.in_flight: dict[str, int] | None = None
-        """What the balancer has in flight here by model, as its last answer says; None: it has not said."""
+        self.there: AtWorker | None = None
+        """What the balancer has here, as its last answer says; None: it has not said."""
+        self._prompts = prompts or PromptLog()
+        self._listener: Listener | None = None
+        """Where the balancer is told of prompts."""
 
     @property
     def connected(self) -> bool:
@@ -200,6 +207,7 @@ class Replica:
                         break
                 if self._report is not None and self._sent - self._received < WINDOW:
                     message, self._report = encoder.encode(self._report), None
+                    message.prompts.extend(self._listener.next() if self._listener else ())
                     self._sent += 1
                     if not message.draining:
                         self._draining_sent = 0
@@ -231,21 +239,39 @@ class Replica:
             self._flows()
 
     def _take_answer(self, ack: report_pb2.ReportAck) -> None:
+        if len(ack.prompts):
+            self._take_prompts(ack)
+        if ack.knows_worker != (self._listener is not None):
+            self._listener = Listener(self._prompts, self.address) if ack.knows_worker else None
         if not ack.HasField("answered") or ack.answered > self._questions:
             return
         if ack.answered > max(self._answered, 0):
-            try:
-                self.in_flight = decode_in_flight("in_flight", ack.in_flight, bounds.MAX_IN_FLIGHT)
-            except OutOfBoundsError as error:
-                self.in_flight = None
-                if not self._odd:
-                    logger.warning("balancer %s: its answers are left out: %s", self.address, error)
-                self._odd = True
+            self.there = None
+            with self._bounded("answers"):
+                in_flight = decode_in_flight("in_flight", ack.in_flight, bounds.MAX_IN_FLIGHT)
+                most = bounds.MAX_WAITING_TOKENS
+                self.there = AtWorker(in_flight, bounds.number("waiting_tokens", ack.waiting_tokens, 0.0, most))
         self._answered = ack.answered
         self._on_answer()
 
+    def _take_prompts(self, ack: report_pb2.ReportAck) -> None:
+        with self._bounded("prompts"):
+            decode_prompts(ack.prompts)
+            self._prompts.add(self.address, ack.prompts)
+
+    @contextlib.contextmanager
+    def _bounded(self, what: str) -> Iterator[None]:
+        """What is out of bounds is left out, which the log says once."""
+        try:
+            yield
+        except OutOfBoundsError as error:
+            if not self._odd:
+                logger.warning("balancer %s: its %s are left out: %s", self.address, what, error)
+            self._odd = True
+
     def _forget_answers(self) -> None:
-        self._question_due, self._questions, self._answered, self.in_flight = False, 0, -1, None
+        self._question_due, self._questions, self._answered, self.there = False, 0, -1, None
+        self._listener = None
         self.pause_s = _LONGEST_PAUSE_S
         self._on_answer()
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from policies.base import Prefix
+
 Void = Literal["", "client", "deadline", "request"]
 """What ended a request other than the worker: `client`, who left or asked for what cannot be; `deadline`, the request's
 own, which passed; `request`, an error that it may have caused itself: an input that a model or a server fails at."""
@@ -59,6 +61,14 @@ class ModelReport:
     """Those that requests hold in there."""
 
 
+class SentPrompt(NamedTuple):
+    """A prompt that a balancer sent to a worker."""
+
+    model: str
+    tokens: float
+    prefix: Prefix
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """What a worker's agent says of it, 20 to 100 times a second while requests flow."""
@@ -82,6 +92,10 @@ class Report:
     """Whether the worker is about to stop, as its agent knows: it finishes what it has and gets nothing new."""
     peers_in_flight: tuple[tuple[str, int], ...] | None = None
     """(model, requests) of all that other balancers have in flight there; None: not known, or there are none."""
+    peers_waiting_tokens: float = 0.0
+    """Tokens of those requests' prompts of which nothing was generated yet."""
+    peers_prompts: tuple[SentPrompt, ...] = ()
+    """Those that other balancers sent there, of which no report has told."""
     stream: int = 0
     """Which of this process's streams carried it, numbered by the receiver as they come: the newest stream of a worker
     is the worker, whatever numbers the older ones carried."""

@@ -15,7 +15,7 @@ from balancer.kernel.python_kernel import Kernel, Lines
 from balancer.kernel.settings import Settings
 from balancer.kernel.state import settings_row
 from balancer.scheduler.events import Finished, Report, WorkerAdded
-from balancer.scheduler.peers_in_flight import peers_by_model
+from balancer.scheduler.peers import AtWorker, UntoldPrompts, peers_by_model
 from balancer.scheduler.worker import Worker, kinds_of, objections, tier_of
 from policies.base import BoolArray, FloatArray, Request, UintArray
 from policies.hashing import key_of
@@ -52,6 +52,7 @@ class Fleet:
         self._faded_s = -math.inf
         self.reports: Counter[str] = Counter()
         """Reports by what became of them: accepted, lost, late."""
+        self.untold_prompts = UntoldPrompts()
         self._free: list[int] = []
         """Columns without a model."""
         self._wanted_s: dict[str, float] = {}
@@ -165,6 +166,7 @@ class Fleet:
         if row is None:
             return
         del self.workers[row], self.names[row]
+        self.untold_prompts.take(name)
         self.index = {name: i for i, name in enumerate(self.names)}
         self._blocks.remove_worker(row)
         self._find_arrays()
@@ -211,9 +213,15 @@ class Fleet:
         worker.stream, worker.incarnation, worker.number = number
         self._take_identity(row, worker, event)
         lines, batches = self._lines(worker, event, now_s)
+        known = event.peers_in_flight is not None
+        self.prefixes.peer_waiting_tokens[row] = event.peers_waiting_tokens if known else math.nan
         begins = order == reports.BEGINS
         if self.kernel.take_report(self, row, begins, lines, batches, event.balancers, now_s):
             self._fresh_until_s = -math.inf
+        for prompt in event.peers_prompts:
+            column = self.models.get(prompt.model)
+            if column is not None:
+                self.kernel.count_peer_prompt(self, row, column, prompt.tokens, prompt.prefix, now_s)
         return True
 
     def _take_device(self, row: int, device: str) -> None:
@@ -287,12 +295,14 @@ class Fleet:
             lines.append((column, most, instances, *counts, model.memory_tokens, model.held_tokens))
         return lines, batches
 
-    def in_flight_at(self, worker: str) -> dict[str, int]:
+    def at_worker(self, worker: str) -> AtWorker:
         if worker not in self.index:
-            return {}
-        requests = self.queue.own_requests[self.index[worker]]
+            return AtWorker()
+        row = self.index[worker]
+        requests = self.queue.own_requests[row]
         columns = requests.nonzero()[0].tolist()
-        return {model: int(requests[column]) for model, column in self.models.items() if column in columns}
+        in_flight = {model: int(requests[column]) for model, column in self.models.items() if column in columns}
+        return AtWorker(in_flight, float(self.prefixes.waiting_tokens[row]))
 
     def sent(self, worker: str, column: int, rows: float, now_s: float) -> None:
         self.kernel.take(self, self.index[worker], column, Request("", rows=rows), now_s)

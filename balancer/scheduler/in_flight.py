@@ -8,7 +8,7 @@ from typing import NamedTuple
 from balancer.kernel import counting
 from balancer.kernel.estimators.prefixes import computed
 from balancer.scheduler.canary.selector import Ticket
-from balancer.scheduler.events import Finished
+from balancer.scheduler.events import Finished, SentPrompt
 from balancer.scheduler.fleet import Fleet
 from policies.base import Request
 
@@ -35,11 +35,13 @@ class InFlight(NamedTuple):
     prompt: PromptInFlight | None = None
 
 
-def prompt_counted_last(fleet: Fleet, request: Request) -> PromptInFlight | None:
-    """What to keep of the prompt of `request`, which the router has just counted in; None: it has no prompt."""
+def prompt_counted_last(fleet: Fleet, request: Request, worker: str) -> PromptInFlight | None:
+    """What to keep of the prompt of `request`, which the router has just counted in; None: it has no prompt. Others
+    will hear of it."""
     if not request.prompt_tokens:
         return None
     d = fleet.decision
+    fleet.untold_prompts.add(worker, SentPrompt(request.model, float(request.prompt_tokens), request.prefix))
     return PromptInFlight(float(d.to_compute[0]), float(d.ahead[0]), float(d.beside[0]))
 
 

@@ -191,7 +191,7 @@ class Router:
             picked, by, ticket = attend(self, decided, by, hashed, picked)
         decision = in_names(self, request, number, by, picked, now_s)
         chosen = not hashed and picked.among > 1
-        prompt = prompt_counted_last(self.fleet, request)
+        prompt = prompt_counted_last(self.fleet, request, decision.worker)
         sent = (decision.worker, column, float(request.rows), request.key, now_s, ticket, chosen, prompt)
         self._keep(number, new_tuple(InFlight, sent))
         return decision

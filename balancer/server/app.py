@@ -214,7 +214,9 @@ class App:
             refused=lambda field: self.metrics.refused_inputs.labels("report", field).inc(),
             failed=self.metrics.handler_errors.labels("report").inc,
             may_speak=may_report(self._listeners.role("reports")),
-            in_flight=self.router.fleet.in_flight_at,
+            at_worker=self.router.fleet.at_worker,
+            prompts=self.router.fleet.untold_prompts.take,
+            knows=lambda worker: worker in self.router.fleet.index,
             pause_s=self._traffic.report_pause_s,
         )
         self.metrics.watch(self._collector.counts, self._ads, self.state, self._listeners.certificates)

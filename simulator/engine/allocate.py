@@ -123,7 +123,7 @@ def _lengths(z: EngineSizes, fleets: Sequence[FleetSpec], timeline: int, room: P
         "places": 1 if all(fleet.settings.sticky_keys for fleet in fleets) else PLACES,
         "prefix_places": PREFIX_PLACES if generates else 1,
         **{"e": e, "b": b, "g": e * n, "r": e * b * n, "f": e * b, "em": e * m, "ebm": e * b * m},
-        **{"k": z.requests, "x": z.requests, "t": timeline, "two": 2, "four": 4, "heap": events, "faults": faults},
+        **{"k": z.requests, "x": z.requests, "t": timeline, "two": 2, "five": 5, "heap": events, "faults": faults},
         **{"env": at.ENV_COLUMNS, "model": at.MODEL_COLUMNS, "worker": at.WORKER_COLUMNS, "preferred": MOST_PREFERRED},
         **{"clock": at.CLOCK_COLUMNS, "count": at.COUNT_COLUMNS, "real": at.REAL_COLUMNS, "whole": at.WHOLE_COLUMNS},
         **{"slots": z.slots, "levels": z.levels + 1, "log": z.log, "snapshots": z.snapshots},

@@ -4,8 +4,6 @@ import numpy as np
 
 from balancer.kernel import deciding, limits_and_draw, worker_columns
 from balancer.kernel.deciding import COUNTS, DRAWS, LIMITS, NAMES
-from balancer.kernel.estimators import prefixes
-from balancer.kernel.estimators.prefixes import MOST_CHECKPOINTS
 from balancer.kernel.state import Options, RequestFeatures
 from balancer.scheduler.holding.state import PLACES_BEYOND
 from simulator.engine import knowledge
@@ -15,13 +13,13 @@ from simulator.engine.compiled import from_source, inlined, mix, outlined
 from simulator.engine.event_heap import push
 from simulator.engine.layout import Sim
 from simulator.engine.leaving import foresee
-from simulator.engine.requests import count_system, generates, send
+from simulator.engine.requests import count_system, generates, lay_out_prefix, log_prompt, send
 from simulator.engine.sequences import find_worker, in_sequence
 from simulator.result import Status
 
 _name_fallbacks, _uniform_of = from_source(limits_and_draw.name_fallbacks), from_source(limits_and_draw.uniform_of)
 _admit, _take = from_source(deciding.admit), from_source(deciding.take)
-next_checkpoint, _match = from_source(prefixes.next_checkpoint), from_source(worker_columns.match)
+_match = from_source(worker_columns.match)
 SHED, NO_WORKER = int(Status.SHED), int(Status.NO_WORKER)
 
 
@@ -40,23 +38,10 @@ def refuse(sim: Sim, e: int, k: int, status: int, now_s: float) -> None:
 @outlined
 def _lay_out_prompt(sim: Sim, e: int, k: int) -> float:
     """Write down what a prompt begins with, and what each worker has of it, where a decision looks for it; returns its
-    tokens.
-
-    Blocks stand for what production hashes: equal ones are equal beginnings.
-    """
-    d, x = sim.decision, sim.demand
-    block_tokens, first, i = sim.plan.env[e, at.E_BLOCK_TOKENS], x.first_block[e, k], 0
-    blocks = next_checkpoint(0)
-    while blocks <= x.blocks[e, k] and i < MOST_CHECKPOINTS:
-        d.checkpoint[e, i] = mix(np.uint64(x.block[e, first + blocks - 1]))
-        d.checkpoint_tokens[e, i] = blocks * block_tokens
-        # The whole of it is the last one.
-        blocks = next_checkpoint(blocks) if blocks == x.blocks[e, k] else min(next_checkpoint(blocks), x.blocks[e, k])
-        i += 1
-    if i < MOST_CHECKPOINTS:
-        d.checkpoint_tokens[e, i] = 0.0
-    _match(sim, e, knowledge.row(sim, e, x.balancer[e, k], 0), x.model[e, k])
-    return float(x.tokens[e, k])
+    tokens."""
+    tokens = lay_out_prefix(sim, e, k)
+    _match(sim, e, knowledge.row(sim, e, sim.demand.balancer[e, k], 0), sim.demand.model[e, k])
+    return float(tokens)
 
 
 @inlined
@@ -162,6 +147,8 @@ def _end(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
         sim.state.to_compute[e, k] = sim.decision.to_compute[e]
         sim.state.ahead[e, k], sim.state.beside[e, k] = sim.decision.ahead[e], sim.decision.beside[e]
         sim.state.decided_s[e, k] = now_s
+        if knowledge.balancers(sim, e) > 1:
+            log_prompt(sim, e, k, w)
     send(sim, e, k, w, now_s)
 
 

@@ -48,7 +48,9 @@ def _crash(sim: Sim, e: int, w: int, now_s: float) -> None:
         x.timer_s[g, m] = np.inf
         x.compute_s[g, m] = 0.0
         x.model_epoch[g, m] += 1
-    for column in (at.ACTIVE, at.WAITING, at.QUEUED, at.EXECUTING, at.LOGGED, at.SAMPLED, at.STARTED_UP, at.UP):
+    for column in (at.ACTIVE, at.WAITING, at.QUEUED, at.EXECUTING, at.SAMPLED, at.STARTED_UP, at.UP):
+        x.whole[g, column] = 0
+    for column in (at.LOGGED, at.PROMPTS):
         x.whole[g, column] = 0
     x.whole[g, at.INCARNATION] += 1
     x.real[g, at.DEVICE_END] = np.inf

@@ -73,8 +73,8 @@ AT, DEVICE_END, BUSY, SLOWNESS, ERROR_SHARE, NEXT_SAMPLE, REAL_COLUMNS = range(7
 # Columns of `EngineState.whole`, by worker.
 (
     ACTIVE, WAITING, NEXT_SLOT, UP, JOINED, READY, DRAINING, IS_SILENT, STALLED, STARTED, STARTED_UP, EPOCH,
-    INCARNATION, REPORT_NUMBER, LOGGED, ORDER, SAMPLED, QUEUED, EXECUTING, WHOLE_COLUMNS,
-) = range(20)  # fmt: skip
+    INCARNATION, REPORT_NUMBER, LOGGED, PROMPTS, ORDER, SAMPLED, QUEUED, EXECUTING, WHOLE_COLUMNS,
+) = range(21)  # fmt: skip
 
 # Columns of `EngineState.clock` and `EngineState.counts`, by environment.
 NOW, INTEGRAL, INTEGRAL_AT, CLOCK_COLUMNS = range(4)
@@ -201,11 +201,16 @@ class EngineState(NamedTuple):
     log_rows: AnyArray = array("g log", np.int32)
     log_requests: AnyArray = array("g log", np.int32)
     log_s: FloatArray = array("g log")
-    snapshot: AnyArray = array("g snapshots four", int)
-    """`(e * n, snapshots, 4)`: a ring of reports taken: log position, epoch, incarnation, number."""
+    log_prompt: AnyArray = array("g log", np.int32)
+    """`(e * n, log)`: a ring of the requests with prompts that were sent there, with several balancers."""
+    snapshot: AnyArray = array("g snapshots five", int)
+    """`(e * n, snapshots, 5)`: a ring of reports taken: log position, epoch, incarnation, number, position in
+    `log_prompt`."""
     snapshot_pending: FloatArray = array("g snapshots m")
     snapshot_in_flight: FloatArray = array("g snapshots b m")
     """What each balancer had in flight there, `(e * n, snapshots, balancers, m)`."""
+    snapshot_waiting: FloatArray = array("g snapshots b")
+    """Tokens of prompts of each balancer that wait there."""
     snapshot_executing: FloatArray = array("g snapshots m")
     snapshot_held: FloatArray = array("g snapshots m")
     """Tokens that the sequences of a model hold."""
@@ -303,6 +308,8 @@ class BalancerKnowledge(NamedTuple):
     incarnation: AnyArray = array("r", int, -1)
     position: AnyArray = array("r", int)
     """How much of the worker's log has been learned from."""
+    prompts: AnyArray = array("r", int)
+    """How much of the worker's `log_prompt` was heard of."""
     executions: FloatArray = array("r m rows")
     """Cumulative by rows, `(r, m, most rows + 1)`: as of the last report taken, like `seconds`."""
     seconds: FloatArray = array("r m rows")

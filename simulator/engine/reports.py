@@ -2,7 +2,7 @@
 
 import math
 
-from balancer.kernel import reports
+from balancer.kernel import counting, reports
 from balancer.kernel.reports import (
     BEGINS,
     EXECUTED_ROWS,
@@ -27,9 +27,10 @@ from simulator.engine.compiled import exponential, from_source, inlined, outline
 from simulator.engine.event_heap import push
 from simulator.engine.knowledge import balancers, forget_eligible, row
 from simulator.engine.layout import Sim
-from simulator.engine.requests import uniform
+from simulator.engine.requests import lay_out_prefix, uniform
 
 _order_of, _take_report = from_source(reports.order_of), from_source(reports.take_report)
+_count_peer_prompt = from_source(counting.count_peer_prompt)
 
 
 @inlined
@@ -44,6 +45,9 @@ def sample(sim: Sim, e: int, w: int, now_s: float) -> int:
     x.snapshot[g, place, 1] = x.whole[g, at.EPOCH]
     x.snapshot[g, place, 2] = x.whole[g, at.INCARNATION]
     x.snapshot[g, place, 3] = number
+    x.snapshot[g, place, 4] = x.whole[g, at.PROMPTS]
+    for b in range(balancers(sim, e)):
+        x.snapshot_waiting[g, place, b] = sim.prefixes.waiting_tokens[row(sim, e, b, w)]
     kept = int(sim.plan.env[e, at.E_SAMPLES])
     taken = x.whole[g, at.SAMPLED]
     oldest = (taken - min(taken, kept)) % kept
@@ -185,12 +189,29 @@ def _peer_in_flight(sim: Sim, e: int, b: int, g: int, place: int, m: int) -> flo
     return requests
 
 
+@inlined
+def _peer_waiting_tokens(sim: Sim, e: int, b: int, g: int, place: int) -> float:
+    tokens = 0.0
+    for c in range(balancers(sim, e)):
+        if c != b:
+            tokens += sim.state.snapshot_waiting[g, place, c]
+    return tokens
+
+
+@outlined
+def _hear_of_prompt(sim: Sim, e: int, b: int, w: int, k: int, now_s: float) -> None:
+    """A report tells balancer `b` of a prompt that was sent to worker `w`."""
+    if sim.demand.balancer[e, k] != b:
+        tokens = lay_out_prefix(sim, e, k)
+        _count_peer_prompt(sim, e, w, row(sim, e, b, w), sim.demand.model[e, k], tokens, now_s)
+
+
 @outlined
 def receive(sim: Sim, e: int, b: int, w: int, place: int, now_s: float) -> None:
     """`Fleet.report`: a balancer takes a report over; late ones, and those on the way when a stream broke, are lost."""
     x, known = sim.state, sim.known
     g, r = e * sim.sizes.workers + w, row(sim, e, b, w)
-    position, epoch, incarnation, number = x.snapshot[g, place]
+    position, epoch, incarnation, number, prompts = x.snapshot[g, place]
     if epoch != x.whole[g, at.EPOCH]:
         return
     order = _order_of((epoch, incarnation, number), (epoch, known.incarnation[r], known.report_number[r]))
@@ -198,7 +219,7 @@ def receive(sim: Sim, e: int, b: int, w: int, place: int, now_s: float) -> None:
         return
     if order == BEGINS:
         known.incarnation[r] = incarnation
-        known.position[r] = 0
+        known.position[r] = known.prompts[r] = 0
         known.executions[r], known.seconds[r] = 0.0, 0.0
         known.executions_seen[r], known.seconds_seen[r] = 0.0, 0.0
         known.executions_all[r] = known.executed_rows[r] = known.answered[r] = 0.0
@@ -231,6 +252,10 @@ def receive(sim: Sim, e: int, b: int, w: int, place: int, now_s: float) -> None:
         line[MEMORY_TOKENS], line[HELD_TOKENS] = sim.plan.generating[g, m, at.G_MEMORY], x.snapshot_held[g, place, m]
         line[EXECUTED_ROWS], line[SUCCEEDED] = known.executed_rows[r, m], known.answered[r, m]
         lines += 1
+    sim.prefixes.peer_waiting_tokens[r] = _peer_waiting_tokens(sim, e, b, g, place)
     batches, begins = known.batches[e], order == BEGINS
     if _take_report(sim, e, r, begins, known.lines[e], lines, batches, noted, balancers(sim, e), now_s):
         forget_eligible(sim, e, b)
+    for entry in range(max(known.prompts[r], x.whole[g, at.PROMPTS] - sim.sizes.log), prompts):
+        _hear_of_prompt(sim, e, b, w, x.log_prompt[g, entry % sim.sizes.log], now_s)
+    known.prompts[r] = max(prompts, known.prompts[r])

@@ -2,12 +2,15 @@
 
 import numpy as np
 
+from balancer.kernel.estimators import prefixes
+from balancer.kernel.estimators.prefixes import MOST_CHECKPOINTS
 from simulator.engine import layout as at
-from simulator.engine.compiled import exponential, inlined, mix, outlined, unit
+from simulator.engine.compiled import exponential, from_source, inlined, mix, outlined, unit
 from simulator.engine.event_heap import push
 from simulator.engine.layout import Sim
 from simulator.result import Status
 
+next_checkpoint = from_source(prefixes.next_checkpoint)
 UNAVAILABLE, UNFINISHED = int(Status.UNAVAILABLE), int(Status.UNFINISHED)
 
 
@@ -21,6 +24,34 @@ def uniform(sim: Sim, e: int, stream: int, k: int) -> float:
 def generates(sim: Sim, e: int, m: int) -> bool:
     """Whether a model generates, so that its requests have prompts."""
     return bool(sim.plan.model[e * sim.sizes.models + m, at.M_STEP_TOKENS] > 0)
+
+
+@outlined
+def lay_out_prefix(sim: Sim, e: int, k: int) -> float:
+    """Write down what a prompt begins with, where the kernel looks for it; returns its tokens.
+
+    Blocks stand for what production hashes: equal ones are equal beginnings.
+    """
+    d, x = sim.decision, sim.demand
+    block_tokens, first, i = sim.plan.env[e, at.E_BLOCK_TOKENS], x.first_block[e, k], 0
+    blocks = next_checkpoint(0)
+    while blocks <= x.blocks[e, k] and i < MOST_CHECKPOINTS:
+        d.checkpoint[e, i] = mix(np.uint64(x.block[e, first + blocks - 1]))
+        d.checkpoint_tokens[e, i] = blocks * block_tokens
+        # The whole of it is the last one.
+        blocks = next_checkpoint(blocks) if blocks == x.blocks[e, k] else min(next_checkpoint(blocks), x.blocks[e, k])
+        i += 1
+    if i < MOST_CHECKPOINTS:
+        d.checkpoint_tokens[e, i] = 0.0
+    return float(x.tokens[e, k])
+
+
+@inlined
+def log_prompt(sim: Sim, e: int, k: int, w: int) -> None:
+    """A worker is sent a prompt, of which its reports will tell other balancers."""
+    x, g = sim.state, e * sim.sizes.workers + w
+    x.log_prompt[g, x.whole[g, at.PROMPTS] % sim.sizes.log] = k
+    x.whole[g, at.PROMPTS] += 1
 
 
 @inlined

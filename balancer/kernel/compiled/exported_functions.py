@@ -46,6 +46,7 @@ Entry = Callable[[FleetState, Options, KernelCall], int]
 
 _take_report = from_source(reports.take_report)
 _mix = from_source(mix_array)
+_count_peer_prompt = from_source(counting.count_peer_prompt)
 _count_out = from_source(counting.count_out)
 _finish, _fade = from_source(counting.finish), from_source(counting.fade)
 _remember_outcome = from_source(counting.remember_outcome)
@@ -93,6 +94,13 @@ def look_up(x: FleetState, options: Options, call: KernelCall) -> int:
 def match(x: FleetState, options: Options, call: KernelCall) -> int:
     """Write what each worker has of the prompt that begins as `checkpoint` says, for `MODEL`, to `matched`."""
     _match(x, 0, 0, call.wholes[MODEL])
+    return 0
+
+
+def count_peer_prompt(x: FleetState, options: Options, call: KernelCall) -> int:
+    """The worker `PICKED` tells of another balancer's prompt of `PROMPT_TOKENS` for `MODEL`."""
+    f, i = call.numbers, call.wholes
+    _count_peer_prompt(x, 0, i[PICKED], i[PICKED], i[MODEL], f[PROMPT_TOKENS], f[NOW_S])
     return 0
 
 
@@ -145,7 +153,8 @@ def bid(x: FleetState, options: Options, call: KernelCall) -> int:
 
 
 FIXED: tuple[Entry, ...] = (
-    *(keep_fresh, fresh_until_s, admit, take, count_out, finish, fade, take_report, bid, look_up, match),
+    *(keep_fresh, fresh_until_s, admit, take, count_out, finish, fade),
+    *(take_report, count_peer_prompt, bid, look_up, match),
 )
 
 

@@ -18,10 +18,10 @@ from balancer.kernel.block import Memory, ordinary_memory
 from balancer.kernel.compiled import call as slots
 from balancer.kernel.compiled.call import FLEET_STATE, MOST_BATCHES, MOST_LINES, REQUEST, Record, new_call, symbol_of
 from balancer.kernel.policy_answers import Compiler, answering, options_of
-from balancer.kernel.python_kernel import Kernel, Lines, Picked, new_tuple
+from balancer.kernel.python_kernel import Kernel, Lines, Picked, lay_out_prefix, new_tuple
 from balancer.kernel.state import DecisionScratch, FleetState, Options, RequestFeatures
 from balancer.kernel.view import LiveFleet, LiveView
-from policies.base import BoolArray, FloatArray, Policy, Request
+from policies.base import BoolArray, FloatArray, Policy, Prefix, Request
 
 SOURCES = tuple(map(pathlib.Path, (*balancer.kernel.__path__, *policies.__path__)))
 """Folders of all that is compiled from its own source, and of what compiles it."""
@@ -142,6 +142,7 @@ class Compiled(Kernel):
         self._finish = self._fixed("finish")
         self._take_report, self._look_up_key = self._fixed("take_report"), self._fixed("look_up")
         self._fade, self._match_prompt = self._fixed("fade"), self._fixed("match")
+        self._count_peer_prompt = self._fixed("count_peer_prompt")
 
     def memory(self, size_bytes: int) -> Any:
         return self._memory(size_bytes)
@@ -309,6 +310,13 @@ class Compiled(Kernel):
         self._bind(x)
         self._call.wholes[slots.MODEL] = column
         self._match_prompt(self._of_fleet_state, self._of_none, self._of_call)
+
+    def count_peer_prompt(
+        self, x: FleetState, row: int, column: int, tokens: float, prefix: Prefix, now_s: float
+    ) -> None:
+        self._lay_out_pick(x, column, 1.0, None, now_s, row, tokens)
+        lay_out_prefix(x, prefix)
+        self._count_peer_prompt(self._of_fleet_state, self._of_none, self._of_call)
 
     def count_out(self, x: FleetState, row: int, column: int, rows: float, now_s: float) -> None:
         self._lay_out_pick(x, column, rows, None, now_s, row)

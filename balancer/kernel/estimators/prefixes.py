@@ -20,7 +20,7 @@ MOST_CHECKPOINTS = 64
 _EACH = 4
 _AN_OCTAVE = 4
 # Of no axis, as in `queue.py`.
-_ZERO = np.array(0.0)
+_ZERO, _ONE = np.array(0.0), np.array(1.0)
 
 
 @dataclass
@@ -34,8 +34,7 @@ class Prefixes:
     at_s: FloatArray = along("f prefix_places prefix_ways")
     """When that was: the oldest makes room."""
     taken_in: FloatArray = per_model()
-    """Tokens that the worker has computed of prompts since it started, or is taken to: for other balancers, as many as
-    for this one."""
+    """Tokens that the worker has computed of prompts since it started, or is taken to."""
     started_s: FloatArray = per_worker()
     """When it last did: what was sent before is lost."""
     memory_tokens: FloatArray = per_model()
@@ -44,6 +43,9 @@ class Prefixes:
     """Those that its requests held in there when it last reported."""
     waiting_tokens: FloatArray = per_worker()
     """Tokens to be computed of own prompts of which nothing was generated yet."""
+    peer_waiting_tokens: FloatArray = per_worker(np.nan)
+    """The same of other balancers' prompts, when the worker last reported; not a number: it does not tell, so that each
+    of them is taken to have sent what this one has."""
 
 
 def next_checkpoint(blocks: int) -> int:
@@ -112,7 +114,39 @@ def take_prompt(
     it has to compute: one at least."""
     to_compute = max(tokens - matched_tokens, 1.0)
     p.waiting_tokens[r] += to_compute
-    p.taken_in[r, m] += to_compute * balancers
+    p.taken_in[r, m] += to_compute * (balancers if np.isnan(p.peer_waiting_tokens[r]) else 1.0)
+    _note(p, f, r, m, name_hash, checkpoint, checkpoint_tokens, now_s)
+    return to_compute
+
+
+def take_peer_prompt(
+    p: Prefixes,
+    f: int,
+    r: int,
+    m: int,
+    name_hash: Any,
+    tokens: float,
+    checkpoint: UintArray,
+    checkpoint_tokens: FloatArray,
+    now_s: float,
+) -> None:
+    """The worker in row `r` tells of a prompt that another balancer sent there."""
+    found = matched(p, f, r, m, name_hash, checkpoint, checkpoint_tokens)
+    p.taken_in[r, m] += max(tokens - found, 1.0)
+    _note(p, f, r, m, name_hash, checkpoint, checkpoint_tokens, now_s)
+
+
+def _note(
+    p: Prefixes,
+    f: int,
+    r: int,
+    m: int,
+    name_hash: Any,
+    checkpoint: UintArray,
+    checkpoint_tokens: FloatArray,
+    now_s: float,
+) -> None:
+    """The worker in row `r` will have what a prompt begins with."""
     for c in range(len(checkpoint)):
         if checkpoint_tokens[c] <= 0:
             break
@@ -125,12 +159,18 @@ def take_prompt(
                 if p.at_s[f, place, j] < p.at_s[f, place, i]:
                     i = j
         p.key[f, place, i], p.used_at[f, place, i], p.at_s[f, place, i] = key, p.taken_in[r, m], now_s
-    return to_compute
 
 
 def computed(p: Prefixes, r: int, tokens: float) -> None:
     """A worker generates the first token after an own prompt, or never will; `tokens`: see `take_prompt`."""
     p.waiting_tokens[r] = max(p.waiting_tokens[r] - tokens, 0.0)
+
+
+def waiting_now(p: Prefixes, at: At, balancers: float | FloatArray) -> FloatArray:
+    """Tokens of all prompts that a worker has still to compute, as far as is known; `balancers`: that it reports to."""
+    own, peers = p.waiting_tokens[at], p.peer_waiting_tokens[at]
+    waiting: FloatArray = own + np.where(np.isnan(peers), own * (balancers - _ONE), peers)
+    return waiting
 
 
 def take_memory(p: Prefixes, r: int, m: int, memory_tokens: float, held_tokens: float) -> None:

@@ -121,7 +121,9 @@ def model_of(report: Report, name: str = "seconds") -> ModelReport:
 async def test_each_of_two_balancers_receives_what_the_other_has_in_flight_of_the_same_moment(
     triton: TritonServer, client: Any
 ) -> None:
-    """Two routers, the agent and a real Triton: what one has sent, the other counts as executing there."""
+    """Two routers, the agent and a real Triton: what one has sent, the other counts as executing there, and takes what
+    its prompts begin with for cached."""
+    prompt = Request("seconds", prompt_tokens=100.0, prefix=((2**63 + 1, 64.0),))
     routers = [Router(RoundRobin(), Settings()) for _ in range(2)]
     received = [ReceivedEvents(), ReceivedEvents()]
 
@@ -136,13 +138,18 @@ async def test_each_of_two_balancers_receives_what_the_other_has_in_flight_of_th
         addresses = []
         for b, router in enumerate(routers):
             router.observe(WorkerAdded("w"), 0.0)
-            collecting_there = collecting(telling(b), in_flight=router.fleet.in_flight_at)
+            fleet = router.fleet
+            telling_it = {"prompts": fleet.untold_prompts.take, "knows": fleet.index.__contains__}
+            collecting_there = collecting(telling(b), at_worker=fleet.at_worker, **telling_it)
             addresses.append((await stack.enter_async_context(collecting_there))[1])
         await stack.enter_async_context(agent_beside(triton, *addresses))
         await received[1].report(lambda report: report.ready and report.peers_in_flight == ())
-        decisions = [routers[0].route(Request("seconds"), asyncio.get_running_loop().time()) for _ in range(4)]
+        decisions = [routers[0].route(prompt, asyncio.get_running_loop().time()) for _ in range(4)]
         requests = asyncio.gather(*(client.infer("seconds", seconds(2.0)) for _ in decisions))
-        await received[1].report(lambda report: report.peers_in_flight == (("seconds", 4),))
+        report = await received[1].report(lambda report: report.peers_in_flight == (("seconds", 4),))
+        # 36 that nobody computed before, then one each.
+        assert report.peers_waiting_tokens == 100 + 3 * 36
+        assert routers[1].view(prompt, asyncio.get_running_loop().time()).matched_tokens.tolist() == [64]
         # None of its own, none waits or all do: by what it was told, 4 are there, long before any ends.
         assert routers[1].fleet.queue.peer_in_flight[0] == 4
         await requests

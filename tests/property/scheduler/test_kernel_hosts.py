@@ -39,6 +39,7 @@ from balancer.scheduler.events import (
     Report,
     ReportsLost,
     Sent,
+    SentPrompt,
     Withdrawn,
     WorkerAdded,
     WorkerRemoved,
@@ -233,7 +234,11 @@ class Host:
         stopping = draw % 31 == 0
         ready = draw % 37 != 0
         peers = None if draw % 4 == 0 else tuple((model, (draw >> 5 * i) % 9) for i, model in enumerate(MODELS[:-1]))
-        extras = {"balancers": 1 + worker % 3, "peers_in_flight": peers}
+        prompts = [_prompt(draw >> 3 * i) for i in range(draw % 3)]
+        extras = {
+            **{"balancers": 1 + worker % 3, "peers_in_flight": peers, "peers_waiting_tokens": float(draw % 500)},
+            "peers_prompts": tuple(SentPrompt(MODELS[0], *each.values()) for each in prompts),
+        }
         return Report(f"w{worker}", starts, n, ready, known, **extras, device=device, draining=stopping)
 
     def state(self) -> dict[str, np.ndarray]:
@@ -338,4 +343,4 @@ def test_decisions_are_what_they_have_been(library: Library, host: str) -> None:
             now_s += random.choice([0.0, 0.0001, 0.004, 0.1])
             seen.update(_shown(one.do(step, worker, random.getrandbits(64), now_s)).encode())
         seen.update(_shown(tuple(tuple(array[array != 0].tolist()) for array in one.state().values())).encode())
-    assert seen.hexdigest()[:16] == "fff0155317888e55"
+    assert seen.hexdigest()[:16] == "183a54825c5763c3"

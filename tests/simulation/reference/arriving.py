@@ -4,6 +4,7 @@ import numpy as np
 from simulation.reference.batcher import LiveRequest
 
 from balancer.kernel.estimators.prefixes import next_checkpoint
+from balancer.scheduler.events import SentPrompt
 from policies.hashing import mix
 from simulator.arrivals import Arrivals, Extras, Prompts
 from simulator.spec import FleetSpec
@@ -50,6 +51,13 @@ class Arriving:
             end = next_checkpoint(end)
         ends = [*found, blocks] if blocks else []
         return tuple((mix(int(self._names[first + end - 1])), float(end * self.prompts.block_tokens)) for end in ends)
+
+    def prompt(self, request: LiveRequest) -> list[tuple[int, SentPrompt]]:
+        """Who sent it, and what others will hear of it; nothing of a request without a prompt."""
+        model = self._fleet.models[request.model]
+        if model.generation is None:
+            return []
+        return [(request.balancer, SentPrompt(model.name, float(request.tokens), self.prefix(request.index)))]
 
     def _blocks(self, index: int, m: int) -> tuple[tuple[int, int], ...]:
         first = self._first_block[index]

@@ -2,22 +2,22 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from simulation.reference.clock import Kind, Stream
 from simulation.reference.worker import Worker
 from simulation.reference.world import World
 
-from balancer.scheduler.events import Report, ReportsLost
+from balancer.scheduler.events import Report, ReportsLost, SentPrompt
+from balancer.scheduler.peers import AtWorker
 
 
-def _all_but(balancer: int, in_flight: Sequence[Mapping[str, int]]) -> tuple[tuple[str, int], ...]:
-    """What all other balancers have in flight."""
+def _in_flight(balancers: Sequence[AtWorker]) -> tuple[tuple[str, int], ...]:
+    """What they have together."""
     total: Counter[str] = Counter()
-    for b, requests in enumerate(in_flight):
-        if b != balancer:
-            total.update(requests)
+    for each in balancers:
+        total.update(each.in_flight)
     return tuple(total.items())
 
 
@@ -26,12 +26,14 @@ class Reports:
         """`received`: a report came to this balancer, whatever became of it."""
         self.world = world
         self.received = received
+        self._heard: dict[tuple[int, int], tuple[int, int]] = {}
+        """By worker and balancer: of which incarnation it has heard of how many prompts."""
 
     def start(self) -> None:
         """The first reports, received at once; then samples for ever."""
         for worker in self.world.workers:
             if worker.state == "up":
-                self.world.tell(replace(self._take(worker), peers_in_flight=()))
+                self.world.tell(replace(self._take(worker), peers_in_flight=(), peers_waiting_tokens=0.0))
             self._schedule(worker, self.world.u(Stream.PHASE, worker.index), 0)
 
     def resume(self, worker: Worker) -> None:
@@ -57,18 +59,28 @@ class Reports:
             return
         world, settings = self.world, self.world.fleet.reports
         report = self._take(worker)
-        in_flight = [router.fleet.in_flight_at(worker.spec.name) for router in world.routers]
+        each = [router.fleet.at_worker(worker.spec.name) for router in world.routers]
+        prompts = worker.prompts[:]
         for b in range(world.fleet.balancers):
             k = (worker.index * world.fleet.balancers + b) << 40 | report.number
             if world.u(Stream.REPORT_LOSS, k) < settings.loss:
                 continue
-            sent = replace(report, peers_in_flight=_all_but(b, in_flight))
+            peers = [there for c, there in enumerate(each) if c != b]
+            waiting_tokens = sum(there.waiting_tokens for there in peers)
+            sent = replace(report, peers_in_flight=_in_flight(peers), peers_waiting_tokens=waiting_tokens)
             jitter_s = -settings.jitter_s * math.log1p(-world.u(Stream.REPORT_JITTER, k))
             at_s = world.clock.now_s + world.fleet.report_delay_s + jitter_s
-            world.clock.at(at_s, Kind.REPORT, (worker.index, b), self._receive, worker, b, sent, worker.stream)
+            world.clock.at(at_s, Kind.REPORT, (worker.index, b), self._receive, worker, b, sent, worker.stream, prompts)
 
-    def _receive(self, worker: Worker, balancer: int, report: Report, stream: int) -> None:
+    def _receive(
+        self, worker: Worker, balancer: int, report: Report, stream: int, prompts: list[tuple[int, SentPrompt]]
+    ) -> None:
         if stream == worker.stream:
+            incarnation, heard = self._heard.get((worker.index, balancer), (report.incarnation, 0))
+            heard = heard if incarnation == report.incarnation else 0
+            self._heard[worker.index, balancer] = report.incarnation, max(len(prompts), heard)
+            told = tuple(prompt for by, prompt in prompts[heard:] if by != balancer)
+            report = replace(report, peers_prompts=told)
             self.world.routers[balancer].observe(report, self.world.clock.now_s)
         self.received(balancer)
 

@@ -10,7 +10,7 @@ from simulation.reference.batcher import LiveRequest, Queue
 from simulation.reference.device import Device, Execution
 from simulation.reference.generating import Batch
 
-from balancer.scheduler.events import ModelReport, WorkerAdded
+from balancer.scheduler.events import ModelReport, SentPrompt, WorkerAdded
 from simulator.spec import FleetSpec, ModelSpec
 
 _WINDOW_S = 0.15
@@ -63,6 +63,8 @@ class Worker:
         self.cold_left = 0
         """Executions until it is warm."""
         self.cache: dict[int, int] = {}
+        self.prompts: list[tuple[int, SentPrompt]] = []
+        """Those that were sent there, and by which balancer."""
         self.incarnation = 1
         self.number = 0
         """Reports taken."""
@@ -154,6 +156,7 @@ class Worker:
         self.cache.clear()
         self.sequences.clear()
         self.incarnation += 1
+        self.prompts = []
         self._start_counters()
         return lost
 

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from balancer import bounds
 from balancer.bounds import OutOfBoundsError
+from balancer.kernel.estimators.prefixes import MOST_CHECKPOINTS
 from balancer.reports import report_pb2
 from balancer.reports.codec import ReportDecoder, ReportEncoder
-from balancer.scheduler.events import ModelReport, Report
+from balancer.scheduler.events import ModelReport, Report, SentPrompt
 
 COUNTERS = st.integers(0, bounds.MAX_COUNT)
 SINGLE = st.floats(0, bounds.MAX_PENDING, width=32)
@@ -36,6 +37,17 @@ MODELS = st.lists(
     max_size=4,
     unique_by=lambda model: (model.model, model.version),
 ).map(tuple)
+PROMPTS = st.lists(
+    st.builds(
+        SentPrompt,
+        model=st.sampled_from(["a", "ünïcode"]),
+        tokens=st.integers(100, 10**7).map(float),
+        prefix=st.dictionaries(st.integers(1, 100), st.integers(0, 2**64 - 1), max_size=5).map(
+            lambda hashes: tuple((hashes[tokens], float(tokens)) for tokens in sorted(hashes))
+        ),
+    ),
+    max_size=3,
+).map(tuple)
 REPORTS = st.builds(
     Report,
     worker=st.just("worker"),
@@ -55,6 +67,7 @@ REPORTS = st.builds(
             lambda counts: tuple(counts.items())
         ),
     ),
+    peers_prompts=PROMPTS,
 )
 
 
@@ -203,7 +216,10 @@ def largest() -> Report:
     worker = "w" * bounds.MAX_TEXT_BYTES
     peers = tuple((f"{name}{i:04}", int(bounds.MAX_PENDING)) for i in range(bounds.MAX_MODELS_IN_FLIGHT))
     known = (models, bounds.MAX_BALANCERS, worker, count, count, 0.5)
-    return Report(worker, count, count, True, *known, draining=True, peers_in_flight=peers)
+    prefix = tuple((2**64 - 1, bounds.MAX_PROMPT_TOKENS - i) for i in reversed(range(MOST_CHECKPOINTS)))
+    prompts = (SentPrompt(f"{name}0000", bounds.MAX_PROMPT_TOKENS, prefix),) * bounds.MAX_PROMPTS_TOLD
+    told = {"peers_in_flight": peers, "peers_waiting_tokens": bounds.MAX_WAITING_TOKENS, "peers_prompts": prompts}
+    return Report(worker, count, count, True, *known, draining=True, **told)
 
 
 def test_the_largest_report_within_bounds_is_taken_and_fits_the_limit_of_a_message() -> None:

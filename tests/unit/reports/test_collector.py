@@ -14,6 +14,7 @@ from balancer.reports.codec import ReportEncoder
 from balancer.reports.collector import Collector
 from balancer.reports.sending import METHOD
 from balancer.scheduler.events import Event, Report, ReportsLost, WorkerAdded
+from balancer.scheduler.peers import AtWorker
 from balancer.scheduler.router import Router
 from policies.round_robin import RoundRobin
 
@@ -89,19 +90,19 @@ async def test_the_newest_stream_of_a_worker_is_the_worker(newer: int) -> None:
 
 
 async def test_a_question_is_answered_with_what_is_in_flight_at_the_streams_worker() -> None:
-    seen, in_flight = ReceivedEvents(), {"w": {"a": 3, "b": 1}, "v": {"a": 7}}
-    async with collecting(seen, in_flight=in_flight.__getitem__) as (collector, address), calling(address) as call:
+    seen, there = ReceivedEvents(), {"w": AtWorker({"a": 3, "b": 1}, 70.0), "v": AtWorker({"a": 7})}
+    async with collecting(seen, at_worker=there.__getitem__) as (collector, address), calling(address) as call:
         await call.write(ReportEncoder().encode(report_of("w", 0)))
         await call.write(report_pb2.WorkerReport(question=True))
         acks = [await call.read(), await call.read()]
-        in_flight["w"] = {}
+        there["w"] = AtWorker()
         await call.write(report_pb2.WorkerReport(question=True))
         acks.append(await call.read())
         await ended(call)
     counts_of_w = [report_pb2.InFlight(model="a", requests=3), report_pb2.InFlight(model="b", requests=1)]
     assert acks == [
         report_pb2.ReportAck(received=1, answered=0),
-        report_pb2.ReportAck(received=1, answered=1, in_flight=counts_of_w),
+        report_pb2.ReportAck(received=1, answered=1, in_flight=counts_of_w, waiting_tokens=70.0),
         report_pb2.ReportAck(received=1, answered=2),
     ]
     assert (collector.counts.reports, collector.counts.questions) == (1, 2)

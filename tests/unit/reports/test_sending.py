@@ -13,9 +13,10 @@ from support.waiting import eventually
 from balancer import bounds
 from balancer.reports import report_pb2
 from balancer.reports.collector import SERVICE
-from balancer.reports.replicas import Replicas, peers_in_flight
+from balancer.reports.replicas import Replicas, peers
 from balancer.reports.sending import WINDOW
-from balancer.scheduler.events import Event, Report, ReportsLost
+from balancer.scheduler.events import Event, Report, ReportsLost, SentPrompt
+from balancer.scheduler.peers import AtWorker, UntoldPrompts
 
 _PATIENCE_S = 60.0
 
@@ -65,7 +66,7 @@ async def test_each_balancer_receives_what_all_others_have_in_flight() -> None:
     received = [ReceivedEvents() for _ in counts]
     async with contextlib.AsyncExitStack() as stack:
         balancers = [
-            await stack.enter_async_context(collecting(each, in_flight=lambda _, i=i: counts[i]))
+            await stack.enter_async_context(collecting(each, at_worker=lambda _, i=i: AtWorker(counts[i], 10.0 * i)))
             for i, each in enumerate(received)
         ]
         replicas = Replicas([address for _, address in balancers])
@@ -76,6 +77,7 @@ async def test_each_balancer_receives_what_all_others_have_in_flight() -> None:
             {"a": 1},
             {"a": 21, "b": 3},
         ]
+        assert [each.peers_waiting_tokens for each in reports] == [30.0, 20.0, 10.0]
 
         counts[1] = {"b": 2}
         await received[0].report(lambda report: report.peers_in_flight == (("b", 2),))
@@ -83,10 +85,41 @@ async def test_each_balancer_receives_what_all_others_have_in_flight() -> None:
         await received[0].report(lambda report: report.peers_in_flight == ())
 
 
+async def test_each_balancer_hears_of_the_prompts_that_others_sent_and_one_that_comes_late_of_all() -> None:
+    sent = [SentPrompt("m", 100.0 + i, ((2**64 - 1 - i, 64.0),)) for i in range(2)]
+    untold, received, listed = [UntoldPrompts() for _ in sent], [ReceivedEvents() for _ in range(3)], {"w": False}
+    async with contextlib.AsyncExitStack() as stack:
+        balancers = [
+            await stack.enter_async_context(collecting(each, prompts=mine.take, knows=lambda _: True))
+            for mine, each in zip(untold, received[:2], strict=True)
+        ]
+        async with collecting(received[2]) as (_, late):
+            pass
+        replicas = Replicas([*(address for _, address in balancers), late])
+        await stack.enter_async_context(running(replicas, asking=True))
+        for each in received[:2]:
+            await each.report(lambda report: True)
+        for mine, prompt in zip(untold, sent, strict=True):
+            mine.add("w", prompt)
+        for each, prompt in zip(received[:2], reversed(sent), strict=True):
+            report = await each.report(lambda report: bool(report.peers_prompts))
+            assert report.peers_prompts == (prompt,)
+        port = int(late.rpartition(":")[2])
+        await stack.enter_async_context(collecting(received[2], port=port, knows=listed.__getitem__))
+        await received[2].report(lambda report: report.balancers > 0, after=20)
+        assert not any(event.peers_prompts for event in received[2].events if isinstance(event, Report))
+        listed["w"] = True
+        report = await received[2].report(lambda report: bool(report.peers_prompts))
+        assert set(report.peers_prompts) == set(sent)
+        # None of it is told again.
+        told = [event.peers_prompts for each in received for event in each.events if isinstance(event, Report)]
+        assert sum(map(len, told)) == 1 + 1 + 2
+
+
 async def test_what_a_balancer_had_in_flight_goes_with_its_stream() -> None:
     first, second = ReceivedEvents(), ReceivedEvents()
     async with collecting(first) as (_, address), contextlib.AsyncExitStack() as stack:
-        async with collecting(second, in_flight=lambda _: {"a": 5}) as (_, other):
+        async with collecting(second, at_worker=lambda _: AtWorker({"a": 5})) as (_, other):
             await stack.enter_async_context(running(Replicas([address, other]), asking=True))
             await first.report(lambda report: report.peers_in_flight == (("a", 5),))
         await first.report(lambda report: report.peers_in_flight is None, after=len(first.events))
@@ -121,7 +154,7 @@ async def test_a_balancer_whose_answers_are_out_of_bounds_is_left_out(caplog: py
     too_many = {f"m{i}": 1 for i in range(bounds.MAX_MODELS_IN_FLIGHT + 1)}
     async with (
         collecting(first) as (_, address),
-        collecting(second, in_flight=lambda _: too_many) as (odd, other),
+        collecting(second, at_worker=lambda _: AtWorker(too_many)) as (odd, other),
         running(Replicas([address, other]), asking=True),
     ):
         # It hears what the other has, which hears nothing of it.
@@ -241,6 +274,6 @@ async def test_an_address_that_left_its_name_is_dropped_when_its_stream_breaks(m
 def test_a_sum_of_too_many_models_or_without_one_of_the_balancers_is_none() -> None:
     half = bounds.MAX_MODELS_IN_FLIGHT // 2
     first, second = ({f"{name}{i}": 1 for i in range(half)} for name in "ab")
-    assert len(peers_in_flight("x", {"y": first, "z": second}) or ()) == bounds.MAX_MODELS_IN_FLIGHT
-    assert peers_in_flight("x", {"y": first, "z": {**second, "one more": 1}}) is None
-    assert peers_in_flight("x", {"y": None, "z": first}) is None
+    assert len(peers("x", {"y": AtWorker(first), "z": AtWorker(second)})[0] or ()) == bounds.MAX_MODELS_IN_FLIGHT
+    assert peers("x", {"y": AtWorker(first), "z": AtWorker({**second, "one more": 1})})[0] is None
+    assert peers("x", {"y": None, "z": AtWorker(first)})[0] is None

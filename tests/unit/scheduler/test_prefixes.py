@@ -1,15 +1,26 @@
 """Who has computed what prompts begin with: by hand, and in a fleet that is told what happened."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from support.estimators import allocate
 
+from balancer import bounds
 from balancer.kernel.estimators import prefixes
 from balancer.kernel.estimators.prefixes import MOST_CHECKPOINTS, PREFIX_PLACES, PREFIX_WAYS, Prefixes, next_checkpoint
-from balancer.scheduler.events import Finished, FirstToken, ModelReport, Report, Withdrawn, WorkerAdded, WorkerRemoved
+from balancer.scheduler.events import (
+    Finished,
+    FirstToken,
+    ModelReport,
+    Report,
+    SentPrompt,
+    Withdrawn,
+    WorkerAdded,
+    WorkerRemoved,
+)
 from balancer.scheduler.router import Router
 from policies.base import Request
 from policies.hashing import mix
@@ -172,7 +183,46 @@ def test_a_restart_empties_a_cache() -> None:
     assert (seen["matched_tokens"], seen["cached_tokens"]) == ([0], [0])
 
 
+def from_peers(number: int, *sent: Request, waiting_tokens: float = 0.0, incarnation: int = 1) -> Report:
+    """A report of a worker with two balancers, of which the other sent it these prompts."""
+    prompts = tuple(SentPrompt("llm", float(each.prompt_tokens), each.prefix) for each in sent)
+    peers = {"peers_in_flight": (), "peers_waiting_tokens": waiting_tokens, "peers_prompts": prompts}
+    return replace(report("w0", number, 1000, incarnation), balancers=2, **peers)
+
+
+def test_what_others_sent_is_known_once_the_worker_tells_of_it() -> None:
+    found = router(1, memory_tokens=1000)
+    found.observe(from_peers(2, prompt(1, 2, 3), prompt(1, 2, 4), waiting_tokens=250.0), 0.1)
+    seen = columns(found, prompt(1, 2, 5))
+    assert [seen[name] for name in ("matched_tokens", "waiting_tokens", "cached_tokens")] == [[200], [250], [400]]
+    # Own ones come on top, and nobody else is taken to have sent as much.
+    found.route(prompt(1, 2, 5), 0.5)
+    seen = columns(found, prompt(1, 2, 5))
+    assert [seen[name] for name in ("matched_tokens", "waiting_tokens", "cached_tokens")] == [[300], [350], [500]]
+    assert found.fleet.at_worker("w0").waiting_tokens == 100
+
+
+def test_a_restart_empties_a_cache_of_what_others_sent_but_for_what_came_since() -> None:
+    found = router(1, memory_tokens=1000)
+    found.observe(from_peers(2, prompt(1, 2)), 0.1)
+    found.observe(from_peers(1, prompt(3), incarnation=2), 0.2)
+    assert columns(found, prompt(1, 2))["matched_tokens"] == [0]
+    assert columns(found, prompt(3))["matched_tokens"] == [100]
+
+
+def test_the_last_prompts_that_went_to_a_worker_are_told_once() -> None:
+    found = router(1)
+    for block in range(bounds.MAX_PROMPTS_TOLD + 2):
+        found.route(prompt(block), 0.5)
+    told = found.fleet.untold_prompts.take("w0")
+    assert [each.prefix for each in told] == [prompt(block).prefix for block in range(2, bounds.MAX_PROMPTS_TOLD + 2)]
+    assert found.fleet.untold_prompts.take("w0") == ()
+    found.route(Request("llm"), 0.5)
+    assert found.fleet.untold_prompts.take("w0") == ()
+
+
 def test_several_balancers_are_taken_to_send_a_worker_as_much_each() -> None:
+    """Where it does not tell."""
     found = router(1, memory_tokens=1000)
     model = ModelReport("llm", "1", ready=True, memory_tokens=1000)
     found.observe(Report("w0", 1, 2, ready=True, models=(model,), balancers=4), 0.1)

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 from support.fleets import make_router, model, report
 
+from balancer.scheduler.peers import AtWorker
 from balancer.scheduler.router import Router
 from policies.base import Request
 
@@ -64,5 +65,6 @@ def test_a_balancer_says_what_it_has_in_flight_itself() -> None:
     router, models = make_router(2, models=[model("m"), model("n"), model("idle")]), ("m", "n", "m", "m")
     picks = [(router.route(Request(name), 0.0).worker, name) for name in models]
     for worker in ("w0", "w1"):
-        assert router.fleet.in_flight_at(worker) == dict(Counter(name for pick, name in picks if pick == worker))
-    assert router.fleet.in_flight_at("unknown") == {}
+        in_flight = Counter(name for pick, name in picks if pick == worker)
+        assert router.fleet.at_worker(worker) == AtWorker(dict(in_flight), 0.0)
+    assert router.fleet.at_worker("unknown") == AtWorker()
