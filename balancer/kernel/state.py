@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from balancer.kernel.estimators.caches import PLACES, WAYS
 from balancer.kernel.estimators.columns import array
-from balancer.kernel.estimators.prefixes import MOST_CHECKPOINTS, PREFIX_PLACES, PREFIX_WAYS
+from balancer.kernel.estimators.prefixes import AGES, MOST_CHECKPOINTS, PREFIX_PLACES, PREFIX_WAYS
 from balancer.kernel.settings import Settings
 from policies.base import FloatArray
 from policies.choices import SCRATCH
@@ -147,6 +147,7 @@ def lengths_of(workers: int, models: int) -> dict[str, int]:
         "checkpoints": MOST_CHECKPOINTS,
         "prefix_places": PREFIX_PLACES,
         "prefix_ways": PREFIX_WAYS,
+        "ages": AGES,
     }
 
 

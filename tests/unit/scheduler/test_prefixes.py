@@ -1,6 +1,7 @@
 """Who has computed what prompts begin with: by hand, and in a fleet that is told what happened."""
 
 import math
+from collections import OrderedDict
 from dataclasses import replace
 from itertools import pairwise
 
@@ -84,6 +85,29 @@ def test_as_many_new_tokens_as_memory_holds_beside_it_drive_a_beginning_out() ->
     assert match(p, 0, A, 1) == 100, "what is used again stays"
     assert match(p, 0, A, 11, 12, 13) == 100
     assert prefixes.cached_now(p, (0, 0)) == 500
+
+
+@pytest.mark.parametrize("room", [20, 60, 120])
+@pytest.mark.parametrize("exponent", [0.0, 1.0])
+def test_what_is_asked_for_again_and_again_takes_room_once(room: int, exponent: float) -> None:
+    """Beside a true cache that gives up what was not used for longest: 150 texts, some more wanted than others."""
+    p, dice = allocate(Prefixes, 1, 1), np.random.default_rng(1)
+    prefixes.take_memory(p, 0, 0, 3 * BLOCK * room, 0.0)
+    popular = np.arange(1, 151.0) ** -exponent
+    cache: OrderedDict[int, None] = OrderedDict()
+    found = []
+    for text in dice.choice(150, 4000, p=popular / popular.sum()).tolist():
+        prompt = 3 * text + 1, 3 * text + 2, 3 * text + 3
+        found.append((match(p, 0, A, *prompt) == 3 * BLOCK, text in cache))
+        take(p, 0, A, *prompt)
+        cache[text] = None
+        cache.move_to_end(text)
+        while len(cache) > room:
+            cache.popitem(last=False)
+    taken, true = np.array(found[1000:]).T
+    assert np.mean(taken & ~true) < 0.03
+    assert np.mean(~taken & true) < 0.03
+    assert 0.1 < true.mean() < 0.97
 
 
 def test_a_worker_that_starts_anew_has_nothing() -> None:
