@@ -236,6 +236,13 @@ class Batch:
         loop.draw(np.ascontiguousarray(probabilities, np.float64), self.sim.pending.uniform, choices)
         return choices
 
+    def _of_prompts(self, column: at.AnyArray) -> FloatArray:
+        """Of requests that have a prompt, else NaN; `(e, k)`."""
+        step_tokens = self.sim.plan.model[:, at.M_STEP_TOKENS].reshape(len(self.fleets), -1)
+        generates = np.take_along_axis(step_tokens, self.sim.demand.model.astype(np.int64), axis=1) > 0
+        # Where nobody generates, the column is a single one.
+        return np.where(generates, column, np.nan)
+
     def result(self) -> Result:
         x, d = self.sim.state, self.sim.demand
         n = self.sim.sizes.workers
@@ -248,6 +255,9 @@ class Batch:
             arrival_s=x.arrived_s.copy(),
             latency_s=np.where(status == Status.UNFINISHED, np.nan, latency_s),
             first_s=np.where(status == Status.OK, x.first_s + to_client_s - x.arrived_s, np.nan),
+            prompt_tokens=self._of_prompts(d.tokens),
+            cached_tokens=self._of_prompts(x.cached),
+            matched_tokens=self._of_prompts(x.matched),
             status=status,
             worker=np.where(np.isin(status, (Status.OK, Status.ERROR)), x.server, -1).astype(np.int16),
             picked=x.picked.copy(),

@@ -33,6 +33,12 @@ class Result:
     """Arrival to answer at the client, whatever the status; NaN where unfinished."""
     first_s: FloatArray
     """Arrival to the first response at the client, of streams that were answered well; else NaN."""
+    prompt_tokens: FloatArray
+    """Of requests to models that generate; else NaN."""
+    cached_tokens: FloatArray
+    """Those of them that the worker had when it began with the prompt; NaN: it never did."""
+    matched_tokens: FloatArray
+    """Those that the balancer took it to have; NaN: it was not asked."""
     status: npt.NDArray[np.int8]
     """`Status`."""
     worker: npt.NDArray[np.int16]

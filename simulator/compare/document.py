@@ -24,7 +24,7 @@ import numpy as np
 from policies.base import FloatArray
 from simulator.compare import statistics, summary, text
 from simulator.compare.compare import Board
-from simulator.compare.metrics import WARM_UP_SHARE, LatencyMetric, RunMetrics
+from simulator.compare.metrics import WARM_UP_SHARE, LatencyMetric, PromptMetric, RunMetrics
 from simulator.compare.summary import FIGURES
 
 SCHEMA = "balancer-scoreboard/1"
@@ -115,9 +115,10 @@ def _policy(board: Board, policy: str, baseline: str) -> dict[str, Any]:
 
 def _metrics(metrics: RunMetrics) -> dict[str, Any]:
     return {
-        **_latency(metrics.latency),
+        **_each(metrics.latency),
         **({"first_response": _first(metrics)} if np.isfinite(metrics.first_mean_s).any() else {}),
-        "models": {name: _latency(each) for name, each in metrics.models.items()},
+        **({"prompts": _each(metrics.prompts)} if np.isfinite(metrics.prompts.cached).any() else {}),
+        "models": {name: _each(each) for name, each in metrics.models.items()},
         "shares": {name: _by_seed(share) for name, share in metrics.shares.items()},
         "goodput_per_s": _by_seed(metrics.goodput_per_s),
         "throughput_per_s": _by_seed(metrics.throughput_per_s),
@@ -131,8 +132,8 @@ def _first(metrics: RunMetrics) -> dict[str, Any]:
     return {"mean_s": _by_seed(metrics.first_mean_s), "p99_s": _by_seed(metrics.first_p99_s)}
 
 
-def _latency(latency: LatencyMetric) -> dict[str, Any]:
-    return {field.name: _by_seed(getattr(latency, field.name)) for field in fields(latency)}
+def _each(metric: LatencyMetric | PromptMetric) -> dict[str, Any]:
+    return {field.name: _by_seed(getattr(metric, field.name)) for field in fields(metric)}
 
 
 def _by_seed(values: FloatArray) -> dict[str, Any]:

@@ -31,6 +31,18 @@ class LatencyMetric:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class PromptMetric:
+    """Shares of the tokens of all prompts that a worker began with; `(e,)` each, NaN where there was none."""
+
+    cached: FloatArray
+    """That the worker had."""
+    missed: FloatArray
+    """That it had, beyond what its balancer took it to have."""
+    false: FloatArray
+    """That its balancer took it to have, beyond what it had."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class RunMetrics:
     """A run after its warm-up; `(e,)` unless said otherwise."""
 
@@ -39,6 +51,7 @@ class RunMetrics:
     first_mean_s: FloatArray
     """Arrival to the first response, of streams that were answered well; NaN where there are none."""
     first_p99_s: FloatArray
+    prompts: PromptMetric
     tail_s: FloatArray
     """Latency that a share `TAIL_SHARES` of the answered requests exceeds; `(e, len(TAIL_SHARES))`."""
     shares: dict[str, FloatArray]
@@ -87,6 +100,7 @@ def measure(result: Result, warm_up_share: float = WARM_UP_SHARE) -> RunMetrics:
         models={name: _latency(latency_s, deadline_s, ok, model == i) for i, name in enumerate(result.models)},
         first_mean_s=_divide(np.where(streams, first_s, 0.0).sum(axis=1), streams.sum(axis=1)),
         first_p99_s=_quantiles(first_s, streams, np.array([0.99]))[:, 0],
+        prompts=_prompts(result, first),
         tail_s=_quantiles(latency_s, ok, 1.0 - TAIL_SHARES),
         shares={each.name.lower(): np.mean(status == each, axis=1) for each in Status},
         goodput_per_s=in_time.sum(axis=1) / measured_s,
@@ -95,6 +109,19 @@ def measure(result: Result, warm_up_share: float = WARM_UP_SHARE) -> RunMetrics:
         worker_requests=_by_worker(result.worker[:, first:], ok, len(result.workers)),
         fairness=jain(busy_share),
     )
+
+
+def _prompts(result: Result, first: int) -> PromptMetric:
+    columns = result.prompt_tokens, result.cached_tokens, result.matched_tokens
+    tokens, cached, matched = (column[:, first:] for column in columns)
+    begun = np.isfinite(cached)
+    all_tokens = np.where(begun, tokens, 0.0).sum(axis=1)
+
+    def share(of: FloatArray) -> FloatArray:
+        return _divide(np.where(begun, of, 0.0).sum(axis=1), all_tokens)
+
+    beyond = cached - matched
+    return PromptMetric(share(cached), share(np.maximum(beyond, 0.0)), share(np.maximum(-beyond, 0.0)))
 
 
 def jain(load: FloatArray) -> FloatArray:

@@ -19,6 +19,8 @@ COLUMNS = ("policy", "mean ms", "p50", "p95", "p99", "p99.9", "in time", "not OK
 """Of a scenario's table; the last names the baseline."""
 OF_STREAMS = ("first ms", "first p99")
 """Further ones where requests are streams: to the first response."""
+OF_PROMPTS = ("cached",)
+"""Further ones where requests have prompts: the share of their tokens that the worker had."""
 
 
 def scenario_table(board: Board, baseline: str) -> Table:
@@ -36,12 +38,17 @@ def scenario_table(board: Board, baseline: str) -> Table:
 
 
 def headings(baseline: str, board: Board) -> list[str]:
-    """`COLUMNS` with the baseline in them, and `OF_STREAMS` where there are any."""
-    return [column.format(baseline) for column in COLUMNS] + list(OF_STREAMS if _has_streams(board) else ())
+    """`COLUMNS` with the baseline in them, and `OF_STREAMS` and `OF_PROMPTS` where there are any."""
+    of_streams, of_prompts = OF_STREAMS if _has_streams(board) else (), OF_PROMPTS if _has_prompts(board) else ()
+    return [*(column.format(baseline) for column in COLUMNS), *of_streams, *of_prompts]
 
 
 def _has_streams(board: Board) -> bool:
     return any(np.isfinite(metrics.first_mean_s).any() for metrics in board.policies.values())
+
+
+def _has_prompts(board: Board) -> bool:
+    return any(np.isfinite(metrics.prompts.cached).any() for metrics in board.policies.values())
 
 
 def cells(board: Board, policy: str, baseline: str) -> list[str]:
@@ -59,6 +66,7 @@ def cells(board: Board, policy: str, baseline: str) -> list[str]:
         f"{np.mean(metrics.fairness):.2f}",
         "1" if policy == baseline else text.interval(against),
         *(text.milliseconds(float(np.mean(each))) for each in first_s if _has_streams(board)),
+        *([text.share(float(np.mean(metrics.prompts.cached)))] if _has_prompts(board) else []),
     ]
 
 

@@ -146,6 +146,7 @@ def _end(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
     if generates(sim, e, sim.demand.model[e, k]):
         sim.state.to_compute[e, k] = sim.decision.to_compute[e]
         sim.state.ahead[e, k], sim.state.beside[e, k] = sim.decision.ahead[e], sim.decision.beside[e]
+        sim.state.matched[e, k] = sim.demand.tokens[e, k] - sim.decision.to_compute[e]
         sim.state.decided_s[e, k] = now_s
         if knowledge.balancers(sim, e) > 1:
             log_prompt(sim, e, k, w)

@@ -12,6 +12,8 @@ Rules (vLLM's, version 1, but for what `README.md` says):
   prompt the last blocks first.
 """
 
+import numpy as np
+
 from simulator.engine import device
 from simulator.engine import layout as at
 from simulator.engine.batcher import noise, put_in_front, take
@@ -166,6 +168,8 @@ def _admit(sim: Sim, e: int, g: int, m: int, now_s: float) -> None:
         mine[at.HELD] += woken * block_tokens + own
         x.own[e, k], x.shared[e, k] = own, cached
         x.context[e, k], x.todo[e, k] = cached * block_tokens, own
+        if np.isnan(x.cached[e, k]):
+            x.cached[e, k] = cached * block_tokens
         x.admitted_s[e, k] = now_s
         x.next[e, k] = -1
         if mine[at.LAST] < 0:

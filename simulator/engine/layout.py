@@ -257,6 +257,10 @@ class EngineState(NamedTuple):
     beside: FloatArray = array("e prompts")
     decided_s: FloatArray = array("e prompts")
     """When its worker was picked."""
+    matched: FloatArray = array("e prompts", start=np.nan)
+    """Tokens of its prompt that its balancer did not take to be computed, and those that the worker had when it was
+    admitted there first."""
+    cached: FloatArray = array("e prompts", start=np.nan)
     heard_first_s: FloatArray = array("e prompts", start=np.nan)
     """When its balancer heard of the first token."""
     timeline: FloatArray = array("e t n")

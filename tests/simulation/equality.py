@@ -13,6 +13,7 @@ from simulator.result import Result
 from simulator.spec import FleetSpec
 
 EXACT = ("arrival_s", "picked", "attempts", "worker", "status", "latency_s", "first_s", "executions")
+PROMPTS = ("prompt_tokens", "cached_tokens", "matched_tokens")
 ROUNDED = ("pending_integral_s", "end_s", "busy_s")
 
 
@@ -27,7 +28,7 @@ def run_engine(batch: Batch, policy: Policy, compiled: bool = True) -> None:
 def assert_equal(engine: Result, plain: Result, e: int = 0) -> None:
     """Environment `e` of the engine's and the only one of the other, bit for bit but for sums over the run."""
     one = slice(e, e + 1)
-    for name in EXACT:
+    for name in EXACT + PROMPTS:
         np.testing.assert_array_equal(getattr(engine, name)[one], getattr(plain, name), err_msg=name, strict=True)
     for name in ROUNDED:
         found, expected = getattr(engine, name)[one], getattr(plain, name)

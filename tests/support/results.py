@@ -24,6 +24,7 @@ def make_result(latency_s: Any, **fields: Any) -> Result:
         "arrival_s": arrival_s,
         "latency_s": latency_s,
         "first_s": np.full(shape, np.nan),
+        **{f"{name}_tokens": np.full(shape, np.nan) for name in ("prompt", "cached", "matched")},
         "status": np.zeros(shape, np.int8),
         "worker": np.zeros(shape, np.int16),
         "picked": np.zeros(shape, np.int16),

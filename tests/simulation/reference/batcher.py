@@ -39,6 +39,8 @@ class LiveRequest:
     blocks: tuple[tuple[int, int], ...] = ()
     """That its prompt begins with, each with its model."""
     generated: int = 0
+    cached: float = math.nan
+    """Of its prompt, when it was admitted first."""
     place: int = -1
     """Where its balancer holds it; -1: it does not."""
     ended: bool = False

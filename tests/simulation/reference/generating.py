@@ -1,5 +1,6 @@
 """Continuous batching at one worker and model: who runs, what memory holds, what a step computes."""
 
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -95,6 +96,7 @@ class Batch:
                 self.unused.pop(block, None)
                 self.users[block] += 1
             context = len(cached) * self.block_tokens
+            request.cached = float(context) if math.isnan(request.cached) else request.cached
             self.running.append(Sequence(request, own, context, len(cached), own, now_s))
 
     def end(self) -> Iterator[tuple[Sequence, bool]]:

@@ -1,11 +1,13 @@
 """What becomes of each request, as `simulator.result` wants it."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from simulation.reference.batcher import LiveRequest
 from simulation.reference.world import World
 
+from policies.base import FloatArray
 from simulator.arrivals import Arrivals
 from simulator.result import Result, Status
 
@@ -32,6 +34,8 @@ class Record:
         self.arrival_s = np.full(k, np.nan)
         self.latency_s = np.full(k, np.nan)
         self.first_s = np.full(k, np.nan)
+        self.matched_tokens = np.full(k, np.nan)
+        self.cached_tokens = np.full(k, np.nan)
         self.status = np.full(k, Status.UNFINISHED, np.int8)
         self.worker = np.full(k, -1, np.int16)
         self.picked = np.full(k, -1, np.int16)
@@ -52,6 +56,7 @@ class Record:
         self.status[request.index] = status
         self.worker[request.index] = worker
         self.latency_s[request.index] = latency_s
+        self.cached_tokens[request.index] = request.cached
         self.attempts[request.index] = request.attempts
         self._change_pending(-1, now_s)
         self.end_s = now_s
@@ -66,6 +71,16 @@ class Record:
         if self.unended:
             self._timeline.append((now_s, pending))
 
+    def placed(self, request: LiveRequest, world: World) -> None:
+        """Note what its balancer took its worker to have of its prompt, if it has one."""
+        prompt = world.routers[request.balancer]._in_flight[request.number].prompt
+        if prompt is not None:
+            self.matched_tokens[request.index] = request.tokens - prompt.to_compute
+
+    def _of_prompts(self, world: World, column: Any) -> FloatArray:
+        generates = np.array([model.generation is not None for model in world.fleet.models])
+        return np.where(generates[self.arrivals.model], column, np.nan)[None]
+
     def result(self, world: World) -> Result:
         a, workers = self.arrivals, world.workers
         n = len(workers)
@@ -73,6 +88,9 @@ class Record:
             arrival_s=self.arrival_s[None],
             latency_s=self.latency_s[None],
             first_s=np.where(self.status == Status.OK, self.first_s, np.nan)[None],
+            prompt_tokens=self._of_prompts(world, np.nan if a.prompts is None else a.prompts.tokens),
+            cached_tokens=self.cached_tokens[None],
+            matched_tokens=self.matched_tokens[None],
             status=self.status[None],
             worker=self.worker[None],
             picked=self.picked[None],

@@ -160,6 +160,7 @@ class Simulation:
         targets = (decision.worker, *decision.fallbacks)
         request.targets = tuple(self.world.index[name].index for name in targets)
         request.number = decision.number
+        self.record.placed(request, self.world)
         self.world.workers[request.targets[0]].prompts += self._arriving.prompt(request)
         self.decided.append(request.targets[0])
         self.record.picked[index] = request.targets[0]

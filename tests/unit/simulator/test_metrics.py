@@ -79,6 +79,17 @@ def test_a_warm_up_that_leaves_nothing_is_refused(share: float) -> None:
         measure(make_result([[1.0]]), share)
 
 
+def test_of_prompts_that_were_begun_shares_of_tokens_are_told() -> None:
+    tokens = {
+        "prompt_tokens": np.array([[100.0, 300.0, 400.0, np.nan]]),
+        "cached_tokens": np.array([[50.0, 100.0, np.nan, np.nan]]),
+        "matched_tokens": np.array([[30.0, 110.0, 400.0, np.nan]]),
+    }
+    found = measure(make_result([[0.5] * 4], **tokens), 0.0).prompts
+    assert [found.cached[0], found.missed[0], found.false[0]] == pytest.approx([150 / 400, 20 / 400, 10 / 400])
+    assert np.isnan(measure(make_result([[0.5]]), 0.0).prompts.cached[0])
+
+
 def test_first_responses_are_those_of_streams_that_were_answered_well() -> None:
     status = np.array([[Status.OK, Status.OK, Status.CANCELLED, Status.OK]])
     first_s = np.array([[0.1, np.nan, np.nan, 0.3]])
