@@ -72,14 +72,23 @@ def rehearse(seed: int, scenarios: int, seeds: int, requests: int | None, out: P
 @_JOBS
 def open_sealed(path: Path, file: str, jobs: int) -> None:
     """Open them: the seed is a hash of the commit that this runs in, which must have all of it and no page yet."""
+    commit, seed = sealed_by(path)
+    drawn = opening.draw(seed, SCENARIOS, SEEDS, rivals.read_tuned(), trained(file), None)
+    _judge(drawn, path, Provenance(f"{_COMMAND}open --file {file}", f"the hash of commit {commit}"), jobs)
+
+
+def sealed_by(path: Path) -> tuple[str, int]:
+    """The commit that seals scenarios, and its seed.
+
+    Raises:
+        ClickException: they were opened, as the page is there; or something is not committed.
+    """
     if path.exists():
         raise click.ClickException(f"{path} is there: they were opened. Scenarios of other seeds: rehearse --seed N")
     if changed := _git("status", "--porcelain"):
         raise click.ClickException(f"not all is committed, so no commit seals it: commit or remove\n{changed}")
     commit = _git("rev-parse", "HEAD")
-    seed = opening.seed_of(commit)
-    drawn = opening.draw(seed, SCENARIOS, SEEDS, rivals.read_tuned(), trained(file), None)
-    _judge(drawn, path, Provenance(f"{_COMMAND}open --file {file}", f"the hash of commit {commit}"), jobs)
+    return commit, opening.seed_of(commit)
 
 
 def trained(file: str) -> Policy:

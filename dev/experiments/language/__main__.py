@@ -1,0 +1,78 @@
+"""`python -m dev.experiments.language`: see the package, and dev/experiments/README.md."""
+
+from pathlib import Path
+
+import click
+
+from dev.experiments.language import page, rivals
+from dev.experiments.language.distribution import scenario
+from dev.experiments.language.page import Opened
+from dev.experiments.sealed.__main__ import sealed_by
+from dev.experiments.sealed.page import Provenance
+from simulator.train.trainer import write_whole
+
+PAGE = Path("docs/learned/language_models.md")
+SCENARIOS, SEEDS = 24, 6
+_SEEDS_FROM = 1 << 21
+"""Request seeds of sealed runs: no other runs have them."""
+_COMMAND = "python -m dev.experiments.language "
+_JOBS = click.option("--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Processes.")
+
+
+@click.group()
+def main() -> None:
+    """Judge policies on fleets that nobody has looked at. Tune and rehearse first; then commit; then open, once."""
+
+
+def _done(count: int, total: int) -> None:
+    if count % 20 == 0 or count == total:
+        click.echo(f"{count} of {total} runs")
+
+
+@main.command()
+@_JOBS
+def tune(jobs: int) -> None:
+    """Tune all on fleets that are never sealed, and keep what was found; some 20 minutes."""
+    write_whole(rivals.TUNED, rivals.written(rivals.tune(jobs, _done)).encode())
+
+
+@main.command()
+@click.option(
+    "--seed", type=click.IntRange(min=0), required=True, help="Of the scenarios; that of a page makes them again."
+)
+@click.option("--scenarios", type=click.IntRange(min=1), default=SCENARIOS, show_default=True)
+@click.option("--seeds", type=click.IntRange(min=1), default=SEEDS, show_default=True, help="Of requests.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("out/language"), show_default=True)
+@_JOBS
+def rehearse(seed: int, scenarios: int, seeds: int, out: Path, jobs: int) -> None:
+    """All of it on a seed of your own, which seals nothing."""
+    command = f"{_COMMAND}rehearse --seed {seed} --scenarios {scenarios} --seeds {seeds}"
+    origin = f"seed {seed}, for trying it, so these were no secret"
+    _judge(seed, scenarios, seeds, out / PAGE.name, Provenance(command, origin), jobs)
+
+
+@main.command("open")
+@click.option("--page", "path", type=click.Path(dir_okay=False, path_type=Path), default=PAGE, show_default=True)
+@_JOBS
+def open_sealed(path: Path, jobs: int) -> None:
+    """Open them: the seed is a hash of the commit that this runs in, which must have all of it and no page yet."""
+    commit, seed = sealed_by(path)
+    provenance = Provenance(f"{_COMMAND}open", f"seed {seed}, the hash of commit {commit}")
+    _judge(seed, SCENARIOS, SEEDS, path, provenance, jobs)
+
+
+def _judge(seed: int, scenarios: int, seeds: int, path: Path, provenance: Provenance, jobs: int) -> None:
+    places = [(seed, number) for number in range(scenarios)]
+    settings = {name: (rivals.OURS, options) for name, options in rivals.subjects().items()} | rivals.rivals()
+    request_seeds = range(_SEEDS_FROM, _SEEDS_FROM + seeds)
+    played = rivals.play_all(places, list(settings.values()), request_seeds, jobs, _done)
+    metrics = dict(zip(settings, played, strict=True))
+    opened = Opened(tuple(scenario(*place) for place in places), metrics, provenance)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path.with_suffix(".csv"), page.as_csv(opened).encode())
+    write_whole(path, page.page(opened).encode())
+    click.echo(f"Written: {path}, and .csv beside it")
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m dev.experiments.language")
