@@ -39,6 +39,11 @@ def lowest_of(column: str) -> Fact:
     return Fact(lowest, column)
 
 
+def mean_of(column: str) -> Fact:
+    """The mean over the eligible workers, of values between 0 and what counts as infinite; 0 where there is none."""
+    return Fact(mean, column)
+
+
 def quantile_of(column: str, option: str) -> Fact:
     """The lower quantile (an order statistic) over the eligible workers, by the share that the option says."""
     return Fact(lower_quantile, column, option)
@@ -50,6 +55,16 @@ def total(column: FloatArray, eligible: BoolArray, option: float, scratch: Float
         if eligible[w]:
             found += column[w] if column[w] < WORST else WORST
     return found
+
+
+def mean(column: FloatArray, eligible: BoolArray, option: float, scratch: FloatArray) -> float:
+    found, count = 0.0, 0
+    for w in range(len(column)):
+        if eligible[w]:
+            count += 1
+            if column[w] > 0:
+                found += column[w] if column[w] < WORST else WORST
+    return found / count if count > 0 else 0.0
 
 
 def most(column: FloatArray, eligible: BoolArray, option: float, scratch: FloatArray) -> float:

@@ -7,7 +7,7 @@ import numpy as np
 
 from policies.base import WORST, option
 from policies.choices import softmin_of
-from policies.costs import CostPolicy, Elements
+from policies.costs import CostPolicy, Elements, mean_of
 
 _MOST_OF_FIRST = 0.9
 """What the whole answer gives up of its weight where the first token has all of it. Who looks at first tokens alone
@@ -45,6 +45,7 @@ def generated_s(
     reported_pending: Elements,
     matched_tokens: Elements,
     prompt_tokens: Elements,
+    mean_matched: Elements,
     saving_factor: Elements,
     ttft_weight: Elements,
 ) -> Elements:
@@ -55,7 +56,9 @@ def generated_s(
     # `prompt_s` is of the tokens that are left to compute; those that are cached take as long each.
     matched_tokens = np.fmin(np.fmax(matched_tokens, 0.0), prompt_tokens)
     cached = matched_tokens / np.maximum(prompt_tokens - matched_tokens, 1.0)
-    whole_s = whole_s - saved_s(cached, np.where(prompt_s < WORST, prompt_s, 0.0), saving_factor)
+    # What all have need nobody keep: who computes it anew drives out what is as old, and followers may come there too.
+    rare = 1.0 - np.fmin(mean_matched / np.maximum(matched_tokens, 1.0), 1.0)
+    whole_s = whole_s - saved_s(cached, np.where(prompt_s < WORST, prompt_s, 0.0), saving_factor * rare)
     return ttft_weight * first_s + (1.0 - _MOST_OF_FIRST * ttft_weight) * whole_s
 
 
@@ -91,7 +94,8 @@ class ExpectedLatency(CostPolicy):
     Of a model that generates, the seconds are those until the first token and until the whole answer, by `ttft_weight`,
     and what others lose: those that wait there, while this prompt is computed; all that are there, by that and by the
     tokens that each step generates more. What is cached there of the prompt saves the time to compute it, which counts
-    `saving_factor` times as well: those that begin alike follow, and computed elsewhere it would drive others out.
+    `saving_factor` times as well: those that begin alike follow, and computed elsewhere it would drive others out. It
+    counts the less the more of the workers have it: a prompt that all begin with is to be everywhere.
 
     A worker that fails fast looks idle; what an error costs the client in seconds keeps it from being the best.
     """
@@ -140,6 +144,7 @@ class ExpectedLatency(CostPolicy):
     )
 
     choice = softmin_of("temperature")
+    facts: ClassVar = {"mean_matched": mean_of("matched_tokens")}
 
     @staticmethod
     def cost(
@@ -157,6 +162,7 @@ class ExpectedLatency(CostPolicy):
         reported_pending: Elements,
         matched_tokens: Elements,
         prompt_tokens: Elements,
+        mean_matched: Elements,
         error_penalty_s: Elements,
         delayed_share: Elements,
         delayed_share_other_models: Elements,
@@ -179,7 +185,7 @@ class ExpectedLatency(CostPolicy):
         )
         generated = generated_s(
             *(completion_s, first_token_s, prompt_s, slowdown_s, pending, reported_pending),
-            *(matched_tokens, prompt_tokens, saving_factor, ttft_weight),
+            *(matched_tokens, prompt_tokens, mean_matched, saving_factor, ttft_weight),
         )
         generated = generated + error_penalty_s * error_rate
         return np.where(prompt_tokens > 0, generated, seconds - saved_s(cached, saving_s, saving_factor))

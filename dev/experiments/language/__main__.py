@@ -30,10 +30,14 @@ def _done(count: int, total: int) -> None:
 
 
 @main.command()
+@click.option(
+    "--policy", "names", multiple=True, type=click.Choice(list(rivals.GRIDS)), help="Only these. [default: all]"
+)
 @_JOBS
-def tune(jobs: int) -> None:
-    """Tune all on fleets that are never sealed, and keep what was found; some 20 minutes."""
-    write_whole(rivals.TUNED, rivals.written(rivals.tune(jobs, _done)).encode())
+def tune(names: tuple[str, ...], jobs: int) -> None:
+    """Tune policies on fleets that are never sealed, and keep what was found; some 20 minutes for all."""
+    found = rivals.tune(names or tuple(rivals.GRIDS), jobs, _done)
+    write_whole(rivals.TUNED, rivals.written({**(rivals.read_tuned() if names else {}), **found}).encode())
 
 
 @main.command()

@@ -102,15 +102,15 @@ def play_all(
     return [found[i : i + len(places)] for i in range(0, len(found), len(places))]
 
 
-def tune(jobs: int, done: Callable[[int, int], None]) -> dict[str, Any]:
-    """Of each policy, for each goal, the options of the lowest loss: the mean over scenarios and seeds of the goal's
-    weighted logarithms of latencies, over those of the policy's defaults."""
+def tune(names: Sequence[str], jobs: int, done: Callable[[int, int], None]) -> dict[str, Any]:
+    """Of each of these policies, for each goal, the options of the lowest loss: the mean over scenarios and seeds of
+    the goal's weighted logarithms of latencies, over those of the policy's defaults."""
     places = [(_SEED, NEVER_SEALED + number) for number in range(SCENARIOS)]
-    settings = [(name, options) for name in GRIDS for options in ({}, *points(name))]
+    settings = [(name, options) for name in names for options in ({}, *points(name))]
     played = play_all(places, settings, SEEDS, jobs, done)
     means = [np.mean([figures(each).mean(axis=1) for each in of_one], axis=0) for of_one in played]
     found: dict[str, Any] = {}
-    for name in GRIDS:
+    for name in names:
         own = [(options, mean) for (of, options), mean in zip(settings, means, strict=True) if of == name]
         (_, base), tried = own[0], own[1:]
         losses = {

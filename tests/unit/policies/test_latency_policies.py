@@ -180,12 +180,18 @@ def test_expected_latency_minds_those_whom_a_prompt_delays() -> None:
 
 
 def test_expected_latency_counts_what_is_cached_of_a_prompt_for_those_that_follow() -> None:
-    # 800 tokens of 1,000 are cached at the first, which takes 0.1 s for the rest, so 0.4 s for those.
+    # 800 tokens of 1,000 are cached at the first, which takes 0.1 s for the rest, so 0.4 s for those; at one of two.
     columns = {"matched_tokens": [800.0, 0.0], "prompt_s": [0.1, 0.5], "first_token_s": [6.0, 0.5]}
     view, prompt = make_view(**columns, completion_s=[7.5, 2.0], backlog_s=0.0), Request("m", prompt_tokens=1000.0)
-    for factor, picked in ((0.0, [0, 1]), (13.0, [0, 1]), (14.0, [1, 0])):
+    for factor, picked in ((0.0, [0, 1]), (27.0, [0, 1]), (28.0, [1, 0])):
         policy = ExpectedLatency(temperature=0.0, ttft_weight=0.0, saving_factor=factor)
         assert probabilities(policy, view, prompt) == picked, factor
+
+
+def test_expected_latency_keeps_nobody_for_a_prompt_that_all_have() -> None:
+    columns = {"matched_tokens": [800.0, 800.0], "prompt_s": [0.1, 0.2], "first_token_s": [0.6, 0.5]}
+    view, prompt = make_view(**columns, completion_s=[2.1, 2.0], backlog_s=0.0), Request("m", prompt_tokens=1000.0)
+    assert probabilities(ExpectedLatency(temperature=0.0, saving_factor=1e6), view, prompt) == [0, 1]
 
 
 def test_expected_latency_charges_errors_of_models_that_generate() -> None:
