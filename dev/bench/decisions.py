@@ -11,6 +11,7 @@ import numpy as np
 
 from balancer.kernel.compiled.c_compiler import compiler
 from balancer.kernel.compiled.library import PATH, Compiled, Library
+from balancer.kernel.estimators.prefixes import next_checkpoint
 from balancer.kernel.python_kernel import Kernel
 from balancer.kernel.settings import Settings
 from balancer.native.build import WITHOUT_HOOKS
@@ -22,9 +23,13 @@ from balancer.scheduler.events import Finished, ModelReport, Report, WorkerAdded
 from balancer.scheduler.router import Router
 from dev.bench.results import Options, Table
 from policies import BUILTIN
-from policies.base import Policy, Request
+from policies.base import Policy, Prefix, Request
+from policies.hashing import mix
 
 MODELS = ("model_0", "model_1", "model_2")
+PROMPT_TOKENS = 25_000.0
+"""Of 100 kB of text."""
+_BLOCK_TOKENS, _PROMPTS = 32, 200
 _IN_FLIGHT_PER_WORKER = 3
 _MOST_IN_PYTHON = 64
 """Workers: Python takes minutes to be told of a thousand."""
@@ -61,12 +66,21 @@ def _report(worker: int, rng: np.random.Generator) -> Report:
     return Report(worker=f"worker-{worker}", incarnation=1, number=1, ready=True, models=models, balancers=2)
 
 
-def _whole(policy: Policy, workers: int, decisions: int, kernel: Kernel) -> Row:
+def _prefix(text: int) -> Prefix:
+    """What a long prompt begins with."""
+    blocks, ends = int(PROMPT_TOKENS) // _BLOCK_TOKENS, [1]
+    while (end := next_checkpoint(ends[-1])) < blocks:
+        ends.append(end)
+    return tuple((mix(end ^ mix(text)), float(end * _BLOCK_TOKENS)) for end in (*ends, blocks))
+
+
+def _whole(policy: Policy, workers: int, decisions: int, kernel: Kernel, *, prompts: bool = False) -> Row:
     """Time `Router.route` and the taking in of one outcome, with three requests in flight at each worker.
 
     Estimators and accounting are in it; reading the request and writing the answer are not. It is CPU time, so that
-    what else the machine does is no part of it.
+    what else the machine does is no part of it. `prompts`: each request has one of a few long ones.
     """
+    prefixes = [_prefix(text) for text in range(_PROMPTS)] if prompts else [()]
     router = Router(policy, kernel=kernel)
     _add_fleet(router, workers, 0.0)
     # Reports come all the time in production; here time stands nearly still instead, so that none gets stale.
@@ -77,7 +91,8 @@ def _whole(policy: Policy, workers: int, decisions: int, kernel: Kernel) -> Row:
     )
     taken_ns = np.empty(decisions)
     for number in range(-decisions // 10, decisions):  # what comes before 0 warms up
-        request = Request(model=MODELS[number % 3], rows=1 + number % 4)
+        tokens, prefix = PROMPT_TOKENS if prompts else 0.0, prefixes[number % len(prefixes)]
+        request = Request(model=MODELS[number % 3], rows=1 + number % 4, prompt_tokens=tokens, prefix=prefix)
         now_s += step_s
         begun_ns = time.thread_time_ns()
         decision = router.route(request, now_s)
@@ -96,11 +111,13 @@ def measure(options: Options) -> list[Table]:
     decisions, library = 300 if options.quick else 2000, Library()
     cases = [(policy(), workers) for policy in BUILTIN.values() for workers in WORKER_COUNTS]
     compiled = [_whole(policy, workers, decisions, Compiled(library)) for policy, workers in cases]
+    long = [_whole(policy, workers, decisions, Compiled(library), prompts=True) for policy, workers in cases]
     few = [(policy, workers) for policy, workers in cases if workers <= _MOST_IN_PYTHON]
     plain = [_whole(policy, workers, decisions // 4, Kernel()) for policy, workers in few]
     return [
         _table("The whole decision: eligibility, estimators, policy, draw, fallbacks, and its outcome, µs", compiled),
         _table("The same where no compiled kernel is there, in Python", plain),
+        _table("The whole decision for prompts of 100 kB, µs", long),
     ]
 
 
