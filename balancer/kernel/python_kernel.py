@@ -278,8 +278,11 @@ class Kernel:
 def lay_out_prefix(x: FleetState, prefix: Prefix) -> None:
     """Write down what a prompt begins with."""
     d, known = x.decision, prefix[:MOST_CHECKPOINTS]
-    for i, (found, tokens) in enumerate(known):
-        d.checkpoint[0, i], d.checkpoint_tokens[0, i] = found, tokens
+    if known:
+        found, tokens = zip(*known, strict=True)
+        # Of this type from the start: NumPy takes large and small ones together for floats.
+        d.checkpoint[0, : len(known)] = np.array(found, np.uint64)
+        d.checkpoint_tokens[0, : len(known)] = tokens
     d.checkpoint_tokens[0, len(known) :] = 0.0
 
 
