@@ -40,9 +40,9 @@ MAX_MODELS_IN_FLIGHT = 256
 MAX_PROMPTS_TOLD = 64
 """That one message between a balancer and an agent tells of; of more, the last ones."""
 MAX_PROMPT_TOKENS = 1e7
-"""Of one prompt."""
+"""Tokens of a prompt that a report or an acknowledgement tells of."""
 MAX_WAITING_TOKENS = 1e12
-"""Of all prompts that wait at one worker."""
+"""Tokens that one worker has still to compute of all its prompts, as a balancer or a report says."""
 MAX_FALLBACKS = 16
 """Workers named after a pick."""
 MAX_FLEET_MODELS = 4096

@@ -1,6 +1,7 @@
-"""Prompts on the wire: balancers tell a worker's agent which they sent there, and it tells the others.
+"""Prompts on the wire: each balancer tells a worker's agent which ones it sent there, and the agent tells the others.
 
-So each knows what a worker has cached, whoever had it computed, and one that has just started knows it as well.
+So a balancer knows which beginnings a worker has cached of other balancers' prompts, and of its own from before a
+restart.
 """
 
 from collections import deque
@@ -14,7 +15,7 @@ from balancer.scheduler.events import SentPrompt
 _KEPT = 2048
 """Prompts by an agent: what they begin with fills the memory of any worker, or nearly."""
 _MOST_TOKENS = 2**32 - 1
-"""Of a field."""
+"""The largest `uint32`, which is the type of `prefix_tokens`."""
 
 
 def encode_prompts(prompts: Iterable[SentPrompt]) -> Iterator[report_pb2.SentPrompt]:
@@ -51,7 +52,7 @@ def _decode(entry: report_pb2.SentPrompt) -> SentPrompt:
 
 
 class PromptLog:
-    """Of an agent: the last prompts that balancers sent to its worker, numbered as it hears of them."""
+    """The last prompts that balancers sent to an agent's worker, numbered as the agent hears of them."""
 
     def __init__(self) -> None:
         self._prompts: deque[tuple[str, report_pb2.SentPrompt]] = deque(maxlen=_KEPT)
@@ -79,14 +80,14 @@ class PromptLog:
 
 
 class Listener:
-    """A balancer that is told of prompts: of all that were sent before it listened, and since of what others send."""
+    """What an agent tells one balancer: all prompts from before its stream, then those that other balancers send."""
 
     def __init__(self, log: PromptLog, balancer: str) -> None:
         self._log, self._balancer = log, balancer
         self._from, self._next = log.end, 0
 
     def next(self) -> list[report_pb2.SentPrompt]:
-        """What it is told next, as many as a message may tell of; call it for a message that is sent."""
+        """The prompts for the next message, `MAX_PROMPTS_TOLD` at most. They count as told, so send that message."""
         told: list[report_pb2.SentPrompt] = []
         for number, balancer, prompt in self._log.since(self._next):
             if len(told) == bounds.MAX_PROMPTS_TOLD:

@@ -23,7 +23,9 @@ PREFIX_PLACES, PREFIX_WAYS = 16384, 4
 MOST_CHECKPOINTS = 64
 """Lengths at which a prompt's beginning is hashed, by `next_checkpoint`: enough for a hundred thousand blocks."""
 AGES = 24
+"""Classes of ages in `reused`: each but the first is as wide as all before it."""
 _YOUNG = 256.0
+"""Tokens at which the first class ends."""
 _OF_LATE = 16.0
 """How often its memory a worker is asked for until half of what was learned of ages is forgotten."""
 _EACH = 4
@@ -180,13 +182,13 @@ def _note(
         i = _way_of(p, f, place, key)
         if i >= 0:
             _count_again(p, r, m, checkpoint_tokens[c] - before, _since(p, f, r, m, place, i))
-        before = checkpoint_tokens[c]
-        if i < 0:
+        else:
             i = 0
             for j in range(p.key.shape[2]):
                 if p.at_s[f, place, j] < p.at_s[f, place, i]:
                     i = j
         p.key[f, place, i], p.used_at[f, place, i], p.at_s[f, place, i] = key, p.asked[r, m] + asked, now_s
+        before = checkpoint_tokens[c]
     p.asked[r, m] += asked
     p.asked_of_late[r, m] += asked
     if p.asked_of_late[r, m] > _OF_LATE * p.memory_tokens[r, m] > 0:

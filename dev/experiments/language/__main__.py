@@ -9,6 +9,7 @@ from dev.experiments.language.distribution import scenario
 from dev.experiments.language.page import Opened
 from dev.experiments.sealed.__main__ import sealed_by
 from dev.experiments.sealed.page import Provenance
+from dev.experiments.sealed.rivals import written
 from simulator.train.trainer import write_whole
 
 PAGE = Path("docs/learned/language_models.md")
@@ -37,7 +38,7 @@ def _done(count: int, total: int) -> None:
 def tune(names: tuple[str, ...], jobs: int) -> None:
     """Tune policies on fleets that are never sealed, and keep what was found; some 20 minutes for all."""
     found = rivals.tune(names or tuple(rivals.GRIDS), jobs, _done)
-    write_whole(rivals.TUNED, rivals.written({**(rivals.read_tuned() if names else {}), **found}).encode())
+    write_whole(rivals.TUNED, written({**(rivals.read_tuned() if names else {}), **found}).encode())
 
 
 @main.command()

@@ -6,18 +6,18 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import multiprocessing
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dev.experiments.language.distribution import scenario
+from dev.experiments.sealed.opening import in_processes
+from dev.experiments.sealed.rivals import points
 from policies import BUILTIN
-from policies.base import FloatArray, Policy
+from policies.base import FloatArray
 from simulator.compare.metrics import RunMetrics, measure
 from simulator.run import run
 from simulator.train.distribution import NEVER_SEALED
@@ -59,20 +59,11 @@ _NEVER_S = 1e4
 """Of who answered nothing."""
 
 
-def policy(name: str, options: Mapping[str, Any]) -> Policy:
-    return BUILTIN[name](**options)
-
-
-def points(name: str) -> list[dict[str, Any]]:
-    grid = GRIDS[name]
-    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-
-
 def play(place: tuple[int, int], name: str, options: Mapping[str, Any], seeds: Sequence[int]) -> RunMetrics:
     """One policy in the scenario of that seed and number."""
     given = scenario(*place)
     arrivals = [given.arrivals(seed) for seed in seeds]
-    return measure(run(given.fleet, arrivals, policy(name, options), seeds=seeds))
+    return measure(run(given.fleet, arrivals, BUILTIN[name](**options), seeds=seeds))
 
 
 def figures(found: RunMetrics) -> FloatArray:
@@ -93,12 +84,7 @@ def play_all(
     tasks = list(itertools.product(settings, places))
     # Inherited: each has a core, and many threads would fight for it.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("forkserver")) as pool:
-        futures = [pool.submit(play, place, name, options, seeds) for (name, options), place in tasks]
-        found = []
-        for count, future in enumerate(futures, 1):
-            found.append(future.result())
-            done(count, len(tasks))
+    found = in_processes(play, [(place, *each, seeds) for each, place in tasks], jobs, done)
     return [found[i : i + len(places)] for i in range(0, len(found), len(places))]
 
 
@@ -106,7 +92,7 @@ def tune(names: Sequence[str], jobs: int, done: Callable[[int, int], None]) -> d
     """Of each of these policies, for each goal, the options of the lowest loss: the mean over scenarios and seeds of
     the goal's weighted logarithms of latencies, over those of the policy's defaults."""
     places = [(_SEED, NEVER_SEALED + number) for number in range(SCENARIOS)]
-    settings = [(name, options) for name in names for options in ({}, *points(name))]
+    settings = [(name, options) for name in names for options in ({}, *points(GRIDS[name]))]
     played = play_all(places, settings, SEEDS, jobs, done)
     means = [np.mean([figures(each).mean(axis=1) for each in of_one], axis=0) for of_one in played]
     found: dict[str, Any] = {}
@@ -119,10 +105,6 @@ def tune(names: Sequence[str], jobs: int, done: Callable[[int, int], None]) -> d
         chosen = {goal: tried[int(np.argmin(of))][0] for goal, of in losses.items()}
         found[name] = {"chosen": chosen, "tried": [options for options, _ in tried], "losses": losses}
     return found
-
-
-def written(found: Mapping[str, Any]) -> str:
-    return json.dumps(found, indent=1) + "\n"
 
 
 @functools.cache

@@ -3,10 +3,10 @@
 import hashlib
 import multiprocessing
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ _GUARD = CanaryPlan(guard=GuardSettings(), baseline=ExpectedLatency())
 _NEVER_S = 1e9
 _SEEDS_FROM = 1 << 20
 """Request seeds of sealed runs: no other runs have them."""
+Ran = TypeVar("Ran")
 Way = Literal["plain", "guarded", "clairvoyant", "social"]
 """As it is; under production's guard; knowing every queue and the work in it; the reference that minds others, whatever
 the policy."""
@@ -139,20 +140,29 @@ def draw(seed: int, count: int, seeds: int, tuned: Mapping[str, Any], subject: P
     )
 
 
-def run(opening: Opening, jobs: int, done: Callable[[int, int], None]) -> list[Found]:
-    """All of it; `done` is told how many of how many runs are done."""
+def in_processes(
+    call: Callable[..., Ran], arguments: Sequence[tuple[Any, ...]], jobs: int, done: Callable[[int, int], None]
+) -> list[Ran]:
+    """What the calls return, in the order of their arguments; `done` is told how many of how many have ended."""
     # Not fork: the compiled engine's threads would not survive it.
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("forkserver")) as pool:
-        waiting = {pool.submit(execute, task): task for task in opening.tasks()}
+        waiting = [pool.submit(call, *each) for each in arguments]
         try:
             for count, future in enumerate(as_completed(waiting), 1):
                 future.result()
                 done(count, len(waiting))
         finally:
             pool.shutdown(cancel_futures=True)  # where one failed, the others need not begin
+    return [future.result() for future in waiting]
+
+
+def run(opening: Opening, jobs: int, done: Callable[[int, int], None]) -> list[Found]:
+    """All of it; `done` is told how many of how many runs are done."""
+    tasks = list(opening.tasks())
+    ran = in_processes(execute, [(task,) for task in tasks], jobs, done)
     found = []
     for place, given in enumerate(opening.scenarios):
-        own = {task.label: future.result() for future, task in waiting.items() if task.place == place}
+        own = {task.label: result for task, result in zip(tasks, ran, strict=True) if task.place == place}
         watch = own[SUBJECT][1]
         assert watch is not None  # it is run under its guard
         found.append(Found(given, {label: metrics for label, (metrics, _) in own.items()}, watch))

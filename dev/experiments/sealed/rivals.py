@@ -86,8 +86,8 @@ def rival(name: str, settings: Mapping[str, Any]) -> Rival:
     return Rival(BUILTIN[name](**options), bool(settings.get(_WEIGHTS, False)))
 
 
-def points(name: str) -> list[dict[str, Any]]:
-    grid = GRIDS[name]
+def points(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Every combination of the options' values."""
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
@@ -113,7 +113,7 @@ def tune(
     found: dict[str, Any] = {}
     for name in GRIDS:
         tried: list[dict[str, Any]] = []
-        for settings in points(name):
+        for settings in points(GRIDS[name]):
             ratios = np.log(_latencies(scenarios, rival(name, settings), requests, seeds) / base)
             mean, p99 = ratios.mean(axis=(1, 2))
             tried.append({"settings": settings, "loss": round(float(mean + TAIL_WEIGHT * p99), 5)})

@@ -12,6 +12,7 @@ from dev.experiments.language import page, rivals
 from dev.experiments.language.distribution import scenario, warm_capacity_per_s
 from dev.experiments.language.page import Opened
 from dev.experiments.sealed.page import Provenance
+from dev.experiments.sealed.rivals import points
 from simulator.compare.metrics import RunMetrics, measure
 from simulator.engine.check import check_arrivals, check_fleet
 
@@ -53,7 +54,7 @@ def test_each_rule_is_tuned_for_each_goal_and_ours_as_well() -> None:
     assert names == set(rivals.FIELD)
     for name in rivals.GRIDS:
         for goal in rivals.GOALS:
-            assert rivals.read_tuned()[name]["chosen"][goal] in rivals.points(name)
+            assert rivals.read_tuned()[name]["chosen"][goal] in points(rivals.GRIDS[name])
 
 
 def test_the_page_says_who_was_beaten_and_who_was_not() -> None:

@@ -112,7 +112,7 @@ def test_the_file_tells_the_numbers_that_are_drawn_from() -> None:
 def test_rivals_were_tuned_over_all_of_the_present_grid() -> None:
     tuned = rivals.read_tuned()
     for name, found in tuned["policies"].items():
-        assert [each["settings"] for each in found["tried"]] == rivals.points(name)
+        assert [each["settings"] for each in found["tried"]] == rivals.points(rivals.GRIDS[name])
         assert found["chosen"]["loss"] == min(each["loss"] for each in found["tried"])
     assert set(tuned["policies"]) == set(rivals.GRIDS)
     losses = {name: found["chosen"]["loss"] for name, found in tuned["policies"].items()}
