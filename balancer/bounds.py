@@ -21,6 +21,10 @@ MAX_PREFIX_BYTES = 65_536
 """Of a gRPC message, before its tensors: as much is held until a worker is chosen."""
 MAX_JSON_BYTES = 2**20
 """Of JSON that is read for what concerns routing: as much is held until a worker is chosen."""
+MAX_JSON_NODES = 262_144
+"""Objects and arrays of a request to OpenAI's API, as its brackets are counted; each takes some 100 bytes and more."""
+MAX_PROMPT_BYTES = 16 * 2**20
+"""Of a request to OpenAI's API, all of which is read. Envoy's bootstrap has it too."""
 MAX_INFLATED_BYTES = 80 * 2**20
 """Of a compressed message, inflated: it is read to its end."""
 MAX_INFLATED_TOTAL_BYTES = 256 * 2**20

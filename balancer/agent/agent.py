@@ -1,4 +1,5 @@
-"""Runs beside one Triton and tells every balancer how it fares, 20 to 100 times a second while requests flow."""
+"""Runs beside one Triton, or a server of OpenAI's API, and tells every balancer how it fares, 20 to 100 times a second
+while requests flow."""
 
 import asyncio
 import contextlib
@@ -9,9 +10,10 @@ from balancer import bounds
 from balancer.agent.device import DeviceMonitor
 from balancer.agent.drain import Drain, DrainError
 from balancer.agent.limits import ModelLimits
+from balancer.agent.openai_source import OpenAISource
 from balancer.agent.quiet import Pace
 from balancer.agent.triton_port import TritonPort
-from balancer.agent.triton_source import TritonSource, TritonState
+from balancer.agent.triton_source import ServerState, TritonSource
 from balancer.balancer_tls import BalancerTls, credentials
 from balancer.bounds import OutOfBoundsError
 from balancer.errors import OperatorError
@@ -41,6 +43,8 @@ class AgentOptions:
     triton_metrics: str = "127.0.0.1:8002"
     triton_http: str = "127.0.0.1:8000"
     """That closes first when Triton stops; empty: not asked, so that a stop is noticed later."""
+    openai: str = ""
+    """Of a server of OpenAI's API, which is read in the place of a Triton; empty: there is none."""
     report_hz: float = 50.0
     """While requests flow."""
     device: str = ""
@@ -72,6 +76,7 @@ class AgentOptions:
             ("triton_grpc", (self.triton_grpc,), "127.0.0.1:8001"),
             ("triton_metrics", (self.triton_metrics,), "127.0.0.1:8002"),
             ("triton_http", (self.triton_http,) if self.triton_http else (), "127.0.0.1:8000"),
+            ("openai", (self.openai,) if self.openai else (), "127.0.0.1:8000"),
         ):
             for address in addresses:
                 host, _, port = address.rpartition(":")
@@ -102,17 +107,21 @@ class _Agent:
     def __init__(self, options: AgentOptions) -> None:
         self._options = options
         self._pace = Pace()
-        self._source = TritonSource(
-            options.triton_grpc, options.triton_metrics, options.triton_tls, pause=self._pace.pause
-        )
+        self._source: TritonSource | OpenAISource
+        if options.openai:
+            self._source = OpenAISource(options.openai, pause=self._pace.pause)
+        else:
+            self._source = TritonSource(
+                options.triton_grpc, options.triton_metrics, options.triton_tls, pause=self._pace.pause
+            )
         self._device = DeviceMonitor(options.device, options.memory_bytes)
         self._replicas = Replicas(options.balancers, options.tls, self._look_now)
         self._port: TritonPort | None = None
-        if options.triton_http:
+        if options.triton_http and not options.openai:
             self._port = TritonPort(options.triton_http, pause=self._pace.pause, closed=self._look_now)
         self._drain = Drain(self._replicas)
         self._limits = ModelLimits()
-        self._triton: TritonState | None = None
+        self._triton: ServerState | None = None
         self._hurry = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -180,7 +189,7 @@ class _Agent:
                     await self._hurry.wait()
             self._hurry.clear()
 
-    def _report_of(self, triton: TritonState, number: int) -> Report:
+    def _report_of(self, triton: ServerState, number: int) -> Report:
         gpu = self._device.state
         return Report(
             worker=self._options.worker,

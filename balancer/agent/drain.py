@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 from balancer.agent.quiet import Activity
-from balancer.agent.triton_source import TritonState
+from balancer.agent.triton_source import ServerState
 from balancer.reports.replicas import Replicas
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Drain:
             logger.info("asked to drain: the balancers are told that this worker gets nothing new")
         self.draining = True
 
-    def observe(self, triton: TritonState, now_s: float) -> None:
+    def observe(self, triton: ServerState, now_s: float) -> None:
         if triton.incarnation != self._incarnation:
             if self.draining:
                 logger.info("Triton started anew: the worker drains no more")

@@ -28,9 +28,11 @@ class MetricsUnavailableError(Exception):
 class MetricsPage:
     """The page at `http://address/metrics`; one fetch at a time."""
 
-    def __init__(self, address: str, timeout_s: float) -> None:
-        """`address` is `host:port`; a fetch that takes longer than `timeout_s` fails."""
+    def __init__(self, address: str, timeout_s: float, not_there: str = _NOT_THERE) -> None:
+        """`address` is `host:port`; a fetch that takes longer than `timeout_s` fails. `not_there`: what to do where it
+        cannot be reached."""
         self.address = address
+        self._not_there = not_there
         host, _, self._port = address.rpartition(":")
         self._host = host.strip("[]")
         self._request = f"GET /metrics HTTP/1.1\r\nHost: {address}\r\nAccept: text/plain\r\n\r\n".encode()
@@ -54,12 +56,14 @@ class MetricsPage:
                 return await self._get(*await self._connect())
         except TimeoutError:
             self.close()
-            raise self._unavailable(f"no answer within {self._timeout_s} s", gone=False, remedy=_NOT_THERE) from None
+            raise self._unavailable(
+                f"no answer within {self._timeout_s} s", gone=False, remedy=self._not_there
+            ) from None
         except ConnectionRefusedError:
-            raise self._unavailable("connection refused", gone=True, remedy=_NOT_THERE) from None
+            raise self._unavailable("connection refused", gone=True, remedy=self._not_there) from None
         except (OSError, EOFError, asyncio.LimitOverrunError, ValueError) as error:
             self.close()
-            raise self._unavailable(str(error) or type(error).__name__, gone=False, remedy=_NOT_THERE) from error
+            raise self._unavailable(str(error) or type(error).__name__, gone=False, remedy=self._not_there) from error
         except BaseException:
             # Cancelled, or not understood: the rest of an answer may still come, so the connection is of no more use.
             self.close()

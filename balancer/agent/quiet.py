@@ -5,7 +5,7 @@ import contextlib
 import math
 from collections.abc import Iterable
 
-from balancer.agent.triton_source import TritonState
+from balancer.agent.triton_source import ServerState
 from balancer.scheduler.events import ModelReport
 
 QUIET_AFTER_S = 2.0
@@ -60,7 +60,7 @@ class Pace:
         self._flows.set()
         self._pause_s = 0.0
 
-    def observe(self, triton: TritonState, allowed_s: float, now_s: float) -> float:
+    def observe(self, triton: ServerState, allowed_s: float, now_s: float) -> float:
         """Take in what Triton says; returns the seconds until the next look, 0: as few as can be.
 
         Args:

@@ -91,7 +91,7 @@ _CHANNEL_OPTIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class TritonState:
+class ServerState:
     ready: bool
     incarnation: int
     models: tuple[ModelReport, ...]
@@ -128,7 +128,7 @@ class TritonSource:
         self._parser = MetricsParser()
         self._grpc_address = grpc_address
         self._tls = tls
-        self._incarnation = _next_incarnation(0)
+        self._incarnation = next_incarnation(0)
         self._index: dict[ModelKey, bool] = {}
         self._index_answered = False
         self.looked = asyncio.Event()
@@ -157,7 +157,7 @@ class TritonSource:
         trusted = await asyncio.to_thread(credentials, self._tls)
         return grpc.aio.secure_channel(self._grpc_address, trusted, options=(*_CHANNEL_OPTIONS, name))
 
-    async def read(self) -> TritonState:
+    async def read(self) -> ServerState:
         """Fetch the metrics page and return all that is known; not ready where Triton does not answer."""
         try:
             metrics = self._parser.parse(await self._page.fetch())
@@ -168,7 +168,7 @@ class TritonSource:
                 self._gone = True
                 self._index_answered = False
                 self._shapes.clear()
-            return TritonState(False, self._incarnation, (), reached=False, gone=self._gone)
+            return ServerState(False, self._incarnation, (), reached=False, gone=self._gone)
         self._note("metrics", "")
         if self._gone or _fell(self._metrics, metrics):
             self._gone = False
@@ -180,7 +180,7 @@ class TritonSource:
             self._statistics_due.set()
         now_s = time.monotonic()
         models = tuple(self._model(key, loaded, now_s) for key, loaded in self._index.items())
-        return TritonState(ready=self._index_answered, incarnation=self._incarnation, models=models)
+        return ServerState(ready=self._index_answered, incarnation=self._incarnation, models=models)
 
     def close(self) -> None:
         self._page.close()
@@ -207,7 +207,7 @@ class TritonSource:
 
     def _renew(self) -> None:
         """Counters start anew: begin the next incarnation, and forget what the last one measured."""
-        self._incarnation = _next_incarnation(self._incarnation)
+        self._incarnation = next_incarnation(self._incarnation)
         self._statistics_due.set()
         self._executing.clear()
         self._batches.clear()
@@ -298,7 +298,7 @@ def statistics_pause_s(took_s: float) -> float:
     return min(max(took_s * (1 / _STATISTICS_SHARE - 1), least_s), most_s)
 
 
-def _next_incarnation(last: int) -> int:
+def next_incarnation(last: int) -> int:
     return max(last + 1, time.time_ns() // 1_000_000)
 
 

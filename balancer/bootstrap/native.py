@@ -63,10 +63,15 @@ def decide_natively(bootstrap: Node, native: NativeOptions, forwarded: tuple[str
     for route in routes:
         # For filters that are not there.
         route.pop("typed_per_filter_config", None)
+    for route in routes:
+        if route["name"] in names.OPENAI_ROUTES:
+            # The balancer reads prompts.
+            route.update(nodes.part("asking_openai"))
     routes.insert(0, nodes.part("asking_route"))
     for cluster in resources["clusters"]:
-        if cluster["name"] in (names.GRPC_CLUSTER, names.HTTP_CLUSTER):
-            _follow_module(cluster, native)
+        if cluster["name"] in names.LAST_KNOWN:
+            if cluster["name"] != names.OPENAI_CLUSTER:
+                _follow_module(cluster, native)
             if native.endpoints is not None:
                 config = cluster["eds_cluster_config"] = copy.deepcopy(cluster["eds_cluster_config"])
                 del config["eds_config"]["ads"]

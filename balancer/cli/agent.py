@@ -22,6 +22,7 @@ _EPILOG = """\b
 Examples:
   balancer agent --worker triton-0 --balancer 10.0.0.5:9102
   balancer agent --worker "$POD_NAME" --balancer balancer-headless:9102 --report-hz 100
+  balancer agent --worker llm-0 --balancer 10.0.0.5:9102 --openai 127.0.0.1:8000
   balancer agent drain --timeout 60     a pre-stop hook: nothing new, and wait for what there is
 
 A balancer of several processes has a port for each, listen.reports and up: name them all. A name that stands for
@@ -62,6 +63,12 @@ _control = click.option(
     default=_DEFAULTS.triton_http,
     show_default=True,
     help="Closes first when Triton stops, so it is watched; empty: a stop is noticed later.",
+)
+@click.option(
+    "--openai",
+    metavar="HOST:PORT",
+    default="",
+    help="A server of OpenAI's API to read in place of a Triton, as vLLM, SGLang or llama-server (with --metrics).",
 )
 @click.option(
     "--report-hz",

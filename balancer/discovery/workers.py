@@ -7,7 +7,7 @@ import contextlib
 import ipaddress
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Literal, Protocol
 
 from pydantic import AfterValidator, ByteSize, Field, StringConstraints
 
@@ -28,7 +28,7 @@ def _ip(value: str) -> str:
 def _distinct(workers: Sequence[WorkerSpec]) -> Sequence[WorkerSpec]:
     seen: dict[tuple[str, str], tuple[int, str]] = {}
     for position, worker in enumerate(workers):
-        endpoints = {"grpc_port": worker.grpc_endpoint, "http_port": worker.http_endpoint}
+        endpoints = {"grpc_port" if port == "grpc" else "http_port": at for port, at in worker.endpoints.items()}
         for field, value in {"name": worker.name, **endpoints}.items():
             first = seen.setdefault(("name" if field == "name" else "endpoint", value), (position, field))
             if first != (position, field):
@@ -39,6 +39,9 @@ def _distinct(workers: Sequence[WorkerSpec]) -> Sequence[WorkerSpec]:
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Ports = tuple[int, int]
+PortName = Literal["grpc", "http", "openai"]
+"""By what is asked there: Triton's two protocols, or OpenAI's API."""
+WorkerProtocol = Literal["triton", "openai"]
 ZONE = r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$"
 """As a label's value in Kubernetes."""
 TRITON_PORTS: Ports = 8001, 8000
@@ -46,16 +49,19 @@ TRITON_PORTS: Ports = 8001, 8000
 
 
 class WorkerSpec(StrictModel):
-    """One worker: a Triton server, where it listens and what it is."""
+    """One worker: a server, where it listens and what it is."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?$")]
     """Unique and stable, such as the pod's name. Reports, metrics and hashing go by it."""
     address: Annotated[str, AfterValidator(_ip)]
     """IP address."""
+    protocol: WorkerProtocol = "triton"
+    """`triton`: KServe's, by gRPC and HTTP. `openai`: OpenAI's API at `http_port`, as vLLM, `llama-server` and Triton's
+    OpenAI front end have it."""
     grpc_port: Port = TRITON_PORTS[0]
     """Triton's gRPC port."""
     http_port: Port = TRITON_PORTS[1]
-    """Triton's HTTP port."""
+    """The HTTP port."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Capacity relative to the other workers."""
     device: str = ""
@@ -68,13 +74,20 @@ class WorkerSpec(StrictModel):
     """Whether it finishes what it has and is given nothing new."""
 
     @property
+    def endpoints(self) -> dict[PortName, str]:
+        """`address:port` of each port that requests go to, as a pick names it."""
+        if self.protocol == "openai":
+            return {"openai": join_address(self.address, self.http_port)}
+        return {"grpc": self.grpc_endpoint, "http": self.http_endpoint}
+
+    @property
     def grpc_endpoint(self) -> str:
-        """`address:grpc_port`, as a pick names it for a gRPC request."""
+        """Of a Triton."""
         return join_address(self.address, self.grpc_port)
 
     @property
     def http_endpoint(self) -> str:
-        """`address:http_port`, as a pick names it for an HTTP request."""
+        """Of a Triton."""
         return join_address(self.address, self.http_port)
 
     def added(self) -> WorkerAdded:
@@ -106,10 +119,7 @@ def changes(old: Iterable[WorkerSpec], new: Iterable[WorkerSpec]) -> list[Event]
 
     def moved(worker: WorkerSpec) -> bool:
         known = before.get(worker.name)
-        return known is not None and (known.grpc_endpoint, known.http_endpoint) != (
-            worker.grpc_endpoint,
-            worker.http_endpoint,
-        )
+        return known is not None and known.endpoints != worker.endpoints
 
     gone = [name for name in before if name not in after or moved(after[name])]
     came = tuple(

@@ -15,7 +15,15 @@ from envoy.config.endpoint.v3 import endpoint_components_pb2, endpoint_pb2
 from envoy.service.discovery.v3 import discovery_pb2
 from google.protobuf import any_pb2
 
-from balancer.extproc.names import ENDPOINTS_SERVICE, ENDPOINTS_TYPE_URL, GRPC_CLUSTER, HTTP_CLUSTER, LAST_KNOWN
+from balancer.discovery.workers import WorkerProtocol
+from balancer.extproc.names import (
+    ENDPOINTS_SERVICE,
+    ENDPOINTS_TYPE_URL,
+    GRPC_CLUSTER,
+    HTTP_CLUSTER,
+    LAST_KNOWN,
+    OPENAI_CLUSTER,
+)
 from balancer.files.regular import replace_file
 
 logger = logging.getLogger(__name__)
@@ -42,6 +50,8 @@ class Endpoint:
     http_port: int
     state: State = "healthy"
     """Envoy's own fallback goes to healthy ones only. A pick is followed whatever this says."""
+    protocol: WorkerProtocol = "triton"
+    """`openai`: it has the HTTP port alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,9 +262,12 @@ class LastKnown:
 
 def _snapshot(endpoints: Iterable[Endpoint]) -> _Snapshot:
     ordered = sorted(endpoints, key=lambda endpoint: endpoint.name)
+    tritons = [endpoint for endpoint in ordered if endpoint.protocol == "triton"]
+    others = [endpoint for endpoint in ordered if endpoint.protocol == "openai"]
     resources = {
-        GRPC_CLUSTER: _assignment(GRPC_CLUSTER, ((endpoint, endpoint.grpc_port) for endpoint in ordered)),
-        HTTP_CLUSTER: _assignment(HTTP_CLUSTER, ((endpoint, endpoint.http_port) for endpoint in ordered)),
+        GRPC_CLUSTER: _assignment(GRPC_CLUSTER, ((endpoint, endpoint.grpc_port) for endpoint in tritons)),
+        HTTP_CLUSTER: _assignment(HTTP_CLUSTER, ((endpoint, endpoint.http_port) for endpoint in tritons)),
+        OPENAI_CLUSTER: _assignment(OPENAI_CLUSTER, ((endpoint, endpoint.http_port) for endpoint in others)),
     }
     digest = hashlib.blake2b(digest_size=8)
     for resource in resources.values():

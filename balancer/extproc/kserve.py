@@ -10,10 +10,12 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from urllib.parse import unquote
 
 from balancer import bounds
 from balancer.bounds import OutOfBoundsError
+from balancer.discovery.workers import PortName
 from balancer.extproc.names import (
     FAIRNESS_HEADER,
     GATEWAY_MODEL_HEADER,
@@ -21,7 +23,7 @@ from balancer.extproc.names import (
     OBJECTIVE_HEADER,
     REQUEST_ID_HEADER,
 )
-from policies.base import Request
+from policies.base import Prefix, Request
 from policies.hashing import key_of, mix
 
 SERVICE = "/inference.GRPCInferenceService/"
@@ -124,6 +126,16 @@ class Call:
     compressed: bool = False
     """Whether gRPC's messages may be."""
     message_rows: int = 1
+    openai: bool = False
+    """Whether it is for workers that speak OpenAI's API."""
+
+    @property
+    def port(self) -> PortName:
+        """The port of a worker that takes it."""
+        return "grpc" if self.grpc else "openai" if self.openai else "http"
+
+    def with_prompt(self, tokens: float, prefix: Prefix) -> "Call":
+        return replace(self, request=replace(self.request, prompt_tokens=tokens, prefix=prefix))
 
 
 def declared_bytes(headers: Mapping[str, str]) -> int:
@@ -165,6 +177,35 @@ def read_call(
         without = objectives.get(NO_OBJECTIVE, 0)
         objective = objectives.get(_header(headers, OBJECTIVE_HEADER), without)
     kind, model, version = _grpc_call(path, fields) if grpc else rest_call(path)
+    return call_of(headers, names, kind, model, version, fields, objective=objective)
+
+
+def call_of(
+    headers: Mapping[str, str],
+    names: HeaderNames,
+    kind: Kind,
+    model: str,
+    version: str = "",
+    fields: Mapping[str, Sequence[object]] = MappingProxyType({}),
+    *,
+    objective: int = 0,
+    rows: int = 0,
+    openai: bool = False,
+) -> Call:
+    """A call whose model is known, with what its headers say; as in `read_call`.
+
+    Args:
+        headers: As there, as `names` and `fields`.
+        names: Of headers.
+        kind: What it asks for.
+        model: Empty: not known, or of none.
+        version: Empty: any.
+        fields: None of OpenAI's API.
+        objective: Its priority, as another gateway has it.
+        rows: That its body tells of; 0: as `fields` have it.
+        openai: See `Call`.
+    """
+    grpc = is_grpc(headers)
     if kind is Kind.PER_SERVER:
         return Call(kind, Request(model=""), grpc, "", "", "")
     parameters = dict(_parameters(fields)) if fields.get("parameters.key") else {}
@@ -175,7 +216,7 @@ def read_call(
             raise OutOfBoundsError("model", model, "is not empty; where the gateway does not tell it, a header has to")
     sequence_id = bounds.text("sequence_id", str(parameters.get("sequence_id", ""))) or _header(headers, names.sequence)
     in_sequence = sequence_id not in {"", "0"}
-    message_rows = guessed_rows(fields)
+    message_rows = rows or guessed_rows(fields)
     key = _header(headers, names.key)
     request = Request(
         model=model,
@@ -197,6 +238,7 @@ def read_call(
         headers.get(":path", ""),
         grpc and headers.get("grpc-encoding", _PLAIN) != _PLAIN,
         message_rows,
+        openai,
     )
 
 

@@ -11,6 +11,12 @@ COMPRESSED_ROUTE = "grpc_compressed"
 MAY_BE_COMPRESSED = ("x-ext-proc-may-be-compressed", "true")
 """Likewise, that the body follows, of which Envoy cannot extract fields."""
 
+OPENAI_ROUTES = ("openai", "openai_models")
+WITH_PROMPT = ("x-ext-proc-with-prompt", "true")
+"""Likewise, that it is one to OpenAI's API, and that its body follows, whole."""
+USAGE_NAMESPACE = "balancer.usage"
+"""What Envoy's script read of the answer's tokens."""
+
 # A pick: the Endpoint Picker Protocol's namespaces and keys.
 DESTINATION_NAMESPACE = "envoy.lb"
 DESTINATION = "x-gateway-destination-endpoint"
@@ -76,7 +82,14 @@ NOT_TAKEN = "CANCELLED"
 # Clusters.
 GRPC_CLUSTER = "triton_grpc"
 HTTP_CLUSTER = "triton_http"
-LAST_KNOWN = {GRPC_CLUSTER: "endpoints-grpc.pb", HTTP_CLUSTER: "endpoints-http.pb"}
+OPENAI_CLUSTER = "openai"
+CLUSTERS = {"grpc": GRPC_CLUSTER, "http": HTTP_CLUSTER, "openai": OPENAI_CLUSTER}
+"""Of workers, by the port that they lead to."""
+LAST_KNOWN = {
+    GRPC_CLUSTER: "endpoints-grpc.pb",
+    HTTP_CLUSTER: "endpoints-http.pb",
+    OPENAI_CLUSTER: "endpoints-openai.pb",
+}
 """By cluster, the file of its endpoints in the folder that balancer and Envoy share."""
 BALANCER_CLUSTER = "balancer"
 """All processes: picks."""

@@ -15,18 +15,20 @@ from envoy.service.accesslog.v3 import als_pb2
 from google.protobuf import struct_pb2
 from google.protobuf.duration_pb2 import Duration
 
-from balancer.bounds import MAX_LATENCY_S, MAX_TEXT_BYTES
+from balancer.bounds import MAX_LATENCY_S, MAX_PROMPT_TOKENS, MAX_TEXT_BYTES
 from balancer.extproc.names import (
     ANSWERS_LOG,
     DECISION_NAMESPACE,
     EXTRACTION,
     GATEWAY_REQUEST_ID_HEADER,
+    LOG_NAMESPACE,
     MODEL_KEY,
     NUMBER_KEY,
     OUTCOMES_SERVICE,
     RUN_SEPARATOR,
     TRACE_HEADER,
     TRACED_LOG,
+    USAGE_NAMESPACE,
 )
 from balancer.extproc.responses import OF_ABORTED, By, Verdict, code, verdict
 from balancer.extproc.wire import read_message
@@ -68,6 +70,15 @@ Entry: TypeAlias = accesslog_pb2.HTTPAccessLogEntry
 Read = TypeVar("Read")
 
 
+class Usage(NamedTuple):
+    """Tokens, as the answer of a language model has them; 0: it does not say."""
+
+    prompt: float
+    cached: float
+    """Of the prompt, that the worker had."""
+    output: float
+
+
 class Outcome(NamedTuple):
     """How a request ended, as Envoy saw it. After a retry, what concerns the worker is of the last attempt."""
 
@@ -95,6 +106,7 @@ class Outcome(NamedTuple):
     """Empty: the request is about no model."""
     attempts: int
     """1 + retries; 0: no worker was tried."""
+    usage: Usage | None = None
     trace: str = ""
     """Id of its trace, 32 hexadecimal digits; empty: it was not sampled, or Envoy makes no traces."""
 
@@ -212,6 +224,8 @@ def outcome_of(entry: Entry, run: str = "0") -> Outcome:
     # A successful answer has its status in the trailers, an immediate error in the headers.
     grpc_status = response.response_trailers.get("grpc-status") or response.response_headers.get("grpc-status")
     model = _extracted_model(metadata[EXTRACTION]) if EXTRACTION in metadata else _model_in_path(path)
+    if not model and is_openai(path) and LOG_NAMESPACE in metadata:
+        model = metadata[LOG_NAMESPACE].fields[MODEL_KEY].string_value
     return Outcome(
         number=_field_number(metadata[DECISION_NAMESPACE], run) if DECISION_NAMESPACE in metadata else NOT_PICKED,
         upstream=_upstream(common),
@@ -226,6 +240,7 @@ def outcome_of(entry: Entry, run: str = "0") -> Outcome:
         path=path,
         model=model if len(model) <= MAX_TEXT_BYTES else "",
         attempts=common.upstream_request_attempt_count,
+        usage=_usage(metadata[USAGE_NAMESPACE]) if USAGE_NAMESPACE in metadata else None,
         trace=sampled_trace(parent) if (parent := request.request_headers.get(TRACE_HEADER)) else "",
     )
 
@@ -301,6 +316,19 @@ def _field_number(balancer: struct_pb2.Struct, run: str) -> int:
     if match is None:
         return REFUSED
     return int(match["number"]) if match["run"] == run else OF_ANOTHER_RUN
+
+
+def is_openai(path: str) -> bool:
+    return path.startswith("/v1/")
+
+
+def _usage(read: struct_pb2.Struct) -> Usage:
+    def tokens(key: str) -> float:
+        found = read.fields[key].number_value if key in read.fields else 0.0
+        return found if 0 <= found <= MAX_PROMPT_TOKENS else 0.0
+
+    prompt = tokens("prompt_tokens")
+    return Usage(prompt, min(tokens("cached_tokens"), prompt), tokens("completion_tokens") or tokens("events"))
 
 
 def _extracted_model(extracted: struct_pb2.Struct) -> str:

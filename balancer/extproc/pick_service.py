@@ -18,9 +18,11 @@ from balancer.extproc.compressed import CompressedMessage
 from balancer.extproc.exchange import Exchange, Served, hands_over, passed, read_fields, read_headers, read_subset
 from balancer.extproc.inference_bytes import Fields
 from balancer.extproc.kserve import SERVICE, Call, declared_bytes, is_grpc, read_call
-from balancer.extproc.names import HEADERS_ONLY, MAY_BE_COMPRESSED, PICKS_SERVICE
+from balancer.extproc.names import HEADERS_ONLY, MAY_BE_COMPRESSED, PICKS_SERVICE, WITH_PROMPT
+from balancer.extproc.openai import read_request
 from balancer.extproc.picker import Later, Pick, Picker
-from balancer.extproc.responses import immediate, wait
+from balancer.extproc.responses import immediate, list_of_models, of_openai, passed_on, wait
+from balancer.scheduler.after_decision import Decision
 
 _METHOD = f"/{PICKS_SERVICE}/Process"
 _NO_REQUEST = "the first message has no request_headers"
@@ -46,6 +48,8 @@ class PickListener(Protocol):
         """A call was answered, in that many seconds of this process."""
 
     def served(self, call: Call, served: Served) -> None: ...
+
+    def first_token(self, decision: Decision) -> None: ...
 
     def refused(self, error: OutOfBoundsError) -> None: ...
 
@@ -161,6 +165,44 @@ class ExternalProcessor:
             await read.feed(message.request_body.body)
             await stream.write(_passed(message))
 
+    async def prompt(self, _: object, stream: Stream) -> None:
+        """A request of our own Envoy to OpenAI's API. Its body is read here, and passes as it is; of a stream also when
+        its first token comes, after which this stream ends and Envoy goes on alone."""
+        first = await self._first(stream, grpc_call=False)
+        if isinstance(first, bytes):
+            await stream.write(of_openai(first))
+            return
+        if not self._ready():
+            await stream.abort(grpc.StatusCode.UNAVAILABLE, _NOT_READY)
+        headers = read_headers(first.request_headers)
+        if headers.get(":method") == "GET":
+            await stream.write(list_of_models(self._picker.models_of("openai")))
+            return
+        await stream.write(passed_on("request_headers"))
+        message: object = None if first.request_headers.end_of_stream else await stream.read()
+        body = message.request_body.body if isinstance(message, ext_proc.ProcessingRequest) else b""
+        streams = False
+
+        def read() -> Call:
+            nonlocal streams
+            call, streams = read_request(headers, body, self._picker.names, self._picker.shares)
+            return call
+
+        call, pick = self._answer(first, own=True, read=read)
+        assert isinstance(pick, Pick)  # nobody waits here
+        await stream.write(of_openai(pick.answer + passed_on("request_body") if pick.decision else pick.answer))
+        if call is None or pick.decision is None or not streams:
+            return
+        while isinstance(message := await stream.read(), ext_proc.ProcessingRequest):
+            if message.HasField("response_headers"):
+                await stream.write(passed_on("response_headers"))
+                if read_headers(message.response_headers).get(":status") != "200":
+                    return
+            elif message.HasField("response_body"):
+                self._listener.first_token(pick.decision)
+                await stream.write(passed_on("response_body"))
+                return
+
     async def process(self, _: object, stream: Stream) -> None:
         """One request of another gateway's client, from its headers to the end of what the gateway tells of it."""
         message = await self._first(stream)
@@ -175,23 +217,28 @@ class ExternalProcessor:
             in_body = pick.version if call.grpc else ""
             await self._follow(stream, call, Exchange(message, pick.decision, start_s, pick.draw, in_body))
 
-    async def _first(self, stream: Stream) -> ext_proc.ProcessingRequest | bytes:
+    async def _first(self, stream: Stream, grpc_call: bool = True) -> ext_proc.ProcessingRequest | bytes:
         """The message with the request's headers; or the answer to one that contains text that is not UTF-8: if the
         stream failed instead, Envoy would forward the request without a pick."""
         message: object = await stream.read()
         if message is UNREADABLE:
             error = OutOfBoundsError("encoding", "the request", "is UTF-8 in all of its names and ids")
             self._listener.refused(error)
-            return self._picker.invalid(error, grpc=True).answer
+            return self._picker.invalid(error, grpc_call).answer
         if not (isinstance(message, ext_proc.ProcessingRequest) and message.HasField("request_headers")):
             await stream.abort(grpc.StatusCode.INVALID_ARGUMENT, _NO_REQUEST)
         return message
 
     def _answer(
-        self, message: ext_proc.ProcessingRequest, own: bool, may_wait: bool = False, fields: Fields | None = None
+        self,
+        message: ext_proc.ProcessingRequest,
+        own: bool,
+        may_wait: bool = False,
+        fields: Fields | None = None,
+        read: Callable[[], Call] | None = None,
     ) -> tuple[Call | None, Pick | Later]:
         """Understand the first message and decide; `own`: it is our own Envoy's. Only if it `may_wait`, it may.
-        `fields`: of the body, None: as Envoy extracted them.
+        `fields`: of the body, None: as Envoy extracted them; `read`: reads another protocol.
 
         Nothing that is in the message may end the stream with an error: the gateway would go on without a pick, past
         limits, pins and the model table.
@@ -203,9 +250,11 @@ class ExternalProcessor:
             grpc_call = is_grpc(headers)
             if not self._ready():
                 return None, self._picker.unready(_NOT_READY, grpc_call)
-            if fields is None:
-                fields = read_fields(message)
-            call = read_call(headers, fields, self._picker.names, None if own else self._picker.objectives)
+            if read is not None:
+                call = read()
+            else:
+                fields = read_fields(message) if fields is None else fields
+                call = read_call(headers, fields, self._picker.names, None if own else self._picker.objectives)
             if (away := self._turned_away(call, own and call.grpc)) is not None:
                 return None, self._picker.over_limit(away.words, away.wait_s, grpc_call)
             if may_wait and self._picker.holds(call):
@@ -268,7 +317,7 @@ def _passed(message: ext_proc.ProcessingRequest) -> bytes:
 
 
 class _Handler(grpc.GenericRpcHandler):
-    """The method `Process`, by one of four handlers that are the same on the wire: the stream's metadata says which.
+    """The method `Process`, by one of five handlers that are the same on the wire: the stream's metadata says which.
 
     With `once` the answer goes out together with the end of the stream: that saves a quarter of what gRPC costs here.
     """
@@ -278,6 +327,7 @@ class _Handler(grpc.GenericRpcHandler):
         self._once: Any = grpc.stream_unary_rpc_method_handler(processor.once, request_deserializer=_read)
         self._wait: Any = grpc.stream_stream_rpc_method_handler(processor.wait, request_deserializer=_read)
         self._inflate: Any = grpc.stream_stream_rpc_method_handler(processor.inflate, request_deserializer=_read)
+        self._prompt: Any = grpc.stream_stream_rpc_method_handler(processor.prompt, request_deserializer=_read)
         self._process: Any = grpc.stream_stream_rpc_method_handler(processor.process, request_deserializer=_read)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
@@ -285,6 +335,8 @@ class _Handler(grpc.GenericRpcHandler):
             return None
         if MAY_BE_COMPRESSED in handler_call_details.invocation_metadata:
             return self._inflate
+        if WITH_PROMPT in handler_call_details.invocation_metadata:
+            return self._prompt
         if HEADERS_ONLY not in handler_call_details.invocation_metadata:
             return self._process
         return self._wait if self._may_wait() else self._once

@@ -8,15 +8,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from balancer.bounds import OutOfBoundsError
-from balancer.discovery.workers import WorkerSpec
+from balancer.discovery.workers import PortName, WorkerSpec
 from balancer.extproc import responses
 from balancer.extproc.inference_bytes import COMPRESSED, NO_BODY, path_with_version, pinned_version
 from balancer.extproc.kserve import Call, HeaderNames, Kind, Objectives
+from balancer.extproc.openai import TokenShares
 from balancer.kernel.settings import HoldingSettings
 from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.canary.split import Splits, VersionDraw
 from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
+from balancer.scheduler.fleet import ANY_MODEL
 from balancer.scheduler.holding.state import batches_there
 from balancer.scheduler.holding.waiting import Departure, Waiting
 from policies.base import Request
@@ -164,37 +166,44 @@ class Addresses:
     """Names of the workers that discovery lists to addresses and back, for gateways that know only addresses."""
 
     def __init__(self, workers: Sequence[WorkerSpec] = ()) -> None:
-        self._grpc = {worker.name: worker.grpc_endpoint for worker in workers}
-        self._http = {worker.name: worker.http_endpoint for worker in workers}
-        self._names = {endpoint: name for table in (self._grpc, self._http) for name, endpoint in table.items()}
+        self._endpoints: dict[PortName, dict[str, str]] = {"grpc": {}, "http": {}, "openai": {}}
         self._at: dict[str, list[str]] = {}
         for worker in workers:
+            for port, endpoint in worker.endpoints.items():
+                self._endpoints[port][worker.name] = endpoint
             self._at.setdefault(worker.address, []).append(worker.name)
+        self._names = {endpoint: name for table in self._endpoints.values() for name, endpoint in table.items()}
+        self._some = {port: frozenset(table) for port, table in self._endpoints.items() if len(table) < len(workers)}
 
-    def of(self, names: Iterable[str], grpc: bool, within: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    def of(self, names: Iterable[str], port: PortName, within: Mapping[str, str] | None = None) -> tuple[str, ...]:
         """`address:port` of each worker that is listed, in order; as `within` names them, where there is one."""
-        table = within if within is not None else self._grpc if grpc else self._http
+        table = within if within is not None else self._endpoints[port]
         return tuple(table[name] for name in names if name in table)
 
     def name(self, endpoint: str) -> str:
         """The worker at `address:port`, empty if none is listed there."""
         return self._names.get(endpoint, "")
 
-    def within(self, endpoints: Iterable[str], grpc: bool) -> dict[str, str]:
+    def that_have(self, port: PortName) -> frozenset[str] | None:
+        """The workers with such a port; None: all are."""
+        return self._some.get(port)
+
+    def within(self, endpoints: Iterable[str], port: PortName) -> dict[str, str]:
         """The workers that a gateway allows, each with the endpoint by which it does.
 
         Args:
-            endpoints: `address:port` of either protocol, or an address alone, which allows all workers there.
-            grpc: The request's protocol, whose port is taken where both are allowed, or none is named.
+            endpoints: `address:port` of any protocol, or an address alone, which allows all workers there.
+            port: The request's, which is taken where several are allowed, or none is named.
         """
-        own = self._grpc if grpc else self._http
+        own = self._endpoints[port]
         allowed: dict[str, str] = {}
         for endpoint in endpoints:
             name = self._names.get(endpoint)
-            if name is not None:
+            if name in own:
                 allowed[name] = own[name] if allowed.get(name) == own[name] else endpoint
             for name in self._at.get(endpoint.strip("[]"), ()):
-                allowed[name] = own[name]
+                if name in own:
+                    allowed[name] = own[name]
         return allowed
 
 
@@ -240,6 +249,7 @@ class Picker:
         self.fallbacks_for_all = False
         self.holding = Holding(router, clock)
         self.splits = Splits()
+        self.shares = TokenShares()
         self._clock = clock
         self._process = process
         self._run = run
@@ -259,10 +269,10 @@ class Picker:
         """
         if call.kind is Kind.PER_SERVER:
             return Pick(responses.immediate(*responses.UNSUPPORTED_CODES, PER_SERVER, call.grpc) + self._refused)
-        allowed = None if subset is None else self.addresses.within(subset, call.grpc)
+        allowed = None if subset is None else self.addresses.within(subset, call.port)
         call, draw, version = self._of_a_version(call, bodies)
         try:
-            decision = self._route(call, None if allowed is None else frozenset(allowed))
+            decision = self._route(call, self._among(call, allowed))
         except RoutingError as error:
             return self._turned_away(call, error, draw)
         return self._picked(call, decision, allowed, own, draw, version)
@@ -273,11 +283,10 @@ class Picker:
 
     def hold(self, call: Call, subset: Collection[str] | None, size_bytes: int) -> Later:
         """Let a call of our own Envoy's wait; what comes of it is read by `later`."""
-        allowed = None if subset is None else self.addresses.within(subset, call.grpc)
+        allowed = None if subset is None else self.addresses.within(subset, call.port)
         call, draw, version = self._of_a_version(call, bodies=True)
         try:
-            workers = None if allowed is None else frozenset(allowed)
-            outcome = self.holding.ask(call.request, workers, size_bytes)
+            outcome = self.holding.ask(call.request, self._among(call, allowed), size_bytes)
         except RoutingError as error:
             outcome = asyncio.get_running_loop().create_future()
             outcome.set_result(error)
@@ -289,10 +298,13 @@ class Picker:
             return self._turned_away(waited.call, outcome, waited.draw)
         return self._picked(waited.call, outcome, waited.allowed, True, waited.draw, waited.version)
 
+    def _among(self, call: Call, allowed: Allowed) -> frozenset[str] | None:
+        return self.addresses.that_have(call.port) if allowed is None else frozenset(allowed)
+
     def _of_a_version(self, call: Call, bodies: bool) -> tuple[Call, VersionDraw | None, str]:
         """The same for the version that it gets, where it names none and its model is split or pinned."""
         request = call.request
-        if call.kind is not Kind.INFERENCE or request.version:
+        if call.kind is not Kind.INFERENCE or request.version or call.openai:
             return call, None, ""
         why_not = "" if not call.grpc else COMPRESSED if call.compressed else "" if bodies else NO_BODY
         draw = self.splits.draw(request, why_not) if self.splits.of else None
@@ -311,7 +323,7 @@ class Picker:
         self, call: Call, decision: Decision, allowed: Allowed, own: bool, draw: VersionDraw | None, version: str
     ) -> Pick:
         fallbacks = decision.fallbacks if own or self.fallbacks_for_all else ()
-        addresses = self.addresses.of((decision.worker, *fallbacks), call.grpc, allowed)
+        addresses = self.addresses.of((decision.worker, *fallbacks), call.port, allowed)
         answer = responses.destination(addresses, call.request.sequence, header=not own)
         answer += responses.decision(self._process, self._run, decision.number)
         if version:
@@ -322,6 +334,13 @@ class Picker:
         if own:
             return responses.version(version)
         return responses.of_any_length() if call.grpc else responses.path(path_with_version(call.path, version))
+
+    def models_of(self, port: PortName) -> list[str]:
+        """That some worker with such a port serves now."""
+        fleet, names = self.router.fleet, self.addresses.that_have(port)
+        rows = [row for row, name in enumerate(fleet.names) if names is None or name in names]
+        named = [model for model in fleet.models if model not in ("", ANY_MODEL)]
+        return sorted(model for model in named if fleet.servable(model, "")[rows].any())
 
     def invalid(self, error: OutOfBoundsError, grpc: bool) -> Pick:
         return Pick(responses.immediate(*responses.INVALID_CODES, str(error), grpc) + self._refused)
@@ -336,7 +355,8 @@ class Picker:
         return Pick(responses.immediate(*responses.INTERNAL_CODES, _FAILED, grpc) + self._refused)
 
     def _log_metadata(self, call: Call, policy: str = "") -> bytes:
-        return responses.for_logs(call.request.model, policy) if self._for_logs else b""
+        # What asks for OpenAI's API does not say in its path which model it is for.
+        return responses.for_logs(call.request.model, policy) if self._for_logs or call.openai else b""
 
     def _route(self, call: Call, allowed: Collection[str] | None) -> Decision:
         now_s = self._clock()

@@ -7,6 +7,7 @@ would cost more than the decision does. And the statuses by which requests end, 
 
 import json
 import math
+from collections.abc import Iterable
 from functools import cache, lru_cache
 from random import Random
 from typing import Literal
@@ -174,6 +175,39 @@ def immediate(http_status: int, grpc_status: int, message: str, grpc: bool, wait
     if wait_s:
         hint = (PUSHBACK, math.ceil(wait_s * 1000)) if grpc else (RETRY_AFTER, math.ceil(wait_s))
         _set(response.headers, hint[0], str(hint[1]))
+    return _bytes(ext_proc.ProcessingResponse(immediate_response=response))
+
+
+def passed_on(kind: Literal["request_headers", "request_body", "response_headers", "response_body"]) -> bytes:
+    """Nothing is to be changed in what came. Behind another answer: that one is to a message of this kind."""
+    message = ext_proc.ProcessingResponse()
+    getattr(message, kind).SetInParent()
+    return _bytes(message)
+
+
+def of_openai(answer: bytes) -> bytes:
+    """The same, with an error as OpenAI's API writes it."""
+    message = ext_proc.ProcessingResponse.FromString(answer)
+    if not message.HasField("immediate_response"):
+        return answer
+    refused = message.immediate_response
+    status = refused.status.code
+    words = json.loads(refused.body)["error"]
+    kind = _OPENAI_ERRORS.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    error = {"message": words, "type": kind, "param": None, "code": "model_not_found" if status == 404 else None}
+    refused.body = json.dumps({"error": error}).encode()
+    return _bytes(message)
+
+
+_OPENAI_ERRORS = {404: "invalid_request_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
+
+
+def list_of_models(models: Iterable[str]) -> bytes:
+    """Answers `/v1/models`."""
+    listed = [{"id": model, "object": "model", "created": 0, "owned_by": "balancer"} for model in models]
+    response = ext_proc.ImmediateResponse(status=http_status_pb2.HttpStatus(code=200), details="balancer")
+    response.body = json.dumps({"object": "list", "data": listed}).encode()
+    _set(response.headers, "content-type", "application/json")
     return _bytes(ext_proc.ProcessingResponse(immediate_response=response))
 
 

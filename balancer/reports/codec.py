@@ -90,6 +90,8 @@ def _add_model(message: report_pb2.WorkerReport, model: ModelReport, *, with_bat
         failed=model.failed,
         max_batch_rows=model.max_batch_rows,
         instances=model.instances,
+        memory_tokens=model.memory_tokens,
+        held_tokens=model.held_tokens,
     )
     if with_batches:
         for rows, executions, compute_s in model.batches:
@@ -205,6 +207,8 @@ def _decode_model(entry: report_pb2.ModelReport, carried: dict[_Key, ModelReport
         max_batch_rows=int(bounds.number("models.max_batch_rows", entry.max_batch_rows or 1, 1, bounds.MAX_ROWS)),
         instances=int(bounds.number("models.instances", entry.instances or 1, 1, bounds.MAX_INSTANCES)),
         batches=batches,
+        memory_tokens=_count("models.memory_tokens", entry.memory_tokens),
+        held_tokens=_count("models.held_tokens", entry.held_tokens),
     )
 
 

@@ -69,7 +69,7 @@ class SentPrompt(_message.Message):
     def __init__(self, model: _Optional[str] = ..., tokens: _Optional[float] = ..., prefix: _Optional[_Iterable[int]] = ..., prefix_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ModelReport(_message.Message):
-    __slots__ = ("model", "version", "ready", "pending", "executing", "succeeded", "failed", "max_batch_rows", "instances", "batches")
+    __slots__ = ("model", "version", "ready", "pending", "executing", "succeeded", "failed", "max_batch_rows", "instances", "batches", "memory_tokens", "held_tokens")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +80,8 @@ class ModelReport(_message.Message):
     MAX_BATCH_ROWS_FIELD_NUMBER: _ClassVar[int]
     INSTANCES_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HELD_TOKENS_FIELD_NUMBER: _ClassVar[int]
     model: str
     version: str
     ready: bool
@@ -90,7 +92,9 @@ class ModelReport(_message.Message):
     max_batch_rows: int
     instances: int
     batches: _containers.RepeatedCompositeFieldContainer[BatchStatistics]
-    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., ready: _Optional[bool] = ..., pending: _Optional[float] = ..., executing: _Optional[float] = ..., succeeded: _Optional[int] = ..., failed: _Optional[int] = ..., max_batch_rows: _Optional[int] = ..., instances: _Optional[int] = ..., batches: _Optional[_Iterable[_Union[BatchStatistics, _Mapping]]] = ...) -> None: ...
+    memory_tokens: int
+    held_tokens: int
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., ready: _Optional[bool] = ..., pending: _Optional[float] = ..., executing: _Optional[float] = ..., succeeded: _Optional[int] = ..., failed: _Optional[int] = ..., max_batch_rows: _Optional[int] = ..., instances: _Optional[int] = ..., batches: _Optional[_Iterable[_Union[BatchStatistics, _Mapping]]] = ..., memory_tokens: _Optional[int] = ..., held_tokens: _Optional[int] = ...) -> None: ...
 
 class BatchStatistics(_message.Message):
     __slots__ = ("rows", "executions", "compute_s")

@@ -330,12 +330,13 @@ class App:
         for event in changes(old, workers):
             self._observe(event)
         self._picker.addresses = Addresses(workers)
+        tritons = tuple(worker for worker in workers if worker.protocol == "triton")
         if self._native is not None:
-            self._native.workers(workers)
-        self._links.update(workers)
-        self._proxy.workers(workers)
+            self._native.workers(tritons)
+        self._links.update(tritons)
+        self._proxy.workers(tritons)
         self._workers = workers
-        self._fleet.workers(workers)
+        self._fleet.workers(tritons)
         self._endpoint_states = ()
         self._send_endpoints()
         before, now = {worker.name for worker in old}, {worker.name for worker in workers}
@@ -353,7 +354,7 @@ class App:
             return
         self._endpoint_states = states
         endpoints = [
-            Endpoint(worker.name, worker.address, worker.grpc_port, worker.http_port, state)
+            Endpoint(worker.name, worker.address, worker.grpc_port, worker.http_port, state, worker.protocol)
             for worker, state in zip(self._workers, states, strict=True)
         ]
         self._ads.update(endpoints)
@@ -370,7 +371,7 @@ class App:
         self._send_endpoints()
         await self._announce_readiness()
         if not self.not_ready():
-            await self._listener.look()
+            await self._listener.look(any(worker.protocol == "triton" for worker in self._workers or ()))
 
     async def _announce_readiness(self) -> None:
         ready = not self.not_ready()

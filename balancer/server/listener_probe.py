@@ -5,6 +5,7 @@ import asyncio
 import aiohttp
 
 from balancer.config.config import Config
+from balancer.extproc.openai import MODELS
 from balancer.files.schema import join_address, reachable, split_address
 
 _TIMEOUT_S = 1.0
@@ -30,18 +31,19 @@ class ListenerProbe:
         """Why the listener cannot be used yet; empty: it can, or nobody asked."""
         return f"Envoy does not serve at {self._host}:{self._port} yet" if self._waits else ""
 
-    async def look(self) -> None:
-        if self._waits and await self._answers():
+    async def look(self, tritons: bool) -> None:
+        """`tritons`: some of the workers are; else all speak OpenAI's API."""
+        if self._waits and await self._answers("/v2/health/ready" if tritons else MODELS):
             self._waits = False
 
-    async def _answers(self) -> bool:
+    async def _answers(self, path: str) -> bool:
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 if self._needs_certificate:
                     _, writer = await asyncio.open_connection(self._host, self._port)
                     writer.close()
                     return True
-                url = f"{self._scheme}://{join_address(self._host, self._port)}/v2/health/ready"
+                url = f"{self._scheme}://{join_address(self._host, self._port)}{path}"
                 # Whether anybody answers is asked, not who: the certificate's names are those that clients use.
                 async with aiohttp.ClientSession() as session, session.get(url, ssl=False) as response:
                     return response.status in self._good

@@ -9,12 +9,13 @@ from typing import NamedTuple
 from balancer.bounds import OutOfBoundsError
 from balancer.extproc.exchange import Served
 from balancer.extproc.kserve import Call, Kind
-from balancer.extproc.outcomes import NOT_PICKED, Outcome, UpstreamAnswer, verdict_of
+from balancer.extproc.outcomes import NOT_PICKED, Outcome, UpstreamAnswer, is_openai, verdict_of
 from balancer.extproc.picker import Pick, Picker
 from balancer.extproc.responses import CODES, By, of_version, verdict
+from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.canary.split import Split, VersionDraw
-from balancer.scheduler.events import Finished, Withdrawn
+from balancer.scheduler.events import Finished, FirstToken, Withdrawn
 from balancer.scheduler.router import EXPIRED_PER_TICK
 from balancer.server.decision_log.recording import Recording
 from balancer.server.internal_errors import InternalErrors
@@ -30,7 +31,7 @@ FIRST_PROCESS = "0"
 _MOST_AWAITED = 100_000
 _MOST_LATE = 10_000
 _NO_INFERENCE = (Kind.MODEL, Kind.SERVER)
-_INFERENCE = ("/ModelInfer", "/infer", "/generate")
+_INFERENCE = ("/ModelInfer", "/infer", "/generate", "/completions", "/embeddings")
 
 
 class _AwaitedPick(NamedTuple):
@@ -172,6 +173,8 @@ class Recorder:
         for answer in answers:
             pick = self._awaited.get(answer.gateway_id)
             worker = self._picker.addresses.name(answer.upstream)
+            if is_openai(answer.path):
+                continue  # how many tokens it had, the outcome says
             if pick is None:
                 self._remember_late(answer.gateway_id)
             # Whichever worker has it: what was picked is no longer kept busy by it.
@@ -218,8 +221,14 @@ class Recorder:
         latency_s = outcome.latency_s if inference else math.nan
         measured = (now_s,), (latency_s,), (outcome.first_byte_s,)
         finished_s = None if math.isnan(latency_s) else latency_s
+        output_tokens = 0.0
+        if outcome.usage is not None and ended.ok:
+            output_tokens = outcome.usage.output
+            self._picker.shares.learn(outcome.model, outcome.usage.prompt, outcome.bytes_in)
+            self.metrics.count_tokens(outcome.model, ended.worker, *outcome.usage)
         if not counted:
-            self.observe(Finished(number, ended.worker, finished_s, ended.ok, ended.void), now_s)
+            finished = Finished(number, ended.worker, finished_s, ended.ok, ended.void, output_tokens)
+            self.observe(finished, now_s)
         if awaited is not None and awaited.draw is not None and number >= 0:
             self.compare(awaited.draw, ended.grpc_status, ended.http_status, ended.by, latency_s, now_s)
         self.tally.served(ended, Measured(*measured, outcome.bytes_in, outcome.bytes_out))
@@ -249,6 +258,11 @@ class Recorder:
             by=outcome.by,
             policy=policy,
         )
+
+    def first_token(self, decision: Decision) -> None:
+        """The answer of a language model begins."""
+        self.router.observe(FirstToken(decision.number), self._clock())
+        self._picker.holding.soon()
 
     def served(self, call: Call, served: Served) -> None:
         decision = served.decision

