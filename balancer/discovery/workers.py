@@ -7,7 +7,7 @@ import contextlib
 import ipaddress
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal, Protocol, get_args
 
 from pydantic import AfterValidator, ByteSize, Field, StringConstraints
 
@@ -42,6 +42,7 @@ Ports = tuple[int, int]
 PortName = Literal["grpc", "http", "openai"]
 """By what is asked there: Triton's two protocols, or OpenAI's API."""
 WorkerProtocol = Literal["triton", "openai"]
+PROTOCOLS: tuple[WorkerProtocol, ...] = get_args(WorkerProtocol)
 ZONE = r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$"
 """As a label's value in Kubernetes."""
 TRITON_PORTS: Ports = 8001, 8000

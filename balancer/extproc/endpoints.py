@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast
@@ -220,8 +220,7 @@ class LastKnown:
         Raises:
             OSError: they cannot be written.
         """
-        if not self.there:
-            self._write([])
+        self._write([], {cluster for cluster, name in LAST_KNOWN.items() if not (self._folder / name).is_file()})
 
     def update(self, endpoints: Sequence[Endpoint], now_s: float) -> None:
         """Endpoints have changed; what cannot be written is left to `retry`."""
@@ -249,11 +248,12 @@ class LastKnown:
         else:
             self._unwritten, self._fails = None, False
 
-    def _write(self, endpoints: Sequence[Endpoint]) -> None:
+    def _write(self, endpoints: Sequence[Endpoint], clusters: Collection[str] = LAST_KNOWN.keys()) -> None:
         """Each file whole and at once, by a rename, which is what Envoy watches for."""
         snapshot = _snapshot(endpoints)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for cluster, resource in snapshot.resources.items():
+        for cluster in clusters:
+            resource = snapshot.resources[cluster]
             response = discovery_pb2.DiscoveryResponse(
                 version_info=snapshot.version, type_url=ENDPOINTS_TYPE_URL, resources=[resource]
             )

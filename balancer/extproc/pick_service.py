@@ -49,7 +49,7 @@ class PickListener(Protocol):
 
     def served(self, call: Call, served: Served) -> None: ...
 
-    def first_token(self, decision: Decision) -> None: ...
+    def first_token(self, call: Call, decision: Decision) -> None: ...
 
     def refused(self, error: OutOfBoundsError) -> None: ...
 
@@ -199,7 +199,7 @@ class ExternalProcessor:
                 if read_headers(message.response_headers).get(":status") != "200":
                     return
             elif message.HasField("response_body"):
-                self._listener.first_token(pick.decision)
+                self._listener.first_token(call, pick.decision)
                 await stream.write(passed_on("response_body"))
                 return
 

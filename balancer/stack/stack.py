@@ -60,6 +60,11 @@ def new_triton(
     )
 
 
+def new_language_model(name: str, directory: Path) -> LlamaServer:
+    """A server at a free port, to be started; its log goes to `directory`."""
+    return LlamaServer(name=name, http_port=free_ports(1)[0], log_path=directory / f"{name}.log")
+
+
 def spec_of(server: TritonServer | LlamaServer) -> WorkerSpec:
     if isinstance(server, LlamaServer):
         return WorkerSpec(name=server.name, address=server.address, protocol="openai", http_port=server.http_port)

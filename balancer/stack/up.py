@@ -8,7 +8,7 @@ import shutil
 import signal
 import socket
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
@@ -31,8 +31,9 @@ from balancer.files.schema import is_local, join_address
 from balancer.files.yaml_document import dump
 from balancer.native.state import default_folder
 from balancer.stack.envoyproxy import find_envoy
+from balancer.stack.llama import MODEL, find_language_model
 from balancer.stack.process import LocalProcess, free_port_range, free_ports
-from balancer.stack.stack import READY_S, REPOSITORY, Stack, new_triton
+from balancer.stack.stack import READY_S, REPOSITORY, Stack, new_language_model, new_triton
 from balancer.stack.tritonserver import TritonServer, find_triton
 
 _PERIOD_S = 1.0
@@ -120,6 +121,9 @@ _POLL_S = 0.1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
     workers: int = 4
+    """Tritons."""
+    language_models: int = 0
+    """Servers of a small one."""
     policy: str | None = None
     """None: what the config says."""
     host: str = "127.0.0.1"
@@ -151,7 +155,12 @@ def run(options: UpOptions) -> None:
 
 def _check_parts(options: UpOptions) -> None:
     """Before anything starts: OperatorError, with the remedy, where a part is not installed."""
-    if words := missing((find_envoy, find_triton, lambda: _check_models(options))):
+    parts: list[Callable[[], object]] = [find_envoy]
+    parts += [find_triton, lambda: _check_models(options)] if options.workers else []
+    parts += [find_language_model] if options.language_models else []
+    if len(parts) == 1:
+        raise OperatorError("there is no worker; give --workers or --llm a number from 1")
+    if words := missing(parts):
         raise OperatorError(words)
 
 
@@ -197,6 +206,7 @@ class _Up:
             config=config,
             serve_arguments=["--config", str(self._config_path), *set_arguments],
             tritons=_tritons(options),
+            language_models=[new_language_model(f"llm-{n}", options.run_dir) for n in range(options.language_models)],
         )
 
     async def run(self) -> None:
@@ -229,7 +239,8 @@ class _Up:
         # Envoy that finds no balancer waits, and complains: so it starts when there is one.
         await stack.balancer.answers(f"{self._admin_urls()[0]}/live", READY_S)
         for each in stack.specs:
-            self._say(each.name, f"Triton at {each.grpc_endpoint} (gRPC), {each.http_endpoint} (HTTP), {each.device}")
+            where = ", ".join(f"{endpoint} ({port})" for port, endpoint in each.endpoints.items())
+            self._say(each.name, f"{each.protocol} at {where} {each.device}")
         await stack.start_workers()
         self._say("envoy", f"listens at {config.envoy.listen}, admin {config.envoy.admin}")
         await stack.start_envoy()
@@ -266,8 +277,9 @@ class _Up:
         decides = "the balancer (pick)" if bootstrap_options(config).native is None else "Envoy (native)"
         table = Table.grid(padding=(0, 2))
         for name, value in (
-            ("ready", f"workers: {self._options.workers}, policy: {config.policy.name}, decided by: {decides}"),
+            ("ready", f"workers: {len(self._stack.specs)}, policy: {config.policy.name}, decided by: {decides}"),
             ("gRPC and HTTP", f"localhost:{port}, e.g. tritonclient.grpc.InferenceServerClient('localhost:{port}')"),
+            *((("OpenAI", f"http://localhost:{port}/v1, model {MODEL}"),) if self._options.language_models else ()),
             ("page", " ".join(f"{url}/" for url in self._admin_urls())),
             ("fleet", f"{first}/workers"),
             ("why", f"{first}/explain?model=digits"),

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from balancer.discovery.workers import ZONE, Ports, WorkerSpec
+from balancer.discovery.workers import PROTOCOLS, ZONE, Ports, WorkerSpec
 from balancer.files.schema import did_you_mean, shown
 
 PREFIX = "balancer/"
@@ -89,7 +89,10 @@ def _read(pod: Mapping[str, Any], ports: Ports, held: HeldPorts) -> Pod:
     if metadata.get("deletionTimestamp"):
         state = "terminating"
     annotations = _Annotations(metadata)
-    worker = _worker(name, address, _ports(pod, ports, held, annotations), annotations)
+    protocol = annotations.get("protocol", "triton", _UNUSABLE)
+    if any(invalid.field == "protocol" for invalid in annotations.invalid_values):
+        return Pod(name, uid, created, "refused", ready, None, tuple(annotations.invalid_values[:_MAX_INVALID]))
+    worker = _worker(name, address, _ports(pod, ports, held, annotations), annotations, protocol)
     state = "refused" if worker is None else state
     return Pod(name, uid, created, state, ready, worker, tuple(annotations.invalid_values[:_MAX_INVALID]))
 
@@ -139,12 +142,11 @@ def _ports(
         for port in container.get("ports") or ()
         if port.get("protocol", "TCP") == "TCP"
     }
-    remedy = "the pod is left out until it does"
 
     def port(kind: str, default: int, holds: int | None) -> int | None:
         if holds is not None:
             return holds
-        annotated = metadata.get(f"{kind}-port", -1, remedy)
+        annotated = metadata.get(f"{kind}-port", -1, _UNUSABLE)
         if annotated != -1:
             return int(annotated)
         if any(invalid.field == f"{kind}-port" for invalid in metadata.invalid_values):
@@ -155,8 +157,11 @@ def _ports(
     return port("grpc", ports[0], held[0]), port("http", ports[1], held[1])
 
 
-def _worker(name: str, address: str, ports: tuple[int | None, int | None], metadata: _Annotations) -> WorkerSpec | None:
+def _worker(
+    name: str, address: str, ports: tuple[int | None, int | None], metadata: _Annotations, protocol: str
+) -> WorkerSpec | None:
     fields = {
+        "protocol": protocol,
         "weight": metadata.get("weight", 1.0),
         "device": metadata.get("device", ""),
         "memory_bytes": metadata.get("memory-bytes", ByteSize(0)),
@@ -169,7 +174,7 @@ def _worker(name: str, address: str, ports: tuple[int | None, int | None], metad
     grpc_port, http_port = ports
     if grpc_port is None or http_port is None:
         return None
-    if grpc_port == http_port:
+    if grpc_port == http_port and protocol == "triton":
         metadata.refuse("http-port", http_port, "is the gRPC port too")
         return None
     try:
@@ -227,6 +232,7 @@ def _port(text: str) -> int | None:
     return int(text) if fits else None
 
 
+_UNUSABLE = "the pod is left out until it does"
 _A_PORT = "a port from 1 to 65535"
 READERS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "weight": (_weight, f"a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}"),
@@ -234,6 +240,7 @@ READERS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "memory-bytes": (_memory, 'a number of bytes, or text such as "40GiB", up to 1PiB'),
     "zone": (_zone, "at most 63 letters, digits and . _ -"),
     "draining": (_flag, '"true" or "false"'),
+    "protocol": (lambda text: text if text in PROTOCOLS else None, " or ".join(PROTOCOLS)),
     "grpc-port": (_port, _A_PORT),
     "http-port": (_port, _A_PORT),
 }

@@ -103,6 +103,10 @@ class Metrics:
         self.first_byte = self._histogram("first_byte_seconds", says, LATENCY_BUCKETS_S, "model")
         self.received = self._counter("received_bytes", "Bodies of the requests that workers got", "model")
         self.sent = self._counter("sent_bytes", "Bodies of their answers", "model")
+        says = "Of streams of language models, from the pick to the first token"
+        self.first_token = self._histogram("time_to_first_token_seconds", says, LATENCY_BUCKETS_S, "model")
+        says = "Of streams of language models, between tokens, in the mean of each"
+        self.each_token = self._histogram("time_per_output_token_seconds", says, LATENCY_BUCKETS_S, "model")
         says = "Of prompts that workers got, of those what they had cached, and of answers"
         self.tokens = self._counter("tokens", says, "model", "worker", "kind")
         says = "Time to read a request, decide, and write the answer"

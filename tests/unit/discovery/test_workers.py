@@ -44,6 +44,20 @@ def test_name_and_address_are_enough_where_triton_has_its_default_ports() -> Non
     )
 
 
+def test_a_worker_that_speaks_openai_has_one_port() -> None:
+    workers = parse_workers(
+        "workers:\n- {name: a, address: 127.0.0.1, http_port: 1}\n- {name: b, address: 127.0.0.1, protocol: openai}\n",
+        "workers.yaml",
+    )
+    assert [worker.endpoints for worker in workers] == [
+        {"grpc": "127.0.0.1:8001", "http": "127.0.0.1:1"},
+        {"openai": "127.0.0.1:8000"},
+    ]
+    assert "must be" in refused("workers: [{name: a, address: 127.0.0.1, protocol: grpc}]")
+    one = worker("a", protocol="openai")
+    assert changes([one], [worker("a")]) == [WorkerRemoved("a"), WorkersAdded((worker("a").added(),))]
+
+
 def test_json_is_fine_and_no_workers_must_be_written() -> None:
     assert parse_workers('{"workers": []}', "workers.json") == ()
     assert "the file is empty" in refused("")

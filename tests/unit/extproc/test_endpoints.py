@@ -111,6 +111,19 @@ async def test_an_answer_to_an_older_response_changes_nothing(ads: Ads, subscrib
     assert set(assignments(await envoy.response())) == set(BOTH)
 
 
+async def test_workers_that_speak_openai_are_in_a_cluster_of_their_own(ads: Ads, subscribe: Any) -> None:
+    ads.update([A, Endpoint("llm", "10.0.0.3", 8001, 8080, protocol="openai")])
+    envoy = subscribe()
+    await envoy.ask([*BOTH, "openai"])
+    found = assignments(await envoy.response())
+    assert {cluster: [address for address, *_ in each] for cluster, each in found.items()} == {
+        "triton_grpc": ["10.0.0.1"],
+        "triton_http": ["10.0.0.1"],
+        "openai": ["10.0.0.3"],
+    }
+    assert found["openai"][0][1] == 8080
+
+
 async def test_what_is_not_served_is_not_answered(ads: Ads, subscribe: Any) -> None:
     ads.update([A])
     envoy = subscribe()
@@ -139,11 +152,11 @@ def test_the_last_known_are_files_that_envoy_reads_and_are_written_again_where_t
 
     # `balancer envoy`, before the balancer has run.
     last_known.begin()
-    assert names() == [[], []]
+    assert names() == [[], [], []]
     last_known.update([A], 0.0)
     # `balancer envoy` once more.
     LastKnown(folder).begin()
-    assert names() == [["a"], ["a"]]
+    assert names() == [["a"], ["a"], []]
     assert sorted(path.name for path in folder.iterdir()) == sorted(LAST_KNOWN.values())
 
     moved = folder.rename(tmp_path / "moved")
@@ -155,6 +168,6 @@ def test_the_last_known_are_files_that_envoy_reads_and_are_written_again_where_t
     folder.unlink()
     moved.rename(folder)
     last_known.retry(2.9)
-    assert names() == [["a"], ["a"]]
+    assert names() == [["a"], ["a"], []]
     last_known.retry(3.0)
-    assert names() == [["a", "b"], ["a", "b"]]
+    assert names() == [["a", "b"], ["a", "b"], []]

@@ -30,7 +30,7 @@ async def test_a_listener_that_asks_for_credentials_serves_once_it_turns_somebod
         address = f"127.0.0.1:{runner.addresses[0][1]}"
         parsed = config.parse(f"envoy: {{listen: '{address}', ready_after_listener: true{setting}}}\n", "balancer.yaml")
         probe = ListenerProbe(parsed)
-        await probe.look()
+        await probe.look(tritons=True)
         assert (probe.not_ready() == "") == serves
     finally:
         await runner.cleanup()

@@ -48,6 +48,15 @@ def test_everything_that_a_pod_may_say() -> None:
     assert found.invalid_values == ()
 
 
+def test_a_pod_that_speaks_openai_has_one_port() -> None:
+    found = annotated(protocol="openai", http_port="8001")
+    assert found.worker is not None
+    assert found.worker.endpoints == {"openai": "10.0.0.1:8001"}
+    refused = annotated(protocol="grpc")
+    assert (refused.state, refused.worker) == ("refused", None)
+    assert "balancer/protocol: 'grpc' is not allowed: must be triton or openai" in refused.invalid_values[0].text
+
+
 def test_labels_say_the_same_and_annotations_win() -> None:
     labels = {"balancer/device": "L4", "balancer/weight": "2"}
     found = read(labels=labels, annotations={"balancer/weight": "3"}).worker

@@ -1,0 +1,163 @@
+"""OpenAI's own client, unmodified, through each front end, at real language models."""
+
+import asyncio
+import json
+import subprocess
+from collections.abc import AsyncIterator
+
+import openai
+import pytest
+import pytest_asyncio
+from openai.types.chat import ChatCompletionMessageParam
+from support import fronts
+from support.waiting import eventually
+
+from balancer.stack.llama import MODEL
+from balancer.stack.stack import OwnStack, new_language_model
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+BACKGROUND = "You answer questions about the tides, briefly. " * 30
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=fronts.one_of("native", "pick", "proxy"))
+async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[OwnStack]:
+    directory = tmp_path_factory.mktemp("llm")
+    envoy = {"frontend": request.param, "shared_folder": str(directory / "shared")}
+    models = [new_language_model(f"llm-{n}", directory) for n in range(2)]
+    async with OwnStack(directory, language_models=models, settings={"envoy": envoy}) as started:
+        yield started
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(stack: OwnStack) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"http://{stack.url}/v1", api_key="none", max_retries=0) as opened:
+        yield opened
+
+
+def conversation(question: str) -> list[ChatCompletionMessageParam]:
+    return [{"role": "system", "content": BACKGROUND}, {"role": "user", "content": question}]
+
+
+async def test_models_are_those_of_the_fleet(client: openai.AsyncOpenAI) -> None:
+    assert [model.id for model in (await client.models.list()).data] == [MODEL]
+
+
+async def test_chat_and_completions_are_answered_whole(client: openai.AsyncOpenAI, stack: OwnStack) -> None:
+    chat = await client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "Say hello."}], max_tokens=3
+    )
+    text = await client.completions.create(model=MODEL, prompt="The tide", max_tokens=3)
+    assert chat.choices[0].message.content
+    assert text.choices[0].text
+    assert chat.usage is not None
+    assert chat.usage.completion_tokens == 3
+    await eventually(lambda: outputs(stack, 6))
+
+
+async def outputs(stack: OwnStack, tokens: float) -> bool:
+    return await stack.metric("balancer_tokens_total", kind="output") >= tokens
+
+
+async def test_the_next_question_goes_to_the_worker_that_has_what_both_begin_with(
+    client: openai.AsyncOpenAI, stack: OwnStack
+) -> None:
+    cached = []
+    for number in range(5):
+        stream = await client.chat.completions.create(
+            model=MODEL,
+            messages=conversation(f"{number}: when is it high?"),
+            max_tokens=3,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        events = [event async for event in stream]
+        usage = events[-1].usage
+        assert usage is not None
+        assert usage.prompt_tokens_details is not None
+        cached.append(usage.prompt_tokens_details.cached_tokens or 0)
+        assert "".join(event.choices[0].delta.content or "" for event in events if event.choices)
+    # From the third on, when the balancer has seen how long a prompt takes that nobody knows.
+    assert all(tokens > 200 for tokens in cached[2:])
+    await eventually(lambda: counted_cached(stack, sum(cached)))
+    workers = (await stack.get("/workers"))["workers"]
+    assert [worker["waiting_tokens"] for worker in workers] == [0.0, 0.0]
+
+
+async def counted_cached(stack: OwnStack, tokens: float) -> bool:
+    return await stack.metric("balancer_tokens_total", kind="cached") >= tokens
+
+
+async def test_errors_are_those_that_the_client_knows(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="unknown model: 'nobody-has-it'"):
+        await client.chat.completions.create(model="nobody-has-it", messages=[{"role": "user", "content": "x"}])
+    with pytest.raises(openai.BadRequestError, match="messages"):
+        await client.chat.completions.create(model=MODEL, messages=5)  # type: ignore[call-overload]  # on purpose
+    with pytest.raises(openai.BadRequestError, match="is the name of a model"):
+        await client.post("/completions", body={"prompt": "x"}, cast_to=object)
+    with pytest.raises(openai.NotFoundError):
+        await client.files.list()
+
+
+async def test_tools_are_passed_through(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "What is the weather in Kiel?"}],
+        tools=[{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}],
+        max_tokens=3,
+    )
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens > 20
+
+
+async def test_a_client_that_leaves_ends_its_request_at_the_worker(client: openai.AsyncOpenAI, stack: OwnStack) -> None:
+    stream = await client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "Count to a thousand."}], max_tokens=1500, stream=True
+    )
+    async for _ in stream:
+        break
+    await stream.close()
+
+    async def idle() -> bool:
+        workers = (await stack.get("/workers"))["workers"]
+        return all(worker["in_flight"] == worker["pending"] == worker["waiting_tokens"] == 0 for worker in workers)
+
+    await eventually(idle)
+
+
+async def test_two_hundred_at_once_are_all_answered(client: openai.AsyncOpenAI, stack: OwnStack) -> None:
+    async def ask(number: int) -> int:
+        answer = await client.completions.create(model=MODEL, prompt=f"{number}", max_tokens=1)
+        return answer.usage.completion_tokens if answer.usage else 0
+
+    assert await asyncio.gather(*map(ask, range(200))) == [1] * 200
+    assert await stack.metric("balancer_fallbacks_total", reason="no_pick") == 0
+
+
+async def test_a_time_limit_of_the_client_s_ends_its_request(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.APITimeoutError):
+        await client.with_options(timeout=0.05).completions.create(model=MODEL, prompt=BACKGROUND, max_tokens=500)
+
+
+async def test_a_body_of_megabytes_reaches_the_worker(client: openai.AsyncOpenAI) -> None:
+    """Which has no room for it, and says so."""
+    with pytest.raises(openai.BadRequestError, match="context"):
+        await client.completions.create(model=MODEL, prompt="tide " * 1_000_000, max_tokens=1)
+
+
+async def test_the_synchronous_client_and_curl_are_served_too(stack: OwnStack) -> None:
+    def ask() -> str:
+        with openai.OpenAI(base_url=f"http://{stack.url}/v1", api_key="none", max_retries=0) as client:
+            return client.completions.create(model=MODEL, prompt="The tide", max_tokens=2).choices[0].text
+
+    assert await asyncio.to_thread(ask)
+    body = json.dumps({"model": MODEL, "prompt": "The tide", "max_tokens": 2, "stream": True})
+    command = ["curl", "-sN", f"http://{stack.url}/v1/completions", "-d", body]
+    answer = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
+    assert answer.stdout.rstrip().endswith("data: [DONE]")
+
+
+async def test_a_worker_that_is_killed_is_no_longer_asked(client: openai.AsyncOpenAI, stack: OwnStack) -> None:
+    """The last of these, since it leaves one worker."""
+    await stack.language_models[0].kill()
+    answers = [await client.completions.create(model=MODEL, prompt=f"{n}", max_tokens=1) for n in range(8)]
+    assert all(answer.choices for answer in answers)

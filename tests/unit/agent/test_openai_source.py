@@ -1,0 +1,126 @@
+"""What an agent reads of a server of OpenAI's API, by the names that each server gives its metrics."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+
+from balancer.agent.openai_source import OpenAISource, read_metrics
+from balancer.reports.codec import ReportDecoder, ReportEncoder
+from balancer.scheduler.events import Report
+
+VLLM = b"""\
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="llama"} 3.0
+vllm:num_requests_waiting{engine="0",model_name="llama"} 2.0
+vllm:kv_cache_usage_perc{engine="0",model_name="llama"} 0.25
+vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="1000",sliding_window="None"} 1.0
+vllm:request_success_total{engine="0",finished_reason="stop",model_name="llama"} 5.0
+vllm:request_success_total{engine="0",finished_reason="length",model_name="llama"} 4.0
+vllm:prompt_tokens_total{engine="0",model_name="llama"} 900.0
+"""
+SGLANG = b"""\
+sglang:num_running_reqs{model_name="llama"} 3.0
+sglang:num_queue_reqs{model_name="llama"} 2.0
+sglang:token_usage{model_name="llama"} 0.25
+sglang:max_total_num_tokens{model_name="llama"} 16000.0
+sglang:num_requests_total{model_name="llama"} 9.0
+"""
+LLAMA = b"""\
+llamacpp:prompt_tokens_total 900
+llamacpp:requests_processing 3
+llamacpp:requests_deferred 2
+"""
+
+
+class FakeServer:
+    """Answers as such a server does; not one that computes anything."""
+
+    def __init__(self, page: bytes, slots: int = 0) -> None:
+        self.page, self.slots, self.models = page, slots, ["llama", "llama:adapter"]
+
+    @contextlib.asynccontextmanager
+    async def listening(self) -> AsyncIterator[str]:
+        app = web.Application()
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/props", self._props)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        try:
+            yield f"127.0.0.1:{runner.addresses[0][1]}"
+        finally:
+            await runner.cleanup()
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self.page)
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": model} for model in self.models]})
+
+    async def _props(self, _: web.Request) -> web.Response:
+        if not self.slots:
+            return web.Response(status=404)
+        return web.json_response({"default_generation_settings": {"n_ctx": 2048}, "total_slots": self.slots})
+
+
+@contextlib.asynccontextmanager
+async def reading(address: str) -> AsyncIterator[OpenAISource]:
+    source = OpenAISource(address)
+    task = asyncio.create_task(source.watch())
+    try:
+        await source.looked.wait()
+        yield source
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        source.close()
+
+
+@pytest.mark.parametrize(
+    ("server", "finished", "memory_tokens", "held_tokens"),
+    [
+        (FakeServer(VLLM), 9, 16_000, 4000),
+        (FakeServer(SGLANG), 9, 16_000, 4000),
+        (FakeServer(LLAMA, slots=4), 0, 8192, 0),
+    ],
+    ids=["vllm", "sglang", "llama-server"],
+)
+async def test_each_server_s_names_are_known(
+    server: FakeServer, finished: int, memory_tokens: int, held_tokens: int
+) -> None:
+    async with server.listening() as address, reading(address) as source:
+        state = await source.read()
+    first, adapter = state.models
+    assert state.ready
+    assert (first.model, first.executing, first.pending, first.succeeded) == ("llama", 3.0, 2.0, finished)
+    assert (first.memory_tokens, first.held_tokens) == (memory_tokens, held_tokens)
+    assert (adapter.model, adapter.ready, adapter.pending) == ("llama:adapter", True, 0.0)
+    carried = ReportDecoder().decode(ReportEncoder().encode(Report("w", state.incarnation, 0, True, state.models)))
+    assert carried.models == state.models
+
+
+async def test_a_server_that_is_away_is_not_ready_and_comes_back_as_another_one() -> None:
+    server = FakeServer(LLAMA, slots=4)
+    async with server.listening() as address, reading(address) as source:
+        before = await source.read()
+        server.page = LLAMA.replace(b"900", b"10")
+        fell = await source.read()
+    gone = await source.read()
+    assert before.ready
+    assert fell.incarnation > before.incarnation  # its counters have fallen: another process
+    assert (gone.ready, gone.reached, gone.gone) == (False, False, True)
+
+
+@pytest.mark.parametrize("value", [b"nan", b"-1", b"1e300", b"x"])
+def test_a_value_that_is_none_is_refused(value: bytes) -> None:
+    with pytest.raises(ValueError, match=r"number|float"):
+        read_metrics(b"vllm:num_requests_running " + value + b"\n")
+
+
+def test_pages_with_much_else_are_read_for_what_matters() -> None:
+    assert read_metrics(b'vllm:e2e_request_latency_seconds_bucket{le="1"} x\n\n# HELP\nfoo\n') == {}

@@ -1,0 +1,194 @@
+"""Requests to OpenAI's API as the balancer reads them: what they are for, and what their prompts begin with."""
+
+import json
+from typing import Any
+
+import pytest
+from envoy.data.accesslog.v3 import accesslog_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+from hypothesis import given
+from hypothesis import strategies as st
+
+from balancer import bounds
+from balancer.bounds import OutOfBoundsError
+from balancer.extproc import responses
+from balancer.extproc.kserve import HeaderNames, Kind
+from balancer.extproc.openai import BLOCK_BYTES, CHAT, COMPLETIONS, EMBEDDINGS, OpenAICall, TokenShares, read_request
+from balancer.extproc.outcomes import Usage, outcome_of
+from policies.base import Prefix
+
+BLOCK = "x" * BLOCK_BYTES
+
+
+def read(asked: Any, path: str = CHAT, shares: TokenShares | None = None, **headers: str) -> OpenAICall:
+    body = asked if isinstance(asked, bytes) else json.dumps(asked).encode()
+    return read_request({":path": path, ":method": "POST"} | headers, body, HeaderNames(), shares or TokenShares())
+
+
+def chat(*contents: Any, **further: Any) -> dict[str, Any]:
+    roles = ["system", "user", "assistant"]
+    messages = [{"role": roles[i % 3], "content": content} for i, content in enumerate(contents)]
+    return {"model": "m", "messages": messages, **further}
+
+
+def prefix(asked: Any, path: str = CHAT, **headers: str) -> Prefix:
+    return read(asked, path, **headers).call.request.prefix
+
+
+def shared(one: Prefix, other: Prefix) -> int:
+    return len({value for value, _ in one} & {value for value, _ in other})
+
+
+def test_model_stream_deadline_and_tenant_are_read() -> None:
+    call, streams = read(chat("hello", stream=True), **{"x-tenant": "a", "x-deadline-ms": "1500", "x-priority": "2"})
+    assert (call.request.model, call.kind, streams, call.port) == ("m", Kind.STREAM, True, "openai")
+    assert (call.request.tenant, call.request.deadline_s, call.request.priority) == ("a", 1.5, 2)
+    assert not read(chat("hello")).streams
+
+
+def test_a_prompt_has_as_many_tokens_as_its_bytes_made_before() -> None:
+    shares, asked = TokenShares(), chat(BLOCK * 4)
+    size_bytes = len(json.dumps(asked))
+    assert read(asked, shares=shares).call.request.prompt_tokens == size_bytes / 4
+    shares.learn("m", 500, 1000)
+    request = read(asked, shares=shares).call.request
+    assert request.prompt_tokens == size_bytes / 2
+    assert 0 < request.prefix[0][1] < request.prefix[-1][1] < request.prompt_tokens
+    assert shares.of("another") == 1 / 4
+
+
+def test_what_a_conversation_had_before_is_what_its_next_turn_begins_with() -> None:
+    before = chat(BLOCK * 8, "question")
+    after = chat(BLOCK * 8, "question", "answer " * 200, "another question")
+    assert shared(prefix(before), prefix(after)) == len(prefix(before)) == 8
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        chat(BLOCK * 8, cache_salt="s"),
+        chat(BLOCK * 8) | {"model": "m:adapter"},
+        chat("y" + BLOCK * 8),
+        chat(BLOCK * 8, tools=[{"type": "function"}]),
+        chat([{"type": "text", "text": "y"}, {"type": "text", "text": BLOCK * 8}]),
+        {"model": "m", "messages": [{"role": "user", "content": BLOCK * 8}]},
+    ],
+)
+def test_prompts_that_begin_otherwise_share_nothing(other: Any) -> None:
+    assert shared(prefix(chat(BLOCK * 8)), prefix(other)) == 0
+
+
+def test_tenants_share_nothing() -> None:
+    asked = chat(BLOCK * 8)
+    one, other = (prefix(asked, **{"x-tenant": tenant}) for tenant in "ab")
+    assert shared(one, other) == 0
+    assert prefix(asked, **{"x-tenant": "a"}) == one
+
+
+def test_an_image_is_told_by_what_it_is_and_not_by_its_length() -> None:
+    def with_image(data: str) -> Any:
+        image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+        return chat([image, {"type": "text", "text": BLOCK * 4}])
+
+    one, same, other = (prefix(with_image(data * 10_000)) for data in "AAB")
+    assert one == same
+    assert shared(one, other) == 0
+    assert len(one) < 10
+
+
+def test_completions_take_a_text_or_its_tokens() -> None:
+    text = prefix({"model": "m", "prompt": BLOCK * 5}, COMPLETIONS)
+    assert len(text) == 5
+    assert shared(prefix({"model": "m", "prompt": [BLOCK * 5, "another"]}, COMPLETIONS), text) == 5
+    tokens = [{"model": "m", "prompt": [*range(1000), last]} for last in (1, 2)]
+    one, other = (prefix(each, COMPLETIONS) for each in tokens)
+    assert shared(one, other) >= len(one) - 1 > 0
+
+
+def test_embeddings_are_rows_and_no_prompt() -> None:
+    call = read({"model": "m", "input": ["a", "b", "c"]}, EMBEDDINGS).call
+    assert (call.request.rows, call.request.prompt_tokens, call.request.prefix) == (3, 0.0, ())
+    assert read({"model": "m", "input": [1, 2, 3]}, EMBEDDINGS).call.request.rows == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b"", "body"),
+        (b"[]", "body"),
+        (b'{"model":', "body"),
+        (b'{"model": "m", "messages": "\xff"}', "body"),
+        (b'{"a":' * 100_000, "body"),
+        (b"[" * (bounds.MAX_JSON_NODES + 1), "body"),
+        (b'{"model": "m", "n": ' + b"9" * 5000 + b"}", "body"),
+        (b"{}", "model"),
+        (b'{"model": 5}', "model"),
+        (b'{"model": ""}', "model"),
+        (json.dumps({"model": "m" * 300}).encode(), "model"),
+    ],
+)
+def test_a_body_that_cannot_be_read_is_refused_in_words(body: bytes, field: str) -> None:
+    with pytest.raises(OutOfBoundsError, match=f"^{field}: ") as refused:
+        read(body)
+    assert refused.value.field == field
+    assert len(str(refused.value)) < 300
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=600),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(
+    further=st.dictionaries(st.sampled_from(["messages", "prompt", "tools", "stream", "input", "cache_salt"]), _JSON),
+    path=st.sampled_from([CHAT, COMPLETIONS, EMBEDDINGS]),
+)
+def test_whatever_else_is_in_it_is_left_to_the_worker(further: dict[str, Any], path: str) -> None:
+    request = read({"model": "m", **further}, path).call.request
+    assert request.model == "m"
+    assert 0 <= request.prompt_tokens <= bounds.MAX_PROMPT_TOKENS
+    lengths = [tokens for _, tokens in request.prefix]
+    assert lengths == sorted(lengths)
+    assert all(0 < value < 2**64 and 0 < tokens <= request.prompt_tokens for value, tokens in request.prefix)
+
+
+@given(beginning=st.text(min_size=300, max_size=3000), ends=st.tuples(st.text(), st.text()))
+def test_prompts_share_the_hashes_of_what_they_both_begin_with(beginning: str, ends: tuple[str, str]) -> None:
+    one, other = (prefix({"model": "m", "prompt": beginning + end}, COMPLETIONS) for end in ends)
+    whole_blocks = (len(beginning.encode(errors="surrogatepass")) - 1) // BLOCK_BYTES
+    assert shared(one, other) >= min(whole_blocks, 4)
+    if ends[0] == ends[1]:
+        assert one == other
+
+
+def test_errors_are_as_openai_writes_them() -> None:
+    refused = responses.of_openai(responses.immediate(404, 5, "model 'x' is not known", grpc=False))
+    answer = ext_proc.ProcessingResponse.FromString(refused).immediate_response
+    assert answer.status.code == 404
+    assert json.loads(answer.body)["error"] == {
+        "message": "model 'x' is not known",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "model_not_found",
+    }
+
+
+@pytest.mark.parametrize(
+    ("read_by_envoy", "usage"),
+    [
+        ({"prompt_tokens": 100, "cached_tokens": 60, "completion_tokens": 7, "events": 9}, Usage(100, 60, 7)),
+        ({"events": 9}, Usage(0, 0, 9)),
+        ({"prompt_tokens": 10, "cached_tokens": 60}, Usage(10, 10, 0)),
+        ({"prompt_tokens": 1e30, "completion_tokens": -5, "events": float("nan")}, Usage(0, 0, 0)),
+    ],
+)
+def test_what_an_answer_says_of_its_tokens_is_bounded(read_by_envoy: dict[str, float], usage: Usage) -> None:
+    entry = accesslog_pb2.HTTPAccessLogEntry()
+    entry.request.path = CHAT
+    metadata = entry.common_properties.metadata.filter_metadata
+    metadata["balancer.usage"].update(read_by_envoy)
+    metadata["balancer.logged"].update({"model": "m"})
+    outcome = outcome_of(entry)
+    assert (outcome.usage, outcome.model) == (usage, "m")
