@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import re
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 
 import openai
@@ -13,7 +15,7 @@ from support import fronts
 from support.waiting import eventually
 
 from balancer.stack.llama import MODEL
-from balancer.stack.stack import OwnStack, new_language_model
+from balancer.stack.stack import REPOSITORY, OwnStack, new_language_model
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 BACKGROUND = "You answer questions about the tides, briefly. " * 30
@@ -154,6 +156,15 @@ async def test_the_synchronous_client_and_curl_are_served_too(stack: OwnStack) -
     command = ["curl", "-sN", f"http://{stack.url}/v1/completions", "-d", body]
     answer = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
     assert answer.stdout.rstrip().endswith("data: [DONE]")
+
+
+async def test_the_page_s_examples_run(stack: OwnStack) -> None:
+    page = (REPOSITORY / "docs" / "language_models.md").read_text().replace("localhost:8080", stack.url)
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (command,) = re.findall(r"^\$ (curl .*)$", page, re.MULTILINE)
+    for arguments in ([sys.executable, "-c", program], ["bash", "-c", command]):
+        ran = await asyncio.to_thread(subprocess.run, arguments, capture_output=True, text=True, check=True)
+        assert len(ran.stdout) > 10
 
 
 async def test_a_worker_that_is_killed_is_no_longer_asked(client: openai.AsyncOpenAI, stack: OwnStack) -> None:
