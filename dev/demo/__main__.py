@@ -18,6 +18,7 @@ from balancer.errors import OperatorError
 from balancer.load.command import LiveLine, make_console
 from balancer.load.result import milliseconds, share
 from balancer.load.runner import Progress
+from dev.demo import language_models as llm
 from dev.demo import page, plot, report, steps
 from dev.demo.steps import PolicyOutcome, compare_policies, digits_accuracy
 from dev.stack import emulated, interruptible
@@ -27,7 +28,10 @@ _INTERRUPTED = 130
 _ABOVE_0 = click.FloatRange(min=0, min_open=True)
 
 
-@click.command(help="Start the whole stack, classify real digits through it, and compare policies under one traffic.")
+@click.command(
+    help="Start the whole stack, classify real digits through it, and compare policies under one traffic, "
+    "and under sessions with real language models."
+)
 @click.option("--out", type=click.Path(path_type=pathlib.Path), default=pathlib.Path("out/demo"), show_default=True)
 @click.option("--workers", type=click.IntRange(min=1), default=4, show_default=True)
 @click.option(
@@ -43,14 +47,15 @@ _ABOVE_0 = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--rate", "rate_per_s", type=_ABOVE_0, default=_DEFAULTS.rate_per_s, show_default=True, help="Mean, per s."
 )
+@click.option("--sessions", type=click.IntRange(min=0), default=8, show_default=True, help="With language models.")
 @click.option("--seed", type=click.IntRange(min=0), default=_DEFAULTS.seed, show_default=True)
-def main(out: pathlib.Path, workers: int, **given: Any) -> None:
+def main(out: pathlib.Path, workers: int, sessions: int, **given: Any) -> None:
     console = make_console()
     given["policies"] = given["policies"] or _DEFAULTS.policies
     try:
         plan = dataclasses.replace(_DEFAULTS, **given)
         out.mkdir(parents=True, exist_ok=True)
-        succeeded = uvloop.run(interruptible(demo(console, plan, out, workers)))
+        succeeded = uvloop.run(interruptible(demo(console, plan, out, workers, sessions)))
     except OperatorError as error:
         console.print(f"The demo failed: {error}", style="bold red", markup=False, highlight=False)
         sys.exit(1)
@@ -60,7 +65,7 @@ def main(out: pathlib.Path, workers: int, **given: Any) -> None:
     sys.exit(0 if succeeded else 1)
 
 
-async def demo(console: Console, plan: steps.Plan, out: pathlib.Path, workers: int) -> bool:
+async def demo(console: Console, plan: steps.Plan, out: pathlib.Path, workers: int, sessions: int) -> bool:
     """Do all steps and write all files; returns whether all is as it must be.
 
     Raises:
@@ -90,6 +95,12 @@ async def demo(console: Console, plan: steps.Plan, out: pathlib.Path, workers: i
 
             outcomes = await compare_policies(stack, plan, show)
         found = report.make_report(digits, outcomes, plan, await stack.get("/workers"))
+    if sessions:
+        console.print(f"[bold]4[/] {sessions} sessions with {llm.SERVERS} real language models, under each policy ...")
+        times = await llm.compare_on_language_models(
+            out / "run" / "llm", sessions, plan.seed, lambda policy: console.print(f"  {policy} ...")
+        )
+        found = dataclasses.replace(found, language_models=tuple(times))
     return finish(console, found, outcomes, out, time.monotonic() - began_s)
 
 
@@ -102,10 +113,16 @@ def finish(
     console.print(
         f"{len(swaps_s)} swaps, each in force at most {milliseconds(max(swaps_s))} ms after the file was written."
     )
+    pictures = [out / "policies.png"]
+    if found.language_models:
+        console.print(llm.table(found.language_models))
+        pictures.append(out / "language_models.png")
+        llm.draw(found.language_models, pictures[-1])
     (out / "results.json").write_text(json.dumps(report.as_json(found), indent=2, allow_nan=False) + "\n")
     plot.draw(found, outcomes, out / "policies.png")
-    (out / "index.html").write_text(page.page(found, out / "policies.png"), encoding="utf-8")
-    console.print(f"Written: {out / 'index.html'} (open it), {out / 'policies.png'}, {out / 'results.json'}")
+    (out / "index.html").write_text(page.page(found, *pictures), encoding="utf-8")
+    written = ", ".join(map(str, (*pictures, out / "results.json")))
+    console.print(f"Written: {out / 'index.html'} (open it), {written}")
     failures = found.failures()
     for failure in failures:
         console.print(failure, style="bold red", markup=False)

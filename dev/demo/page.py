@@ -5,14 +5,15 @@ import html
 import pathlib
 
 from balancer.load.result import milliseconds, share
+from dev.demo import language_models as llm
 from dev.demo.report import RANKING, Report, cells, heading
 from dev.demo.steps import REQUIRED_ACCURACY
 from simulator.pages.html import definitions, document, table
 
 
-def page(report: Report, picture: pathlib.Path) -> str:
-    """The page; the PNG at `picture` becomes part of it."""
-    image = base64.b64encode(picture.read_bytes()).decode()
+def page(report: Report, picture: pathlib.Path, of_language_models: pathlib.Path | None = None) -> str:
+    """The page; the PNGs become part of it."""
+    image = _image(picture)
     digits = report.digits
     failures = "".join(f'<p class="bad">{html.escape(failure)}</p>' for failure in report.failures())
     setting = {name: html.escape(value) for name, value in report.setting.items()}
@@ -35,11 +36,27 @@ The last columns count requests by worker.
 On a busy machine all policies are slower, and their order can change.</p>
 <h2>p99 within each model, milliseconds</h2>
 {_model_table(report)}
+{"" if of_language_models is None else _language_models(report, of_language_models)}
 <h2>Setting</h2>
 {definitions(setting)}
 <p class="soft">One machine, a few minutes: this orders policies that lie far apart; absolute numbers are its own.</p>
 """
     return document("Balancer demo", body)
+
+
+def _image(picture: pathlib.Path) -> str:
+    return base64.b64encode(picture.read_bytes()).decode()
+
+
+def _language_models(report: Report, picture: pathlib.Path) -> str:
+    lines = [map(html.escape, llm.cells(times)) for times in report.language_models]
+    return f"""<h2>Sessions with {llm.SERVERS} real language models</h2>
+<p>SmolLM2-135M by llama.cpp's server, without a GPU, asked by OpenAI's client. The same sessions under each policy:
+instructions of their own, then {llm.TURNS} questions, each with all that was said before.</p>
+<img alt="For each policy, seconds to the first token of each answer, and the share of prompts that was cached."
+ src="data:image/png;base64,{_image(picture)}">
+{table(llm.COLUMNS, lines)}
+"""
 
 
 def _named(report: Report) -> str:

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from balancer.load.result import Summary, by_model, milliseconds, quantile_interval, ranks, share, summarise
 from dev.bench import machine
+from dev.demo import language_models as llm
 from dev.demo import steps
 from dev.demo.steps import DigitsOutcome, PolicyOutcome
 
@@ -40,6 +41,7 @@ class Report:
     setting: dict[str, str]
     plan: steps.Plan
     devices: dict[str, str]
+    language_models: tuple[llm.PolicyTimes, ...] = ()
 
     @property
     def workers(self) -> list[str]:
@@ -53,6 +55,8 @@ class Report:
                 found.append(f"requests failed under {row.policy}: {row.summary.errors}")
             if row.settling_errors:
                 found.append(f"{row.settling_errors} requests failed while {row.policy} was swapped in")
+        for times in self.language_models:
+            found.extend(f"a language model failed under {times.policy}: {error}" for error in times.errors)
         return found
 
 
@@ -190,4 +194,5 @@ def as_json(report: Report) -> dict[str, Any]:
             }
             for row in report.rows
         ],
+        "language_models": llm.as_json(report.language_models),
     }

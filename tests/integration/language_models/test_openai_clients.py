@@ -24,7 +24,11 @@ BACKGROUND = "You answer questions about the tides, briefly. " * 30
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=fronts.one_of("native", "pick", "proxy"))
 async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[OwnStack]:
     directory = tmp_path_factory.mktemp("llm")
-    envoy = {"frontend": request.param, "shared_folder": str(directory / "shared")}
+    envoy = {
+        "access_log": str(directory / "envoy-access.log"),
+        "frontend": request.param,
+        "shared_folder": str(directory / "shared"),
+    }
     models = [new_language_model(f"llm-{n}", directory) for n in range(2)]
     async with OwnStack(directory, language_models=models, settings={"envoy": envoy}) as started:
         yield started
@@ -165,6 +169,26 @@ async def test_the_page_s_examples_run(stack: OwnStack) -> None:
     for arguments in ([sys.executable, "-c", program], ["bash", "-c", command]):
         ran = await asyncio.to_thread(subprocess.run, arguments, capture_output=True, text=True, check=True)
         assert len(ran.stdout) > 10
+
+
+async def test_a_stream_outlives_the_balancer(client: openai.AsyncOpenAI, stack: OwnStack) -> None:
+    """From the first token on nobody asks it. Another one goes on."""
+    stream = await client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Count to a hundred."}],
+        max_tokens=100,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    events = 0
+    async for _ in stream:
+        if not events:
+            await stack.balancer.kill()
+        events += 1
+    assert events > 100
+    await stack.start_balancer()
+    await stack.all_ready()
+    assert (await client.completions.create(model=MODEL, prompt="The tide", max_tokens=1)).choices
 
 
 async def test_a_worker_that_is_killed_is_no_longer_asked(client: openai.AsyncOpenAI, stack: OwnStack) -> None:

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from balancer.stack.tritonserver import TritonUnavailableError, find_triton
+from dev.demo.language_models import POLICIES
 
 pytestmark = pytest.mark.integration
 REPOSITORY = Path(__file__).parents[4]
@@ -30,7 +31,20 @@ async def started(directory: Path, *arguments: str) -> asyncio.subprocess.Proces
 
 
 async def test_a_short_demo_succeeds_and_writes_its_report(tmp_path: Path) -> None:
-    short = ("--rounds", "1", "--window-s", "1", "--rate", "40", "--policy", "wlpr", "--policy", "round_robin")
+    short = (
+        "--rounds",
+        "1",
+        "--window-s",
+        "1",
+        "--rate",
+        "40",
+        "--policy",
+        "wlpr",
+        "--policy",
+        "round_robin",
+        "--sessions",
+        "2",
+    )
     process = await started(tmp_path, *short)
     try:
         output, _ = await process.communicate()
@@ -44,6 +58,9 @@ async def test_a_short_demo_succeeds_and_writes_its_report(tmp_path: Path) -> No
     assert results["digits"]["accuracy"] > 0.95
     assert {row["policy"] for row in results["policies"]} == {"wlpr", "round_robin"}
     assert {name for row in results["policies"] for name in row["by_worker"]} == {"worker-0", "worker-1"}
+    models = results["language_models"]
+    assert [(row["policy"], row["answers"]) for row in models] == [(policy, 6) for policy in POLICIES]
+    assert all(0 <= row["cached"] <= 1 for row in models)
     assert (tmp_path / "demo" / "policies.png").stat().st_size > 0
     assert (tmp_path / "demo" / "index.html").stat().st_size > 0
 

@@ -54,7 +54,9 @@ def test_a_pod_that_speaks_openai_has_one_port() -> None:
     assert found.worker.endpoints == {"openai": "10.0.0.1:8001"}
     refused = annotated(protocol="grpc")
     assert (refused.state, refused.worker) == ("refused", None)
-    assert "balancer/protocol: 'grpc' is not allowed: must be triton or openai" in refused.invalid_values[0].text
+    assert (
+        'balancer/protocol: "grpc" is not allowed: must be triton or openai; the pod' in refused.invalid_values[0].text
+    )
 
 
 def test_labels_say_the_same_and_annotations_win() -> None:
