@@ -7,6 +7,7 @@ is said differs by the mode in which a body is sent
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
@@ -15,6 +16,7 @@ from google.protobuf import struct_pb2
 
 from balancer.extproc.inference_bytes import LeftError, framed_with_version
 from balancer.extproc.names import DESTINATION_NAMESPACE, EXTRACTION, SERVED, SUBSET, SUBSET_NAMESPACE
+from balancer.extproc.openai import AnswerReader, Usage
 from balancer.extproc.responses import code
 from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.canary.split import VersionDraw
@@ -42,6 +44,10 @@ class Served:
     """-1: not gRPC, or neither in the headers nor in trailers."""
     draw: VersionDraw | None = None
     """By which the request got its version; None: by none."""
+    usage: Usage | None = None
+    """Of an answer to a request to OpenAI's API."""
+    request_bytes: int = 0
+    """That the usage is of."""
 
 
 class Exchange:
@@ -54,6 +60,7 @@ class Exchange:
         start_s: float,
         draw: VersionDraw | None = None,
         version: str = "",
+        prompt_bytes: int = 0,
     ) -> None:
         """
         Args:
@@ -62,6 +69,7 @@ class Exchange:
             start_s: When it came.
             draw: By which the request is to get a version.
             version: To be written into the body; empty: it stands in the path already, or there is none.
+            prompt_bytes: Of a request to OpenAI's API, that were read; 0: it is none.
         """
         self._decision = decision
         self._draw = None if version else draw
@@ -71,6 +79,8 @@ class Exchange:
         self._endpoint = ""
         self._status = 0
         self._grpc_status = -1
+        self._answer = AnswerReader() if prompt_bytes else None
+        self._prompt_bytes = prompt_bytes
         self.answered = False
         self.left = ""
         """Why the request got no version, though it was to: a label."""
@@ -81,12 +91,21 @@ class Exchange:
             self._read_response(message)
         elif kind == "response_trailers":
             self._read_status(read_headers(message.response_trailers))
+        elif kind == "response_body" and self._answer is not None:
+            self._answer.feed(message.response_body.body)
         body = self._with_version(message.request_body) if kind == "request_body" else None
         return passed(message, kind, self._sent_back.get(kind, False), body)
 
+    @property
+    def succeeds(self) -> bool:
+        """As far as the answer's headers say."""
+        return self._status == HTTPStatus.OK
+
     def ended(self, now_s: float) -> Served:
         took_s = now_s - self._start_s
-        return Served(self._decision, self._endpoint, took_s, self._status, self._grpc_status, self._draw)
+        usage = None if self._answer is None else self._answer.usage()
+        seen = self._endpoint, took_s, self._status, self._grpc_status
+        return Served(self._decision, *seen, self._draw, usage, self._prompt_bytes)
 
     def _with_version(self, body: ext_proc.HttpBody) -> bytes | None:
         """The start of the body with the version that the request is to get; None: it stays as it is."""

@@ -17,6 +17,9 @@ from balancer import bounds
 from balancer.bounds import OutOfBoundsError
 from balancer.discovery.workers import PortName
 from balancer.extproc.names import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
     FAIRNESS_HEADER,
     GATEWAY_MODEL_HEADER,
     GATEWAY_REQUEST_ID_HEADER,
@@ -176,6 +179,9 @@ def read_call(
         names = _with_extension(headers, names)
         without = objectives.get(NO_OBJECTIVE, 0)
         objective = objectives.get(_header(headers, OBJECTIVE_HEADER), without)
+    if not grpc and path in (CHAT, COMPLETIONS, EMBEDDINGS):
+        # Without its body: a header has to name the model.
+        return call_of(headers, names, Kind.INFERENCE, "", objective=objective, openai=True)
     kind, model, version = _grpc_call(path, fields) if grpc else rest_call(path)
     return call_of(headers, names, kind, model, version, fields, objective=objective)
 

@@ -11,6 +11,8 @@ COMPRESSED_ROUTE = "grpc_compressed"
 MAY_BE_COMPRESSED = ("x-ext-proc-may-be-compressed", "true")
 """Likewise, that the body follows, of which Envoy cannot extract fields."""
 
+CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+MODELS = "/v1/models"
 OPENAI_ROUTES = ("openai", "openai_models")
 WITH_PROMPT = ("x-ext-proc-with-prompt", "true")
 """Likewise, that it is one to OpenAI's API, and that its body follows, whole."""

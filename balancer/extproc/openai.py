@@ -7,6 +7,7 @@ steer none but his own.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -14,11 +15,10 @@ from typing import Any, NamedTuple
 from balancer import bounds
 from balancer.bounds import OutOfBoundsError, RefusedInputError
 from balancer.extproc.kserve import Call, HeaderNames, Kind, call_of
+from balancer.extproc.names import EMBEDDINGS
 from balancer.kernel.estimators.prefixes import MOST_CHECKPOINTS, next_checkpoint
 from policies.base import Prefix
 
-CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
-MODELS = "/v1/models"
 BLOCK_BYTES = 256
 _HASH_BYTES = 8
 _TOKENS_A_BYTE = 0.25
@@ -48,6 +48,51 @@ class TokenShares:
         before_tokens, before_bytes = self._seen.get(model, (0.0, 0.0))
         kept = 0.5 if before_tokens > _OF_LATE_TOKENS else 1.0
         self._seen[model] = kept * before_tokens + tokens, kept * before_bytes + size_bytes
+
+
+class Usage(NamedTuple):
+    """Tokens, as an answer has them; 0: it does not say."""
+
+    prompt: float
+    cached: float
+    """Of the prompt, that the worker had."""
+    output: float
+
+
+USAGE_KEYS = ("prompt_tokens", "completion_tokens", "cached_tokens", "events")
+"""What is read of an answer, by Envoy's script or here; the last: of a stream, how many events had a token."""
+_LAST_BYTES = 8192
+_TOLD = re.compile(rb'"(prompt_tokens|completion_tokens|cached_tokens)"\s*:\s*(\d{1,9})\b')
+
+
+def usage_of(read: Mapping[str, float]) -> Usage:
+    """What was read by `USAGE_KEYS`, within bounds."""
+
+    def tokens(key: str) -> float:
+        found = read.get(key, 0.0)
+        return found if 0 <= found <= bounds.MAX_PROMPT_TOKENS else 0.0
+
+    prompt = tokens("prompt_tokens")
+    return Usage(prompt, min(tokens("cached_tokens"), prompt), tokens("completion_tokens") or tokens("events"))
+
+
+class AnswerReader:
+    """Reads an answer as it comes, as the script in Envoy's bootstrap does: its end, where its tokens are told."""
+
+    def __init__(self) -> None:
+        self._ending, self._events = b"", -1
+
+    def feed(self, data: bytes) -> None:
+        self._events += data.count(b"data:")
+        self._ending = (self._ending + data)[-_LAST_BYTES:]
+
+    def usage(self) -> Usage:
+        told = {key.decode(): float(digits) for key, digits in _TOLD.findall(self._ending)}
+        return usage_of(told | {"events": max(self._events, 0)})
+
+
+def is_openai(path: str) -> bool:
+    return path.startswith("/v1/")
 
 
 class OpenAICall(NamedTuple):

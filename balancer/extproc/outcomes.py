@@ -15,7 +15,7 @@ from envoy.service.accesslog.v3 import als_pb2
 from google.protobuf import struct_pb2
 from google.protobuf.duration_pb2 import Duration
 
-from balancer.bounds import MAX_LATENCY_S, MAX_PROMPT_TOKENS, MAX_TEXT_BYTES
+from balancer.bounds import MAX_LATENCY_S, MAX_TEXT_BYTES
 from balancer.extproc.names import (
     ANSWERS_LOG,
     DECISION_NAMESPACE,
@@ -30,6 +30,7 @@ from balancer.extproc.names import (
     TRACED_LOG,
     USAGE_NAMESPACE,
 )
+from balancer.extproc.openai import USAGE_KEYS, Usage, is_openai, usage_of
 from balancer.extproc.responses import OF_ABORTED, By, Verdict, code, verdict
 from balancer.extproc.wire import read_message
 
@@ -68,15 +69,6 @@ _SAMPLED = re.compile(r"00-(?P<trace>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-[0-9a-
 _MOST_TRACED = 4
 Entry: TypeAlias = accesslog_pb2.HTTPAccessLogEntry
 Read = TypeVar("Read")
-
-
-class Usage(NamedTuple):
-    """Tokens, as the answer of a language model has them; 0: it does not say."""
-
-    prompt: float
-    cached: float
-    """Of the prompt, that the worker had."""
-    output: float
 
 
 class Outcome(NamedTuple):
@@ -318,17 +310,8 @@ def _field_number(balancer: struct_pb2.Struct, run: str) -> int:
     return int(match["number"]) if match["run"] == run else OF_ANOTHER_RUN
 
 
-def is_openai(path: str) -> bool:
-    return path.startswith("/v1/")
-
-
 def _usage(read: struct_pb2.Struct) -> Usage:
-    def tokens(key: str) -> float:
-        found = read.fields[key].number_value if key in read.fields else 0.0
-        return found if 0 <= found <= MAX_PROMPT_TOKENS else 0.0
-
-    prompt = tokens("prompt_tokens")
-    return Usage(prompt, min(tokens("cached_tokens"), prompt), tokens("completion_tokens") or tokens("events"))
+    return usage_of({key: read.fields[key].number_value for key in USAGE_KEYS if key in read.fields})
 
 
 def _extracted_model(extracted: struct_pb2.Struct) -> str:

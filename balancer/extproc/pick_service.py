@@ -15,11 +15,20 @@ from google.protobuf.message import DecodeError
 from balancer import bounds
 from balancer.bounds import OutOfBoundsError
 from balancer.extproc.compressed import CompressedMessage
-from balancer.extproc.exchange import Exchange, Served, hands_over, passed, read_fields, read_headers, read_subset
+from balancer.extproc.exchange import (
+    Exchange,
+    Served,
+    hands_over,
+    passed,
+    read_fields,
+    read_headers,
+    read_subset,
+    sent_back,
+)
 from balancer.extproc.inference_bytes import Fields
 from balancer.extproc.kserve import SERVICE, Call, declared_bytes, is_grpc, read_call
 from balancer.extproc.names import HEADERS_ONLY, MAY_BE_COMPRESSED, PICKS_SERVICE, WITH_PROMPT
-from balancer.extproc.openai import read_request
+from balancer.extproc.openai import is_openai, read_request
 from balancer.extproc.picker import Later, Pick, Picker
 from balancer.extproc.responses import immediate, list_of_models, of_openai, passed_on, wait
 from balancer.scheduler.after_decision import Decision
@@ -210,12 +219,49 @@ class ExternalProcessor:
         if isinstance(message, bytes):
             await stream.write(message)
             return
+        openai = is_openai(read_headers(message.request_headers).get(":path", ""))
+        if openai and sent_back(message)["request_body"]:
+            await self._process_prompt(message, stream, start_s)
+            return
         call, pick = self._answer(message, own=False)
         assert isinstance(pick, Pick)  # what other gateways ask never waits
-        await stream.write(pick.answer)
+        await stream.write(of_openai(pick.answer) if openai else pick.answer)
         if call is not None and pick.decision is not None:
             in_body = pick.version if call.grpc else ""
             await self._follow(stream, call, Exchange(message, pick.decision, start_s, pick.draw, in_body))
+
+    async def _process_prompt(self, first: ext_proc.ProcessingRequest, stream: Stream, start_s: float) -> None:
+        """As `prompt`, of a gateway that sends all of a request before it is answered."""
+        headers, held, body = read_headers(first.request_headers), [], bytearray()
+        if headers.get(":method") == "GET":
+            await stream.write(list_of_models(self._picker.models_of("openai")))
+            return
+        ended = first.request_headers.end_of_stream
+        while not ended and len(body) <= bounds.MAX_PROMPT_BYTES:
+            message: object = await stream.read()
+            if not isinstance(message, ext_proc.ProcessingRequest):
+                return  # its client left
+            held.append(message)
+            body += message.request_body.body
+            ended = message.request_body.end_of_stream or message.HasField("request_trailers")
+        streams = False
+
+        def read() -> Call:
+            nonlocal streams
+            if not ended:
+                raise OutOfBoundsError("body", f"{len(body)} bytes", f"has {bounds.MAX_PROMPT_BYTES} at most")
+            call, streams = read_request(headers, bytes(body), self._picker.names, self._picker.shares)
+            return call
+
+        call, pick = self._answer(first, own=False, read=read)
+        assert isinstance(pick, Pick)  # as above
+        await stream.write(of_openai(pick.answer))
+        if call is None or pick.decision is None:
+            return
+        for message in held:
+            await stream.write(_passed(message))
+        exchange = Exchange(first, pick.decision, start_s, prompt_bytes=len(body))
+        await self._follow(stream, call, exchange, pick.decision if streams else None)
 
     async def _first(self, stream: Stream, grpc_call: bool = True) -> ext_proc.ProcessingRequest | bytes:
         """The message with the request's headers; or the answer to one that contains text that is not UTF-8: if the
@@ -276,8 +322,11 @@ class ExternalProcessor:
             self._listener.failed_internally(error)
         return pick
 
-    async def _follow(self, stream: Stream, call: Call, exchange: Exchange) -> None:
-        """Pass the rest of the stream on unchanged, and tell how the request ended.
+    async def _follow(
+        self, stream: Stream, call: Call, exchange: Exchange, first_token: Decision | None = None
+    ) -> None:
+        """Pass the rest of the stream on unchanged, and tell how the request ended; with `first_token`, of whose
+        request, also when its answer begins.
 
         A stream that ends without response headers is a client that left, where the gateway sends them. One that never
         sends any may end the stream as soon as it has its pick.
@@ -289,6 +338,9 @@ class ExternalProcessor:
                 if kind is None:
                     await stream.abort(grpc.StatusCode.INVALID_ARGUMENT, "a message of the stream is empty")
                 await stream.write(exchange.answer(message, kind))
+                if kind == "response_body" and first_token is not None and exchange.succeeds:
+                    self._listener.first_token(call, first_token)
+                    first_token = None
                 if exchange.answered and connection not in self._reporting:
                     self._remember(connection)
         finally:

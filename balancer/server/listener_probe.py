@@ -5,7 +5,7 @@ import asyncio
 import aiohttp
 
 from balancer.config.config import Config
-from balancer.extproc.openai import MODELS
+from balancer.extproc.names import MODELS
 from balancer.files.schema import join_address, reachable, split_address
 
 _TIMEOUT_S = 1.0

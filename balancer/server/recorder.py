@@ -9,7 +9,8 @@ from typing import NamedTuple
 from balancer.bounds import OutOfBoundsError
 from balancer.extproc.exchange import Served
 from balancer.extproc.kserve import Call, Kind
-from balancer.extproc.outcomes import NOT_PICKED, Outcome, UpstreamAnswer, is_openai, verdict_of
+from balancer.extproc.openai import Usage, is_openai
+from balancer.extproc.outcomes import NOT_PICKED, Outcome, UpstreamAnswer, verdict_of
 from balancer.extproc.picker import Pick, Picker
 from balancer.extproc.responses import CODES, By, of_version, verdict
 from balancer.scheduler.after_decision import Decision
@@ -226,11 +227,7 @@ class Recorder:
         output_tokens = 0.0
         if outcome.usage is not None and ended.ok:
             output_tokens = outcome.usage.output
-            self._picker.shares.learn(outcome.model, outcome.usage.prompt, outcome.bytes_in)
-            self.metrics.count_tokens(outcome.model, ended.worker, *outcome.usage)
-            if awaited is not None and output_tokens > 1 and not math.isnan(awaited.first_token_s):
-                each_s = (now_s - awaited.first_token_s) / (output_tokens - 1)
-                self.metrics.each_token.labels(self.metrics.model_label(outcome.model)).observe(each_s)
+            self._take_usage(ended, outcome.usage, outcome.bytes_in, awaited, now_s)
         if not counted:
             finished = Finished(number, ended.worker, finished_s, ended.ok, ended.void, output_tokens)
             self.observe(finished, now_s)
@@ -240,6 +237,16 @@ class Recorder:
         self.tally.placed(number != NOT_PICKED, outcome.attempts)
         if outcome.trace:
             self.tally.exemplify(ended, latency_s, outcome.trace)
+
+    def _take_usage(
+        self, ended: Ended, usage: Usage, request_bytes: int, awaited: _AwaitedPick | None, now_s: float
+    ) -> None:
+        """What a language model's answer says of its tokens."""
+        self._picker.shares.learn(ended.model, usage.prompt, request_bytes)
+        self.metrics.count_tokens(ended.model, ended.worker, *usage)
+        if awaited is not None and usage.output > 1 and not math.isnan(awaited.first_token_s):
+            each_s = (now_s - awaited.first_token_s) / (usage.output - 1)
+            self.metrics.each_token.labels(self.metrics.model_label(ended.model)).observe(each_s)
 
     def traced(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
@@ -276,7 +283,7 @@ class Recorder:
 
     def served(self, call: Call, served: Served) -> None:
         decision = served.decision
-        self._awaited.pop(call.gateway_id, None)
+        awaited = self._awaited.pop(call.gateway_id, None)
         worker = self._picker.addresses.name(served.endpoint) if served.endpoint else decision.worker
         ok, void = verdict(served.grpc_status, served.status)
         ended = Ended(
@@ -292,7 +299,11 @@ class Recorder:
         )
         now_s = self._clock()
         latency_s = served.latency_s if call.kind is Kind.INFERENCE else None
-        self.observe(Finished(decision.number, worker, latency_s, ok, void), now_s)
+        output_tokens = 0.0
+        if served.usage is not None and ok:
+            output_tokens = served.usage.output
+            self._take_usage(ended, served.usage, served.request_bytes, awaited, now_s)
+        self.observe(Finished(decision.number, worker, latency_s, ok, void, output_tokens), now_s)
         measured_s = math.nan if latency_s is None else latency_s
         if served.draw is not None:
             self.compare(served.draw, served.grpc_status, served.status, "", measured_s, now_s)

@@ -17,6 +17,7 @@ from balancer.bounds import OutOfBoundsError
 from balancer.extproc.exchange import Served
 from balancer.extproc.kserve import Call
 from balancer.extproc.picker import Pick
+from balancer.scheduler.after_decision import Decision
 from balancer.stack.envoyproxy import EnvoyProcess
 from balancer.stack.process import free_ports
 from support.bootstrap import options_of
@@ -38,6 +39,7 @@ class Listening:
     def __init__(self) -> None:
         self.served_calls: list[Served] = []
         self.calls: list[Call] = []
+        self.first_tokens: list[int] = []
         self.refusals: list[str] = []
         self.internal_errors: list[Exception] = []
         self.ended: dict[int, Served] = {}
@@ -46,6 +48,9 @@ class Listening:
     def picked(self, call: Call, pick: Pick, seconds: float) -> None:
         assert seconds >= 0
         self.calls.append(call)
+
+    def first_token(self, call: Call, decision: Decision) -> None:
+        self.first_tokens.append(decision.number)
 
     def served(self, call: Call, served: Served) -> None:
         self.served_calls.append(served)

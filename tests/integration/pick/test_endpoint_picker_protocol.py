@@ -1,6 +1,7 @@
 """The Endpoint Picker Protocol as any gateway would speak it: a real gRPC server, and this test as the gateway."""
 
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import grpc
@@ -20,6 +21,7 @@ from balancer.scheduler.router import Router
 from policies.round_robin import RoundRobin
 
 SPECS = [WorkerSpec(name=f"w{i}", address="10.0.0.1", grpc_port=100 + i, http_port=200 + i) for i in range(3)]
+SPEAKING_OPENAI = [WorkerSpec(name=f"w{i}", address="10.0.0.1", http_port=300 + i, protocol="openai") for i in range(3)]
 KEY = "x-gateway-destination-endpoint"
 
 
@@ -49,15 +51,29 @@ class Gateway:
         assert await stream.code() == grpc.StatusCode.OK
         return responses
 
+    async def all_of(self, *requests: ext_proc.ProcessingRequest) -> list[ext_proc.ProcessingResponse]:
+        """One stream: all requests at once, and all responses to them."""
+        stream = self._process()
+        for request in requests:
+            await stream.write(request)
+        await stream.done_writing()
+        responses = [response async for response in stream]
+        assert await stream.code() == grpc.StatusCode.OK
+        return responses
+
 
 @asynccontextmanager
 async def gateway(
-    settings: Settings | None = None, ready: bool = True, fallbacks: bool = False, objectives: Objectives | None = None
+    settings: Settings | None = None,
+    ready: bool = True,
+    fallbacks: bool = False,
+    objectives: Objectives | None = None,
+    specs: Sequence[WorkerSpec] = SPECS,
 ) -> AsyncIterator[Gateway]:
     router = make_router(3, RoundRobin(), settings)
     picker = Picker(router, lambda: 0.1, "7")
     picker.fallbacks_for_all = fallbacks
-    picker.addresses = Addresses(SPECS)
+    picker.addresses = Addresses(specs)
     picker.objectives = objectives or {}
     listening = Listening()
     server = grpc.aio.server()
@@ -117,6 +133,58 @@ async def test_the_subset_hint_is_honoured(as_list: bool) -> None:
         for _ in range(3):
             [response] = await g.exchange(request)
             assert response.dynamic_metadata["envoy.lb"][KEY] == "10.0.0.1:202"
+
+
+def chunks_of(asked: object, count: int) -> list[ext_proc.ProcessingRequest]:
+    body = json.dumps(asked).encode()
+    size = -(-len(body) // count)
+    return [
+        ext_proc.ProcessingRequest(
+            request_body=ext_proc.HttpBody(body=body[at : at + size], end_of_stream=at + size >= len(body))
+        )
+        for at in range(0, len(body), size)
+    ]
+
+
+async def test_a_prompt_is_read_whole_before_the_pick_and_goes_on_as_it_came() -> None:
+    asked = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "tide " * 500}]}
+    usage = b'data: {"usage":{"prompt_tokens":500,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":9}}}'
+    answer = [ext_proc.ProcessingRequest(response_body=ext_proc.HttpBody(body=body)) for body in (b"data: {}", usage)]
+    async with gateway(specs=SPEAKING_OPENAI) as g:
+        chunks = chunks_of(asked, 3)
+        first, *passed = await g.all_of(headers("/v1/chat/completions"), *chunks, answered(), *answer)
+        assert first.dynamic_metadata["envoy.lb"][KEY] == "10.0.0.1:300"
+        sent_on = [each.request_body.response.body_mutation.streamed_response.body for each in passed[:3]]
+        assert b"".join(sent_on) == json.dumps(asked).encode()
+        (call,) = g.listening.calls
+        assert call.request.model == "m"
+        assert len(call.request.prefix) == 9
+        served = await g.listening.end_of(call)
+        assert served.usage == (500, 9, 2)
+        assert g.listening.first_tokens == [served.decision.number]
+
+
+async def test_without_its_body_a_header_names_the_model_of_a_prompt() -> None:
+    request = headers("/v1/chat/completions", x_gateway_model_name="m")
+    request.protocol_config.SetInParent()  # no bodies
+    async with gateway(specs=SPEAKING_OPENAI) as g:
+        [response] = await g.exchange(request)
+        assert response.dynamic_metadata["envoy.lb"][KEY] == "10.0.0.1:300"
+        unnamed = headers("/v1/chat/completions")
+        unnamed.protocol_config.SetInParent()
+        [response] = await g.exchange(unnamed)
+    assert b"a header has to" in response.immediate_response.body
+
+
+async def test_a_prompt_that_cannot_be_read_or_is_too_large_is_refused_as_openai_has_it() -> None:
+    chunk = ext_proc.ProcessingRequest(request_body=ext_proc.HttpBody(body=b"x" * 2**21))
+    async with gateway(specs=SPEAKING_OPENAI) as g:
+        for body, words in (([*chunks_of([], 1)], "is no JSON object"), ([chunk] * 9, "has 16777216 at most")):
+            (response,) = await g.all_of(headers("/v1/chat/completions"), *body)
+            assert response.immediate_response.status.code == 400
+            error = json.loads(response.immediate_response.body)["error"]
+            assert error["type"] == "invalid_request_error"
+            assert words in error["message"]
 
 
 async def test_a_shed_request_is_429_and_resource_exhausted() -> None:

@@ -13,8 +13,16 @@ from balancer import bounds
 from balancer.bounds import OutOfBoundsError
 from balancer.extproc import responses
 from balancer.extproc.kserve import HeaderNames, Kind
-from balancer.extproc.openai import BLOCK_BYTES, CHAT, COMPLETIONS, EMBEDDINGS, OpenAICall, TokenShares, read_request
-from balancer.extproc.outcomes import Usage, outcome_of
+from balancer.extproc.names import CHAT, COMPLETIONS, EMBEDDINGS
+from balancer.extproc.openai import (
+    BLOCK_BYTES,
+    AnswerReader,
+    OpenAICall,
+    TokenShares,
+    Usage,
+    read_request,
+)
+from balancer.extproc.outcomes import outcome_of
 from policies.base import Prefix
 
 BLOCK = "x" * BLOCK_BYTES
@@ -192,3 +200,16 @@ def test_what_an_answer_says_of_its_tokens_is_bounded(read_by_envoy: dict[str, f
     metadata["balancer.logged"].update({"model": "m"})
     outcome = outcome_of(entry)
     assert (outcome.usage, outcome.model) == (usage, "m")
+
+
+@pytest.mark.parametrize("piece", [1, 7, 100_000])
+def test_an_answer_is_read_in_whatever_pieces_it_comes(piece: int) -> None:
+    event = b'data: {"choices":[{"delta":{"content":"say \\"prompt_tokens\\": 5"}}]}\n\n'
+    usage = (
+        b'data: {"usage":{"completion_tokens":3,"prompt_tokens":32,"prompt_tokens_details":{"cached_tokens":30}}}\n\n'
+    )
+    answer = event * 200 + usage + b"data: [DONE]\n\n"
+    read_of = AnswerReader()
+    for at in range(0, len(answer), piece):
+        read_of.feed(answer[at : at + piece])
+    assert read_of.usage() == Usage(32, 30, 3)
