@@ -248,8 +248,6 @@ class ExternalProcessor:
 
         def read() -> Call:
             nonlocal streams
-            if not ended:
-                raise OutOfBoundsError("body", f"{len(body)} bytes", f"has {bounds.MAX_PROMPT_BYTES} at most")
             call, streams = read_request(headers, bytes(body), self._picker.names, self._picker.shares)
             return call
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 
+import httpx2
 import openai
 import pytest
 import pytest_asyncio
@@ -85,6 +86,8 @@ async def test_the_next_question_goes_to_the_worker_that_has_what_both_begin_wit
     # From the third on, when the balancer has seen how long a prompt takes that nobody knows.
     assert all(tokens > 200 for tokens in cached[2:])
     await eventually(lambda: counted_cached(stack, sum(cached)))
+    assert await stack.metric("balancer_time_to_first_token_seconds_count") == 5
+    assert await stack.metric("balancer_time_per_output_token_seconds_count") == 5
     workers = (await stack.get("/workers"))["workers"]
     assert [worker["waiting_tokens"] for worker in workers] == [0.0, 0.0]
 
@@ -150,6 +153,11 @@ async def test_a_body_of_megabytes_reaches_the_worker(client: openai.AsyncOpenAI
         await client.completions.create(model=MODEL, prompt="tide " * 1_000_000, max_tokens=1)
 
 
+async def test_a_body_that_is_too_large_is_refused_at_the_listener(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="has more than 16777216 bytes"):
+        await client.completions.create(model=MODEL, prompt="tide " * 4_000_000, max_tokens=1)
+
+
 async def test_the_synchronous_client_and_curl_are_served_too(stack: OwnStack) -> None:
     def ask() -> str:
         with openai.OpenAI(base_url=f"http://{stack.url}/v1", api_key="none", max_retries=0) as client:
@@ -191,8 +199,30 @@ async def test_a_stream_outlives_the_balancer(client: openai.AsyncOpenAI, stack:
     assert (await client.completions.create(model=MODEL, prompt="The tide", max_tokens=1)).choices
 
 
-async def test_a_worker_that_is_killed_is_no_longer_asked(client: openai.AsyncOpenAI, stack: OwnStack) -> None:
-    """The last of these, since it leaves one worker."""
-    await stack.language_models[0].kill()
+async def test_a_server_that_is_killed_ends_its_streams_alone_and_is_no_longer_asked(
+    client: openai.AsyncOpenAI, stack: OwnStack
+) -> None:
+    """The last of these, since it leaves one server."""
+    began = asyncio.Semaphore(0)
+
+    async def complete(number: int) -> bool:
+        stream = await client.completions.create(
+            model=MODEL, prompt=f"{number}", max_tokens=200, stream=True, extra_body={"ignore_eos": True}
+        )
+        try:
+            async for _ in stream:
+                began.release()
+        except (openai.APIError, httpx2.HTTPError):
+            return False
+        return True
+
+    streams = [asyncio.create_task(complete(number)) for number in range(6)]
+    for _ in range(60):
+        await began.acquire()
+    killed = stack.language_models[0]
+    workers = (await stack.get("/workers"))["workers"]
+    (there,) = (int(worker["in_flight"]) for worker in workers if worker["worker"] == killed.name)
+    await killed.kill()
+    assert (await asyncio.gather(*streams)).count(False) == there
     answers = [await client.completions.create(model=MODEL, prompt=f"{n}", max_tokens=1) for n in range(8)]
     assert all(answer.choices for answer in answers)
