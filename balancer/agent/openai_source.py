@@ -42,9 +42,10 @@ METRICS: Mapping[bytes, str] = {
 computed, the share of the memory's tokens that requests hold, and how many there are."""
 _CACHE_CONFIG = b"vllm:cache_config_info"
 _BLOCKS = re.compile(rb'(block_size|num_gpu_blocks)="(\d{1,12})"')
-_PERIOD_S = 0.5
-_TIMEOUT_S = 2.0
-_PAGE_TIMEOUT_S = 0.5
+_VERSION = "1"
+"""Such servers have none."""
+_PERIOD_S, _TIMEOUT_S = 0.5, 5.0
+_PAGE_PERIOD_S, _PAGE_TIMEOUT_S = 0.1, 30.0
 _MOST_BYTES = 2**22
 _NOT_THERE = (
     "is the server up at that address, with its metrics on (llama-server: --metrics)? "
@@ -53,54 +54,39 @@ _NOT_THERE = (
 
 
 class OpenAISource:
-    """Reads one server, as `TritonSource` does; `watch` must run beside it."""
+    """Reads one server, as `TritonSource` does; `watch` must run beside it.
+
+    It is ready while it lists its models. Its metrics are as they were last read: a server may tell them only between
+    two steps of its model (`llama-server`), and rendering them may take its own time (vLLM), so nobody waits for them.
+    """
 
     def __init__(self, address: str, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        """`address`: `host:port`; `pause`: waits between two looks at its models."""
+        """`address`: `host:port`; `pause`: waits between two looks."""
         self._address, self._pause = address, pause
         self._page = MetricsPage(address, _PAGE_TIMEOUT_S, _NOT_THERE)
         self._incarnation = next_incarnation(0)
         self._models: tuple[str, ...] = ()
         self._memory_tokens = 0
-        self._computed = 0.0
+        self._found: Mapping[str, float] = defaultdict(float)
         self._gone = False
-        self._problem = ""
+        self._problems: dict[str, str] = {}
         self.looked = asyncio.Event()
+        """Set when the first question for its models has ended, with or without an answer."""
 
     async def watch(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
-        async with aiohttp.ClientSession(f"http://{self._address}", timeout=timeout) as session:
-            while True:
-                try:
-                    self._models = _names(await _get(session, "/v1/models"))
-                    if not self._memory_tokens:
-                        self._memory_tokens = _slots_tokens(await _get(session, "/props", absent={}))
-                    self._note("")
-                except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-                    self._models = ()
-                    self._note(f"http://{self._address}/v1/models: {str(error) or type(error).__name__}")
-                self.looked.set()
-                await self._pause(_PERIOD_S)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch_models())
+            group.create_task(self._watch_page())
 
     async def read(self) -> ServerState:
-        """Fetch the metrics page and return all that is known; not ready where the server does not answer."""
-        try:
-            found = read_metrics(await self._page.fetch())
-        except (MetricsUnavailableError, ValueError) as error:
-            self._note(str(error))
-            if isinstance(error, MetricsUnavailableError) and error.gone:
-                self._gone, self._models, self._memory_tokens = True, (), 0
-            return ServerState(False, self._incarnation, (), reached=False, gone=self._gone)
-        if self._gone or found["computed"] < self._computed:
-            self._gone, self._incarnation = False, next_incarnation(self._incarnation)
-            logger.info("the server's counters started anew: incarnation %d", self._incarnation)
-        self._computed = found["computed"]
-        memory_tokens = int(found["memory_tokens"]) or self._memory_tokens
-        models = [ModelReport(model, "1", True) for model in self._models]
+        """All that is known; not ready where the server does not answer."""
+        found = self._found
+        models = [ModelReport(model, _VERSION, True) for model in self._models]
         if models:
+            memory_tokens = int(found["memory_tokens"]) or self._memory_tokens
             models[0] = ModelReport(
                 model=models[0].model,
-                version="1",
+                version=_VERSION,
                 ready=True,
                 pending=min(found["waiting"], MAX_PENDING),
                 executing=min(found["running"], MAX_PENDING),
@@ -108,18 +94,61 @@ class OpenAISource:
                 memory_tokens=memory_tokens,
                 held_tokens=int(min(found["held_share"], 1.0) * memory_tokens),
             )
-        return ServerState(bool(models), self._incarnation, tuple(models))
+        return ServerState(bool(models), self._incarnation, tuple(models), reached=bool(models), gone=self._gone)
 
     def close(self) -> None:
         self._page.close()
 
-    def _note(self, problem: str) -> None:
-        if problem != self._problem:
-            self._problem = problem
-            if problem:
-                logger.warning("the server is not ready: %s", problem)
+    async def _watch_models(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+        async with aiohttp.ClientSession(f"http://{self._address}", timeout=timeout) as session:
+            while True:
+                try:
+                    models = _names(await _get(session, "/v1/models"))
+                    if not self._memory_tokens:
+                        self._memory_tokens = _slots_tokens(await _get(session, "/props", absent={}))
+                except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                    self._models, self._memory_tokens = (), 0
+                    self._gone = self._gone or isinstance(error, aiohttp.ClientConnectorError)
+                    self._note("models", f"http://{self._address}/v1/models: {str(error) or type(error).__name__}")
+                else:
+                    if self._gone:
+                        self._renew()
+                    self._models = models
+                    self._note("models", "")
+                self.looked.set()
+                await self._pause(_PERIOD_S)
+
+    async def _watch_page(self) -> None:
+        while True:
+            try:
+                found = read_metrics(await self._page.fetch())
+            except (MetricsUnavailableError, ValueError) as error:
+                self._note("metrics", str(error))
+                if isinstance(error, MetricsUnavailableError) and error.gone:
+                    self._models, self._gone = (), True
             else:
-                logger.info("the server can be read")
+                self._note("metrics", "")
+                if found["computed"] < self._found["computed"] and not self._gone:
+                    self._renew()
+                self._found = found
+            await self._pause(_PAGE_PERIOD_S)
+
+    def _renew(self) -> None:
+        """It is another process."""
+        self._gone, self._found = False, defaultdict(float)
+        self._incarnation = next_incarnation(self._incarnation)
+        logger.info("the server has started anew: incarnation %d", self._incarnation)
+
+    def _note(self, source: str, problem: str) -> None:
+        """Log what is wrong with a source when that changes, not with every look."""
+        if self._problems.get(source) == problem:
+            return
+        self._problems[source] = problem
+        if problem:
+            logger.warning("the server's %s cannot be read: %s", source, problem)
+        else:
+            logger.info("the server's %s can be read", source)
 
 
 def read_metrics(page: bytes) -> Mapping[str, float]:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import web
+from support.waiting import eventually
 
 from balancer.agent.openai_source import OpenAISource, read_metrics
 from balancer.reports.codec import ReportDecoder, ReportEncoder
@@ -40,16 +41,19 @@ class FakeServer:
 
     def __init__(self, page: bytes, slots: int = 0) -> None:
         self.page, self.slots, self.models = page, slots, ["llama", "llama:adapter"]
+        self.computes = asyncio.Event()
+        """Until it is set, the page of metrics is not told."""
+        self.computes.set()
 
     @contextlib.asynccontextmanager
-    async def listening(self) -> AsyncIterator[str]:
+    async def listening(self, port: int = 0) -> AsyncIterator[str]:
         app = web.Application()
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/props", self._props)
         runner = web.AppRunner(app)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, "127.0.0.1", port)
         await site.start()
         try:
             yield f"127.0.0.1:{runner.addresses[0][1]}"
@@ -57,6 +61,7 @@ class FakeServer:
             await runner.cleanup()
 
     async def _metrics(self, _: web.Request) -> web.Response:
+        await self.computes.wait()
         return web.Response(body=self.page)
 
     async def _models(self, _: web.Request) -> web.Response:
@@ -94,7 +99,7 @@ async def test_each_server_s_names_are_known(
     server: FakeServer, finished: int, memory_tokens: int, held_tokens: int
 ) -> None:
     async with server.listening() as address, reading(address) as source:
-        state = await source.read()
+        state = await eventually(source.read, until=lambda state: state.models and state.models[0].executing)
     first, adapter = state.models
     assert state.ready
     assert (first.model, first.executing, first.pending, first.succeeded) == ("llama", 3.0, 2.0, finished)
@@ -106,14 +111,30 @@ async def test_each_server_s_names_are_known(
 
 async def test_a_server_that_is_away_is_not_ready_and_comes_back_as_another_one() -> None:
     server = FakeServer(LLAMA, slots=4)
+    async with contextlib.AsyncExitStack() as stack:
+        async with server.listening() as address:
+            source = await stack.enter_async_context(reading(address))
+            before = await eventually(source.read, until=lambda state: state.models and state.models[0].executing)
+            server.page = LLAMA.replace(b"900", b"10")
+            # Its counters have fallen: another process.
+            fell = await eventually(source.read, until=lambda state: state.incarnation > before.incarnation)
+            assert fell.ready
+        gone = await eventually(source.read, until=lambda state: state.gone)
+        assert not gone.ready
+        async with server.listening(int(address.rpartition(":")[2])):
+            back = await eventually(source.read, until=lambda state: state.ready)
+            assert back.incarnation > fell.incarnation
+
+
+async def test_a_server_that_computes_and_tells_no_metrics_meanwhile_stays_ready() -> None:
+    server = FakeServer(LLAMA, slots=4)
     async with server.listening() as address, reading(address) as source:
-        before = await source.read()
-        server.page = LLAMA.replace(b"900", b"10")
-        fell = await source.read()
-    gone = await source.read()
-    assert before.ready
-    assert fell.incarnation > before.incarnation  # its counters have fallen: another process
-    assert (gone.ready, gone.reached, gone.gone) == (False, False, True)
+        await eventually(source.read, until=lambda state: state.models and state.models[0].executing)
+        server.computes.clear()
+        server.models = ["llama", "another"]
+        state = await eventually(source.read, until=lambda state: state.models[1].model == "another")
+        assert (state.ready, state.models[0].executing) == (True, 3.0)
+        server.computes.set()
 
 
 @pytest.mark.parametrize("value", [b"nan", b"-1", b"1e300", b"x"])

@@ -25,6 +25,7 @@ VALUES = {
     ("balancer_requests_total", "status"): _STATUSES,
     ("balancer_refusals_total", "reason"): {*get_args(Reason), "invalid"} - {"picked"},
     ("balancer_aborted_requests_total", "by"): {*get_args(By)} - {""},
+    ("balancer_tokens_total", "kind"): {"prompt", "cached", "output"},
     ("balancer_native_requests_total", "result"): set(COUNTS),
     # Written where they are counted: `balancer/server/tally.py`, `files.py`, `router.py`, `fleet.py`, `gatekeeper.py`.
     ("balancer_fallbacks_total", "cause"): {"no_pick", "retried"},
