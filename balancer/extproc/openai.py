@@ -47,7 +47,8 @@ class TokenShares:
             return
         before_tokens, before_bytes = self._seen.get(model, (0.0, 0.0))
         kept = 0.5 if before_tokens > _OF_LATE_TOKENS else 1.0
-        self._seen[model] = kept * before_tokens + tokens, kept * before_bytes + size_bytes
+        # None has more tokens than bytes, whatever an answer says.
+        self._seen[model] = kept * before_tokens + min(tokens, size_bytes), kept * before_bytes + size_bytes
 
 
 class Usage(NamedTuple):
