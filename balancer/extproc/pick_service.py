@@ -5,7 +5,7 @@ the hot path, and each layer left out is a tenth of it.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import grpc
@@ -190,15 +190,8 @@ class ExternalProcessor:
         await stream.write(passed_on("request_headers"))
         message: object = None if first.request_headers.end_of_stream else await stream.read()
         body = message.request_body.body if isinstance(message, ext_proc.ProcessingRequest) else b""
-        streams = False
-
-        def read() -> Call:
-            nonlocal streams
-            call, streams = read_request(headers, body, self._picker.names, self._picker.shares)
-            return call
-
-        call, pick = self._answer(first, own=True, read=read)
-        assert isinstance(pick, Pick)  # nobody waits here
+        call, pick, streams = self._answer_prompt(first, headers, body, own=True)
+        del message, body  # which may be megabytes, and the answer may last
         await stream.write(of_openai(pick.answer + passed_on("request_body") if pick.decision else pick.answer))
         if call is None or pick.decision is None or not streams:
             return
@@ -244,22 +237,30 @@ class ExternalProcessor:
             held.append(message)
             body += message.request_body.body
             ended = message.request_body.end_of_stream or message.HasField("request_trailers")
-        streams = False
-
-        def read() -> Call:
-            nonlocal streams
-            call, streams = read_request(headers, bytes(body), self._picker.names, self._picker.shares)
-            return call
-
-        call, pick = self._answer(first, own=False, read=read)
-        assert isinstance(pick, Pick)  # as above
+        call, pick, streams = self._answer_prompt(first, headers, bytes(body), own=False)
         await stream.write(of_openai(pick.answer))
         if call is None or pick.decision is None:
             return
         for message in held:
             await stream.write(_passed(message))
         exchange = Exchange(first, pick.decision, start_s, prompt_bytes=len(body))
+        del message, held, body  # as above
         await self._follow(stream, call, exchange, pick.decision if streams else None)
+
+    def _answer_prompt(
+        self, first: ext_proc.ProcessingRequest, headers: Mapping[str, str], body: bytes, own: bool
+    ) -> tuple[Call | None, Pick, bool]:
+        """As `_answer`, of a request to OpenAI's API; and whether its answer is to be streamed."""
+        streams = False
+
+        def read() -> Call:
+            nonlocal streams
+            call, streams = read_request(headers, body, self._picker.names, self._picker.shares)
+            return call
+
+        call, pick = self._answer(first, own, read=read)
+        assert isinstance(pick, Pick)  # nobody waits here
+        return call, pick, streams
 
     async def _first(self, stream: Stream, grpc_call: bool = True) -> ext_proc.ProcessingRequest | bytes:
         """The message with the request's headers; or the answer to one that contains text that is not UTF-8: if the
