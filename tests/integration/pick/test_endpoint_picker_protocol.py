@@ -164,6 +164,18 @@ async def test_a_prompt_is_read_whole_before_the_pick_and_goes_on_as_it_came() -
         assert g.listening.first_tokens == [served.decision.number]
 
 
+async def test_each_protocol_s_requests_go_to_workers_that_speak_it() -> None:
+    """Though all have the model."""
+    async with gateway(specs=[SPECS[0], *SPEAKING_OPENAI[1:]]) as g:
+        picked: dict[str, set[str]] = {"/v2/models/m/infer": set(), "/v1/chat/completions": set()}
+        for path in sorted([*picked] * 4):
+            request = headers(path, x_gateway_model_name="m")
+            request.protocol_config.SetInParent()  # no bodies
+            [response] = await g.exchange(request)
+            picked[path].add(response.dynamic_metadata["envoy.lb"][KEY])
+    assert [*picked.values()] == [{"10.0.0.1:200"}, {"10.0.0.1:301", "10.0.0.1:302"}]
+
+
 async def test_without_its_body_a_header_names_the_model_of_a_prompt() -> None:
     request = headers("/v1/chat/completions", x_gateway_model_name="m")
     request.protocol_config.SetInParent()  # no bodies
