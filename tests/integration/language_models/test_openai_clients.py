@@ -225,3 +225,10 @@ async def test_a_server_that_is_killed_ends_its_streams_alone_and_is_no_longer_a
     assert (await asyncio.gather(*streams)).count(False) == there
     answers = [await client.completions.create(model=MODEL, prompt=f"{n}", max_tokens=1) for n in range(8)]
     assert all(answer.choices for answer in answers)
+    # Without any, the answer is Envoy's or the balancer's, and an error that the client can read.
+    await stack.language_models[1].kill()
+    with pytest.raises(openai.InternalServerError) as refused:
+        await client.completions.create(model=MODEL, prompt="The tide", max_tokens=1)
+    assert isinstance(refused.value.body, dict)
+    assert refused.value.body["type"] in ("server_error", "service_unavailable_error")
+    assert refused.value.body["message"]
