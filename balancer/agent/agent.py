@@ -12,8 +12,9 @@ from balancer.agent.drain import Drain, DrainError
 from balancer.agent.limits import ModelLimits
 from balancer.agent.openai_source import OpenAISource
 from balancer.agent.quiet import Pace
+from balancer.agent.server_state import ServerState
 from balancer.agent.triton_port import TritonPort
-from balancer.agent.triton_source import ServerState, TritonSource
+from balancer.agent.triton_source import TritonSource
 from balancer.balancer_tls import BalancerTls, credentials
 from balancer.bounds import OutOfBoundsError
 from balancer.errors import OperatorError
@@ -44,7 +45,8 @@ class AgentOptions:
     triton_http: str = "127.0.0.1:8000"
     """That closes first when Triton stops; empty: not asked, so that a stop is noticed later."""
     openai: str = ""
-    """Of a server of OpenAI's API, which is read in the place of a Triton; empty: there is none."""
+    """Address of a server that speaks OpenAI's API, which the agent reads instead of a Triton; empty: it reads a
+    Triton."""
     report_hz: float = 50.0
     """While requests flow."""
     device: str = ""

@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 from balancer.agent.quiet import Activity
-from balancer.agent.triton_source import ServerState
+from balancer.agent.server_state import ServerState
 from balancer.reports.replicas import Replicas
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 
 from balancer.agent.metrics_page import MetricsPage, MetricsUnavailableError
-from balancer.agent.triton_source import ServerState, next_incarnation
+from balancer.agent.server_state import ProblemLog, ServerState, next_incarnation
 from balancer.bounds import MAX_COUNT, MAX_MODELS, MAX_PENDING
 from balancer.scheduler.events import ModelReport
 
@@ -47,6 +47,7 @@ _VERSION = "1"
 _PERIOD_S, _TIMEOUT_S = 0.5, 5.0
 _PAGE_PERIOD_S, _PAGE_TIMEOUT_S = 0.1, 30.0
 _MOST_BYTES = 2**22
+"""Of an answer in JSON."""
 _NOT_THERE = (
     "is the server up at that address, with its metrics on (llama-server: --metrics)? "
     "The agent's --openai names another"
@@ -66,10 +67,11 @@ class OpenAISource:
         self._page = MetricsPage(address, _PAGE_TIMEOUT_S, _NOT_THERE)
         self._incarnation = next_incarnation(0)
         self._models: tuple[str, ...] = ()
-        self._memory_tokens = 0
+        self._slots_tokens: int | None = None
+        """None: this process was not asked for its slots yet."""
         self._found: Mapping[str, float] = defaultdict(float)
         self._gone = False
-        self._problems: dict[str, str] = {}
+        self._problems = ProblemLog(logger, "the server")
         self.looked = asyncio.Event()
         """Set when the first question for its models has ended, with or without an answer."""
 
@@ -83,7 +85,7 @@ class OpenAISource:
         found = self._found
         models = [ModelReport(model, _VERSION, True) for model in self._models]
         if models:
-            memory_tokens = int(found["memory_tokens"]) or self._memory_tokens
+            memory_tokens = int(min(found["memory_tokens"], MAX_COUNT)) or self._slots_tokens or 0
             models[0] = ModelReport(
                 model=models[0].model,
                 version=_VERSION,
@@ -105,17 +107,19 @@ class OpenAISource:
             while True:
                 try:
                     models = _names(await _get(session, "/v1/models"))
-                    if not self._memory_tokens:
-                        self._memory_tokens = _slots_tokens(await _get(session, "/props", absent={}))
+                    if self._slots_tokens is None:
+                        self._slots_tokens = _slots_tokens(await _get(session, "/props", absent={}))
                 except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-                    self._models, self._memory_tokens = (), 0
+                    self._models, self._slots_tokens = (), None
                     self._gone = self._gone or isinstance(error, aiohttp.ClientConnectorError)
-                    self._note("models", f"http://{self._address}/v1/models: {str(error) or type(error).__name__}")
+                    self._problems.note(
+                        "models", f"http://{self._address}/v1/models: {str(error) or type(error).__name__}"
+                    )
                 else:
                     if self._gone:
                         self._renew()
                     self._models = models
-                    self._note("models", "")
+                    self._problems.note("models", "")
                 self.looked.set()
                 await self._pause(_PERIOD_S)
 
@@ -124,11 +128,11 @@ class OpenAISource:
             try:
                 found = read_metrics(await self._page.fetch())
             except (MetricsUnavailableError, ValueError) as error:
-                self._note("metrics", str(error))
+                self._problems.note("metrics", str(error))
                 if isinstance(error, MetricsUnavailableError) and error.gone:
                     self._models, self._gone = (), True
             else:
-                self._note("metrics", "")
+                self._problems.note("metrics", "")
                 if found["computed"] < self._found["computed"] and not self._gone:
                     self._renew()
                 self._found = found
@@ -139,16 +143,6 @@ class OpenAISource:
         self._gone, self._found = False, defaultdict(float)
         self._incarnation = next_incarnation(self._incarnation)
         logger.info("the server has started anew: incarnation %d", self._incarnation)
-
-    def _note(self, source: str, problem: str) -> None:
-        """Log what is wrong with a source when that changes, not with every look."""
-        if self._problems.get(source) == problem:
-            return
-        self._problems[source] = problem
-        if problem:
-            logger.warning("the server's %s cannot be read: %s", source, problem)
-        else:
-            logger.info("the server's %s can be read", source)
 
 
 def read_metrics(page: bytes) -> Mapping[str, float]:
@@ -178,7 +172,11 @@ async def _get(session: aiohttp.ClientSession, path: str, absent: Any = None) ->
         if absent is not None and response.status != 200:
             return absent
         response.raise_for_status()
-        body = await response.content.read(_MOST_BYTES)
+        body = bytearray()
+        async for chunk in response.content.iter_any():
+            body += chunk
+            if len(body) > _MOST_BYTES:
+                raise ValueError(f"answers {path} with more than {_MOST_BYTES} bytes")
     try:
         return json.loads(body)
     except RecursionError:
@@ -190,14 +188,17 @@ def _names(listed: Any) -> tuple[str, ...]:
         names = [str(entry["id"]) for entry in listed["data"]]
     except (KeyError, TypeError) as error:
         raise ValueError(f"is no list of models: {error!r}") from error
+    for name in names:
+        name.encode()  # UnicodeEncodeError, a ValueError: no report can carry it
     if not names:
         raise ValueError("lists no model")
     return tuple(dict.fromkeys(names[:MAX_MODELS]))
 
 
 def _slots_tokens(props: Any) -> int:
-    """Of `llama-server`: the tokens of all its slots."""
+    """How many tokens all slots of a `llama-server` hold together; 0: it does not say."""
     try:
-        return max(int(props["default_generation_settings"]["n_ctx"]) * int(props["total_slots"]), 0)
-    except (KeyError, TypeError, ValueError):
+        tokens = int(props["default_generation_settings"]["n_ctx"]) * int(props["total_slots"])
+    except (KeyError, TypeError, ValueError, OverflowError):
         return 0
+    return min(max(tokens, 0), MAX_COUNT)

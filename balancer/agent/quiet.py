@@ -5,7 +5,7 @@ import contextlib
 import math
 from collections.abc import Iterable
 
-from balancer.agent.triton_source import ServerState
+from balancer.agent.server_state import ServerState
 from balancer.scheduler.events import ModelReport
 
 QUIET_AFTER_S = 2.0

@@ -25,6 +25,7 @@ from balancer.agent.metrics_page import (
     ModelKey,
     ModelMetrics,
 )
+from balancer.agent.server_state import ProblemLog, ServerState, next_incarnation
 from balancer.balancer_tls import BalancerTls, credentials
 from balancer.scheduler.events import ModelReport
 
@@ -91,17 +92,6 @@ _CHANNEL_OPTIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class ServerState:
-    ready: bool
-    incarnation: int
-    models: tuple[ModelReport, ...]
-    reached: bool = True
-    """Whether its metrics page was read."""
-    gone: bool = False
-    """Whether nothing listens where the page was."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Shape:
     max_batch_rows: int
     instances: int
@@ -141,7 +131,7 @@ class TritonSource:
         self._statistics_due = asyncio.Event()
         self._statistics_due.set()
         self._gone = False
-        self._problems: dict[str, str] = {}
+        self._problems = ProblemLog(logger, "Triton")
 
     async def watch(self) -> None:
         async with await self._channel() as channel:
@@ -162,14 +152,14 @@ class TritonSource:
         try:
             metrics = self._parser.parse(await self._page.fetch())
         except (MetricsUnavailableError, MetricsError) as error:
-            self._note("metrics", str(error))
+            self._problems.note("metrics", str(error))
             if isinstance(error, MetricsUnavailableError) and error.gone:
                 # Whatever answers next is another process, ready once its own index says so.
                 self._gone = True
                 self._index_answered = False
                 self._shapes.clear()
             return ServerState(False, self._incarnation, (), reached=False, gone=self._gone)
-        self._note("metrics", "")
+        self._problems.note("metrics", "")
         if self._gone or _fell(self._metrics, metrics):
             self._gone = False
             self._renew()
@@ -217,10 +207,10 @@ class TritonSource:
         while True:
             try:
                 await self._read_index(stub)
-                self._note("index", "")
+                self._problems.note("index", "")
             except grpc.aio.AioRpcError as error:
                 self._index_answered = False
-                self._note("index", f"{self._grpc_address}: {error.code().name} {error.details()}")
+                self._problems.note("index", f"{self._grpc_address}: {error.code().name} {error.details()}")
             self.looked.set()
             await self._pause(_INDEX_PERIOD_S)
 
@@ -281,25 +271,11 @@ class TritonSource:
             if self._index.get(key):
                 self._batches.update(key, _batches(model))
 
-    def _note(self, source: str, problem: str) -> None:
-        """Log what is wrong with a source when that changes, not with every read."""
-        if self._problems.get(source) == problem:
-            return
-        self._problems[source] = problem
-        if problem:
-            logger.warning("Triton is not ready: %s", problem)
-        else:
-            logger.info("Triton's %s can be read", source)
-
 
 def statistics_pause_s(took_s: float) -> float:
     """Seconds until the statistics may be read again, after a call that took so long."""
     least_s, most_s = _STATISTICS_PAUSE_S
     return min(max(took_s * (1 / _STATISTICS_SHARE - 1), least_s), most_s)
-
-
-def next_incarnation(last: int) -> int:
-    return max(last + 1, time.time_ns() // 1_000_000)
 
 
 def _fell(before: dict[ModelKey, ModelMetrics], now: dict[ModelKey, ModelMetrics]) -> bool:

@@ -41,6 +41,7 @@ class FakeServer:
 
     def __init__(self, page: bytes, slots: int = 0) -> None:
         self.page, self.slots, self.models = page, slots, ["llama", "llama:adapter"]
+        self.asked_for_slots, self.props = 0, b""
         self.computes = asyncio.Event()
         """Until it is set, the page of metrics is not told."""
         self.computes.set()
@@ -68,6 +69,9 @@ class FakeServer:
         return web.json_response({"object": "list", "data": [{"id": model} for model in self.models]})
 
     async def _props(self, _: web.Request) -> web.Response:
+        self.asked_for_slots += 1
+        if self.props:
+            return web.Response(body=self.props)
         if not self.slots:
             return web.Response(status=404)
         return web.json_response({"default_generation_settings": {"n_ctx": 2048}, "total_slots": self.slots})
@@ -135,6 +139,35 @@ async def test_a_server_that_computes_and_tells_no_metrics_meanwhile_stays_ready
         state = await eventually(source.read, until=lambda state: state.models[1].model == "another")
         assert (state.ready, state.models[0].executing) == (True, 3.0)
         server.computes.set()
+
+
+async def test_a_list_of_many_models_is_read_whole_and_slots_are_asked_for_once() -> None:
+    server = FakeServer(LLAMA)
+    server.models = [f"llama:{number:0>200}" for number in range(1000)]
+    async with server.listening() as address, reading(address) as source:
+        assert len((await source.read()).models) == 1000
+        server.models = ["llama"]
+        await eventually(source.read, until=lambda state: len(state.models) == 1)
+    assert server.asked_for_slots == 1
+
+
+@pytest.mark.parametrize(
+    "props",
+    [b'{"default_generation_settings": {"n_ctx": 1e999}, "total_slots": 4}', b'{"total_slots": -1}', b"[]"],
+)
+async def test_slots_that_make_no_sense_are_not_believed(props: bytes) -> None:
+    server = FakeServer(LLAMA)
+    server.props = props
+    async with server.listening() as address, reading(address) as source:
+        state = await source.read()
+    assert (state.ready, state.models[0].memory_tokens) == (True, 0)
+
+
+async def test_a_model_whose_name_no_report_can_carry_makes_the_server_not_ready() -> None:
+    server = FakeServer(LLAMA)
+    server.models = ["\ud800"]
+    async with server.listening() as address, reading(address) as source:
+        assert not (await source.read()).ready
 
 
 @pytest.mark.parametrize("value", [b"nan", b"-1", b"1e300", b"x"])

@@ -3,7 +3,8 @@
 import asyncio
 
 from balancer.agent.quiet import QUIET_AFTER_S, Pace
-from balancer.agent.triton_source import ExecutingEstimate, ServerState
+from balancer.agent.server_state import ServerState
+from balancer.agent.triton_source import ExecutingEstimate
 from balancer.scheduler.events import ModelReport
 
 ALLOWED_S = 0.3
