@@ -71,7 +71,7 @@ class Exchange:
             version: To be written into the body; empty: it stands in the path already, or there is none.
             prompt_bytes: Of a request to OpenAI's API, that were read; 0: it is none.
         """
-        self._decision = decision
+        self.decision = decision
         self._draw = None if version else draw
         self._to_write, self._drawn = version, draw
         self._start_s = start_s
@@ -105,7 +105,7 @@ class Exchange:
         took_s = now_s - self._start_s
         usage = None if self._answer is None else self._answer.usage()
         seen = self._endpoint, took_s, self._status, self._grpc_status
-        return Served(self._decision, *seen, self._draw, usage, self._prompt_bytes)
+        return Served(self.decision, *seen, self._draw, usage, self._prompt_bytes)
 
     def _with_version(self, body: ext_proc.HttpBody) -> bytes | None:
         """The start of the body with the version that the request is to get; None: it stays as it is."""

@@ -23,6 +23,7 @@ from balancer.extproc.names import (
     FAIRNESS_HEADER,
     GATEWAY_MODEL_HEADER,
     GATEWAY_REQUEST_ID_HEADER,
+    MODELS,
     OBJECTIVE_HEADER,
     REQUEST_ID_HEADER,
 )
@@ -147,6 +148,16 @@ def declared_bytes(headers: Mapping[str, str]) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _LENGTH_DIGITS else 0
 
 
+def is_openai(path: str) -> bool:
+    """Of a path with its query, whether it is one of OpenAI's API that is served."""
+    return path.partition("?")[0] in (CHAT, COMPLETIONS, EMBEDDINGS, MODELS)
+
+
+def port_of(headers: Mapping[str, str]) -> PortName:
+    """Of the workers, for a request with such headers."""
+    return "grpc" if is_grpc(headers) else "openai" if is_openai(headers.get(":path", "")) else "http"
+
+
 def is_grpc(headers: Mapping[str, str]) -> bool:
     return headers.get("content-type", "").startswith("application/grpc")
 
@@ -181,7 +192,7 @@ def read_call(
         objective = objectives.get(_header(headers, OBJECTIVE_HEADER), without)
     if not grpc and path in (CHAT, COMPLETIONS, EMBEDDINGS):
         # Without its body: a header has to name the model.
-        return call_of(headers, names, Kind.INFERENCE, "", objective=objective, openai=True)
+        return call_of(headers, names, Kind.INFERENCE, "", objective=objective)
     kind, model, version = _grpc_call(path, fields) if grpc else rest_call(path)
     return call_of(headers, names, kind, model, version, fields, objective=objective)
 
@@ -196,7 +207,6 @@ def call_of(
     *,
     objective: int = 0,
     rows: int = 0,
-    openai: bool = False,
 ) -> Call:
     """A call whose model is known, with what its headers say; as in `read_call`.
 
@@ -209,7 +219,6 @@ def call_of(
         fields: None of OpenAI's API.
         objective: Its priority, as another gateway has it.
         rows: That its body tells of; 0: as `fields` have it.
-        openai: See `Call`.
     """
     grpc = is_grpc(headers)
     if kind is Kind.PER_SERVER:
@@ -244,7 +253,7 @@ def call_of(
         headers.get(":path", ""),
         grpc and headers.get("grpc-encoding", _PLAIN) != _PLAIN,
         message_rows,
-        openai,
+        port_of(headers) == "openai",
     )
 
 

@@ -92,17 +92,8 @@ class AnswerReader:
         return usage_of(told | {"events": max(self._events, 0)})
 
 
-def is_openai(path: str) -> bool:
-    return path.startswith("/v1/")
-
-
-class OpenAICall(NamedTuple):
-    call: Call
-    streams: bool
-
-
-def read_request(headers: Mapping[str, str], body: bytes, names: HeaderNames, shares: TokenShares) -> OpenAICall:
-    """Understand a request that has a body.
+def read_request(headers: Mapping[str, str], body: bytes, names: HeaderNames, shares: TokenShares) -> Call:
+    """Understand a request that has a body. A `Kind.STREAM`: its answer is streamed.
 
     Raises:
         OutOfBoundsError: a value that is not within bounds, or that cannot be read.
@@ -111,21 +102,22 @@ def read_request(headers: Mapping[str, str], body: bytes, names: HeaderNames, sh
     asked = _json(body)
     model = asked.get("model")
     if not isinstance(model, str) or not model:
-        raise OutOfBoundsError(
-            "model", "" if model is None else model, "is the name of a model, as /v1/models lists it"
-        )
-    streams = asked.get("stream") is True
-    inputs = asked.get("input") if path == EMBEDDINGS else None
-    rows = len(inputs) if isinstance(inputs, list) and inputs and not isinstance(inputs[0], int) else 1
-    bounds.at_most("input", rows, bounds.MAX_ROWS)
-    call = call_of(headers, names, Kind.STREAM if streams else Kind.INFERENCE, model, rows=rows, openai=True)
+        rule = "is the name of a model, as /v1/models lists it"
+        raise OutOfBoundsError("model", "" if model is None else model, rule)
     if path == EMBEDDINGS:
-        return OpenAICall(call, streams=False)
+        inputs = asked.get("input")
+        rows = len(inputs) if isinstance(inputs, list) and inputs and not isinstance(inputs[0], int) else 1
+        bounds.at_most("input", rows, bounds.MAX_ROWS)
+        return call_of(headers, names, Kind.INFERENCE, model, rows=rows)
+    call = call_of(headers, names, Kind.STREAM if asked.get("stream") is True else Kind.INFERENCE, model)
     tokens = min(max(len(body) * shares.of(model), 1.0), bounds.MAX_PROMPT_TOKENS)
     salt = asked.get("cache_salt")
     seed = "\0".join((model, call.request.tenant, salt if isinstance(salt, str) else ""))
-    prompt = b"".join(_parts(asked))
-    return OpenAICall(call.with_prompt(tokens, prefix_of(prompt, tokens, seed)), streams)
+    try:
+        prompt = b"".join(_parts(asked))
+    except RecursionError:
+        raise _refused("is nested too deeply") from None
+    return call.with_prompt(tokens, prefix_of(prompt, tokens, seed))
 
 
 def prefix_of(prompt: bytes, tokens: float, seed: str) -> Prefix:

@@ -16,6 +16,7 @@ from google.protobuf import struct_pb2
 from google.protobuf.duration_pb2 import Duration
 
 from balancer.bounds import MAX_LATENCY_S, MAX_TEXT_BYTES
+from balancer.extproc.kserve import is_openai
 from balancer.extproc.names import (
     ANSWERS_LOG,
     DECISION_NAMESPACE,
@@ -30,7 +31,7 @@ from balancer.extproc.names import (
     TRACED_LOG,
     USAGE_NAMESPACE,
 )
-from balancer.extproc.openai import USAGE_KEYS, Usage, is_openai, usage_of
+from balancer.extproc.openai import USAGE_KEYS, Usage, usage_of
 from balancer.extproc.responses import OF_ABORTED, By, Verdict, code, verdict
 from balancer.extproc.wire import read_message
 

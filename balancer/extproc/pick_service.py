@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 
 from balancer import bounds
 from balancer.bounds import OutOfBoundsError
+from balancer.discovery.workers import PortName
 from balancer.extproc.compressed import CompressedMessage
 from balancer.extproc.exchange import (
     Exchange,
@@ -25,12 +26,11 @@ from balancer.extproc.exchange import (
     read_subset,
     sent_back,
 )
-from balancer.extproc.inference_bytes import Fields
-from balancer.extproc.kserve import SERVICE, Call, declared_bytes, is_grpc, read_call
-from balancer.extproc.names import HEADERS_ONLY, MAY_BE_COMPRESSED, PICKS_SERVICE, WITH_PROMPT
-from balancer.extproc.openai import is_openai, read_request
+from balancer.extproc.kserve import SERVICE, Call, Kind, declared_bytes, port_of, read_call
+from balancer.extproc.names import HEADERS_ONLY, MAY_BE_COMPRESSED, MODELS, PICKS_SERVICE, WITH_PROMPT
+from balancer.extproc.openai import read_request
 from balancer.extproc.picker import Later, Pick, Picker
-from balancer.extproc.responses import immediate, list_of_models, of_openai, passed_on, wait
+from balancer.extproc.responses import immediate, list_of_models, wait
 from balancer.scheduler.after_decision import Decision
 
 _METHOD = f"/{PICKS_SERVICE}/Process"
@@ -43,6 +43,8 @@ _TOO_MANY = "too many compressed messages are being read; retry later, or send i
 _EXHAUSTED_CODES = (429, 8)
 
 UNREADABLE = object()
+_BODY_PASSES = passed(ext_proc.ProcessingRequest(), "request_body", back=False)
+"""Behind another answer: that one is to the message with the body."""
 
 Stream = grpc.aio.ServicerContext[ext_proc.ProcessingRequest, bytes]
 
@@ -136,14 +138,14 @@ class ExternalProcessor:
             await stream.write(first)
             return
         if self._inflating >= bounds.MAX_INFLATING:
-            await stream.write(immediate(*_EXHAUSTED_CODES, _TOO_MANY, grpc=True, wait_s=1.0))
+            await stream.write(immediate(*_EXHAUSTED_CODES, _TOO_MANY, "grpc", wait_s=1.0))
             return
         self._inflating += 1
         try:
             await self._inflate(first, stream)
         except OutOfBoundsError as error:
             self._listener.refused(error)
-            await stream.write(self._picker.invalid(error, grpc=True).answer)
+            await stream.write(self._picker.invalid(error, "grpc").answer)
         finally:
             self._inflating -= 1
 
@@ -161,7 +163,10 @@ class ExternalProcessor:
             ended = message.request_body.end_of_stream or message.HasField("request_trailers")
         if held:
             read.end()
-        call, found = self._answer(first, own=True, may_wait=True, fields=read.fields())
+        fields = read.fields()
+        call, found = self._answer(
+            first, own=True, may_wait=True, read=lambda headers: read_call(headers, fields, self._picker.names)
+        )
         if isinstance(found, Later):
             await found.outcome
             found = self._report(found.call, self._picker.later(found), 0.0)
@@ -177,32 +182,35 @@ class ExternalProcessor:
     async def prompt(self, _: object, stream: Stream) -> None:
         """A request of our own Envoy to OpenAI's API. Its body is read here, and passes as it is; of a stream also when
         its first token comes, after which this stream ends and Envoy goes on alone."""
-        first = await self._first(stream, grpc_call=False)
+        first = await self._first(stream, "openai")
         if isinstance(first, bytes):
-            await stream.write(of_openai(first))
+            await stream.write(first)
             return
         if not self._ready():
             await stream.abort(grpc.StatusCode.UNAVAILABLE, _NOT_READY)
-        headers = read_headers(first.request_headers)
-        if headers.get(":method") == "GET":
-            await stream.write(list_of_models(self._picker.models_of("openai")))
+        if await self._lists_models(first, stream):
             return
-        await stream.write(passed_on("request_headers"))
-        message: object = None if first.request_headers.end_of_stream else await stream.read()
-        body = message.request_body.body if isinstance(message, ext_proc.ProcessingRequest) else b""
-        call, pick, streams = self._answer_prompt(first, headers, body, own=True)
-        del message, body  # which may be megabytes, and the answer may last
-        await stream.write(of_openai(pick.answer + passed_on("request_body") if pick.decision else pick.answer))
-        if call is None or pick.decision is None or not streams:
+        await stream.write(passed(first, "request_headers", back=False))
+        body = b""
+        if not first.request_headers.end_of_stream:
+            message: object = await stream.read()
+            if not isinstance(message, ext_proc.ProcessingRequest):
+                return  # its client left
+            body = message.request_body.body
+            del message
+        call, pick = self._answer_prompt(first, body, own=True)
+        del body  # which may be megabytes, and the answer may last
+        picked = pick.decision is not None
+        await stream.write(pick.answer + _BODY_PASSES if picked else pick.answer)
+        if call is None or pick.decision is None or call.kind is not Kind.STREAM:
             return
         while isinstance(message := await stream.read(), ext_proc.ProcessingRequest):
-            if message.HasField("response_headers"):
-                await stream.write(passed_on("response_headers"))
-                if read_headers(message.response_headers).get(":status") != "200":
-                    return
-            elif message.HasField("response_body"):
+            kind = message.WhichOneof("request") or "response_body"
+            await stream.write(passed(message, kind, back=False))
+            if kind == "response_body":
                 self._listener.first_token(call, pick.decision)
-                await stream.write(passed_on("response_body"))
+                return
+            if read_headers(message.response_headers).get(":status") != "200":
                 return
 
     async def process(self, _: object, stream: Stream) -> None:
@@ -212,64 +220,62 @@ class ExternalProcessor:
         if isinstance(message, bytes):
             await stream.write(message)
             return
-        openai = is_openai(read_headers(message.request_headers).get(":path", ""))
-        if openai and sent_back(message)["request_body"]:
+        if await self._lists_models(message, stream):
+            return
+        if port_of(read_headers(message.request_headers)) == "openai" and sent_back(message)["request_body"]:
             await self._process_prompt(message, stream, start_s)
             return
         call, pick = self._answer(message, own=False)
         assert isinstance(pick, Pick)  # what other gateways ask never waits
-        await stream.write(of_openai(pick.answer) if openai else pick.answer)
+        await stream.write(pick.answer)
         if call is not None and pick.decision is not None:
             in_body = pick.version if call.grpc else ""
             await self._follow(stream, call, Exchange(message, pick.decision, start_s, pick.draw, in_body))
 
     async def _process_prompt(self, first: ext_proc.ProcessingRequest, stream: Stream, start_s: float) -> None:
         """As `prompt`, of a gateway that sends all of a request before it is answered."""
-        headers, held, body = read_headers(first.request_headers), [], bytearray()
-        if headers.get(":method") == "GET":
-            await stream.write(list_of_models(self._picker.models_of("openai")))
-            return
+        held, body = [], bytearray()
         ended = first.request_headers.end_of_stream
         while not ended and len(body) <= bounds.MAX_PROMPT_BYTES:
-            message: object = await stream.read()
+            message = await stream.read()
             if not isinstance(message, ext_proc.ProcessingRequest):
                 return  # its client left
-            held.append(message)
+            held.append(_passed(message))
             body += message.request_body.body
             ended = message.request_body.end_of_stream or message.HasField("request_trailers")
-        call, pick, streams = self._answer_prompt(first, headers, bytes(body), own=False)
-        await stream.write(of_openai(pick.answer))
+            del message
+        size_bytes = len(body)
+        call, pick = self._answer_prompt(first, bytes(body), own=False)
+        del body  # as above
+        await stream.write(pick.answer)
         if call is None or pick.decision is None:
             return
-        for message in held:
-            await stream.write(_passed(message))
-        exchange = Exchange(first, pick.decision, start_s, prompt_bytes=len(body))
-        del message, held, body  # as above
-        await self._follow(stream, call, exchange, pick.decision if streams else None)
+        while held:
+            await stream.write(held.pop(0))
+        await self._follow(stream, call, Exchange(first, pick.decision, start_s, prompt_bytes=size_bytes))
 
-    def _answer_prompt(
-        self, first: ext_proc.ProcessingRequest, headers: Mapping[str, str], body: bytes, own: bool
-    ) -> tuple[Call | None, Pick, bool]:
-        """As `_answer`, of a request to OpenAI's API; and whether its answer is to be streamed."""
-        streams = False
+    async def _lists_models(self, first: ext_proc.ProcessingRequest, stream: Stream) -> bool:
+        """Whether the request was for OpenAI's list of models, which is answered here."""
+        if read_headers(first.request_headers).get(":path", "").partition("?")[0] != MODELS:
+            return False
+        await stream.write(list_of_models(self._picker.models_of("openai")))
+        return True
 
-        def read() -> Call:
-            nonlocal streams
-            call, streams = read_request(headers, body, self._picker.names, self._picker.shares)
-            return call
-
-        call, pick = self._answer(first, own, read=read)
+    def _answer_prompt(self, first: ext_proc.ProcessingRequest, body: bytes, own: bool) -> tuple[Call | None, Pick]:
+        """As `_answer`, of a request to OpenAI's API."""
+        names, shares = self._picker.names, self._picker.shares
+        call, pick = self._answer(first, own, read=lambda headers: read_request(headers, body, names, shares))
         assert isinstance(pick, Pick)  # nobody waits here
-        return call, pick, streams
+        return call, pick
 
-    async def _first(self, stream: Stream, grpc_call: bool = True) -> ext_proc.ProcessingRequest | bytes:
+    async def _first(self, stream: Stream, port: PortName = "grpc") -> ext_proc.ProcessingRequest | bytes:
         """The message with the request's headers; or the answer to one that contains text that is not UTF-8: if the
         stream failed instead, Envoy would forward the request without a pick."""
         message: object = await stream.read()
         if message is UNREADABLE:
             error = OutOfBoundsError("encoding", "the request", "is UTF-8 in all of its names and ids")
             self._listener.refused(error)
-            return self._picker.invalid(error, grpc_call).answer
+            return self._picker.invalid(error, port).answer
         if not (isinstance(message, ext_proc.ProcessingRequest) and message.HasField("request_headers")):
             await stream.abort(grpc.StatusCode.INVALID_ARGUMENT, _NO_REQUEST)
         return message
@@ -279,38 +285,37 @@ class ExternalProcessor:
         message: ext_proc.ProcessingRequest,
         own: bool,
         may_wait: bool = False,
-        fields: Fields | None = None,
-        read: Callable[[], Call] | None = None,
+        read: Callable[[Mapping[str, str]], Call] | None = None,
     ) -> tuple[Call | None, Pick | Later]:
         """Understand the first message and decide; `own`: it is our own Envoy's. Only if it `may_wait`, it may.
-        `fields`: of the body, None: as Envoy extracted them; `read`: reads another protocol.
+        `read`: reads a call whose body is here, from its headers; None: Envoy extracted the fields of the body.
 
         Nothing that is in the message may end the stream with an error: the gateway would go on without a pick, past
         limits, pins and the model table.
         """
         start_s = time.perf_counter()
-        grpc_call = False
+        port: PortName = "http"
         try:
             headers = read_headers(message.request_headers)
-            grpc_call = is_grpc(headers)
+            port = port_of(headers)
             if not self._ready():
-                return None, self._picker.unready(_NOT_READY, grpc_call)
+                return None, self._picker.unready(_NOT_READY, port)
             if read is not None:
-                call = read()
+                call = read(headers)
             else:
-                fields = read_fields(message) if fields is None else fields
-                call = read_call(headers, fields, self._picker.names, None if own else self._picker.objectives)
+                objectives = None if own else self._picker.objectives
+                call = read_call(headers, read_fields(message), self._picker.names, objectives)
             if (away := self._turned_away(call, own and call.grpc)) is not None:
-                return None, self._picker.over_limit(away.words, away.wait_s, grpc_call)
+                return None, self._picker.over_limit(away.words, away.wait_s, port)
             if may_wait and self._picker.holds(call):
                 return call, self._picker.hold(call, read_subset(message), declared_bytes(headers))
             pick = self._picker.pick(call, read_subset(message), own, own or hands_over(message))
         except OutOfBoundsError as error:
             self._listener.refused(error)
-            return None, self._picker.invalid(error, grpc_call)
+            return None, self._picker.invalid(error, port)
         except Exception as error:
             self._listener.failed_internally(error)
-            return None, self._picker.failed(grpc_call)
+            return None, self._picker.failed(port)
         return call, self._report(call, pick, time.perf_counter() - start_s)
 
     def _report(self, call: Call, pick: Pick, seconds: float) -> Pick:
@@ -321,25 +326,24 @@ class ExternalProcessor:
             self._listener.failed_internally(error)
         return pick
 
-    async def _follow(
-        self, stream: Stream, call: Call, exchange: Exchange, first_token: Decision | None = None
-    ) -> None:
-        """Pass the rest of the stream on unchanged, and tell how the request ended; with `first_token`, of whose
-        request, also when its answer begins.
+    async def _follow(self, stream: Stream, call: Call, exchange: Exchange) -> None:
+        """Pass the rest of the stream on unchanged, and tell how the request ended; of a language model's stream also
+        when its answer begins.
 
         A stream that ends without response headers is a client that left, where the gateway sends them. One that never
         sends any may end the stream as soon as it has its pick.
         """
         connection = stream.peer()
+        awaits_first_token = call.openai and call.kind is Kind.STREAM
         try:
             while isinstance(message := await stream.read(), ext_proc.ProcessingRequest):
                 kind = message.WhichOneof("request")
                 if kind is None:
                     await stream.abort(grpc.StatusCode.INVALID_ARGUMENT, "a message of the stream is empty")
                 await stream.write(exchange.answer(message, kind))
-                if kind == "response_body" and first_token is not None and exchange.succeeds:
-                    self._listener.first_token(call, first_token)
-                    first_token = None
+                if kind == "response_body" and awaits_first_token and exchange.succeeds:
+                    awaits_first_token = False
+                    self._listener.first_token(call, exchange.decision)
                 if exchange.answered and connection not in self._reporting:
                     self._remember(connection)
         finally:

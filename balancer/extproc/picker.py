@@ -268,7 +268,7 @@ class Picker:
             bodies: The gateway hands over the request's body, or can write into it itself.
         """
         if call.kind is Kind.PER_SERVER:
-            return Pick(responses.immediate(*responses.UNSUPPORTED_CODES, PER_SERVER, call.grpc) + self._refused)
+            return Pick(responses.immediate(*responses.UNSUPPORTED_CODES, PER_SERVER, call.port) + self._refused)
         allowed = None if subset is None else self.addresses.within(subset, call.port)
         call, draw, version = self._of_a_version(call, bodies)
         try:
@@ -316,7 +316,7 @@ class Picker:
         return replace(call, request=replace(request, version=version)), draw, version
 
     def _turned_away(self, call: Call, error: RoutingError, draw: VersionDraw | None) -> Pick:
-        refused = responses.refusal(error, call.grpc) + self._refused
+        refused = responses.refusal(error, call.port) + self._refused
         return Pick(refused + self._log_metadata(call), error=error, draw=draw)
 
     def _picked(
@@ -342,17 +342,17 @@ class Picker:
         named = [model for model in fleet.models if model not in ("", ANY_MODEL)]
         return sorted(model for model in named if fleet.servable(model, "")[rows].any())
 
-    def invalid(self, error: OutOfBoundsError, grpc: bool) -> Pick:
-        return Pick(responses.immediate(*responses.INVALID_CODES, str(error), grpc) + self._refused)
+    def invalid(self, error: OutOfBoundsError, port: PortName) -> Pick:
+        return Pick(responses.immediate(*responses.INVALID_CODES, str(error), port) + self._refused)
 
-    def over_limit(self, words: str, wait_s: float, grpc: bool) -> Pick:
-        return Pick(responses.immediate(*responses.CODES[Shed], words, grpc, wait_s) + self._refused)
+    def over_limit(self, words: str, wait_s: float, port: PortName) -> Pick:
+        return Pick(responses.immediate(*responses.CODES[Shed], words, port, wait_s) + self._refused)
 
-    def unready(self, why: str, grpc: bool) -> Pick:
-        return Pick(responses.refusal(NoEligibleWorker(why), grpc) + self._refused)
+    def unready(self, why: str, port: PortName) -> Pick:
+        return Pick(responses.refusal(NoEligibleWorker(why), port) + self._refused)
 
-    def failed(self, grpc: bool) -> Pick:
-        return Pick(responses.immediate(*responses.INTERNAL_CODES, _FAILED, grpc) + self._refused)
+    def failed(self, port: PortName) -> Pick:
+        return Pick(responses.immediate(*responses.INTERNAL_CODES, _FAILED, port) + self._refused)
 
     def _log_metadata(self, call: Call, policy: str = "") -> bytes:
         # What asks for OpenAI's API does not say in its path which model it is for.

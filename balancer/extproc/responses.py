@@ -17,6 +17,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from envoy.type.v3 import http_status_pb2
 from google.protobuf import struct_pb2
 
+from balancer.discovery.workers import PortName
 from balancer.extproc.names import (
     DECISION_NAMESPACE,
     DESTINATION,
@@ -150,10 +151,10 @@ def wait(longest_s: float) -> bytes:
     return _bytes(message)
 
 
-def refusal(error: RoutingError, grpc: bool) -> bytes:
+def refusal(error: RoutingError, port: PortName) -> bytes:
     http_status, grpc_status = CODES[type(error)]
     wait_s = pushback_ms() / 1000 if isinstance(error, Shed) else 0.0
-    return immediate(http_status, grpc_status, str(error), grpc, wait_s)
+    return immediate(http_status, grpc_status, str(error), port, wait_s)
 
 
 def pushback_ms() -> int:
@@ -161,45 +162,32 @@ def pushback_ms() -> int:
     return _random.randint(PUSHBACK_MS // 2, PUSHBACK_MS // 2 + PUSHBACK_MS)
 
 
-def immediate(http_status: int, grpc_status: int, message: str, grpc: bool, wait_s: float = 0.0) -> bytes:
-    """An immediate answer: for gRPC a status and its message, for REST a JSON body as Triton writes it. `wait_s`: when
-    the client should come again; 0: nothing is said of it."""
+def immediate(http_status: int, grpc_status: int, message: str, port: PortName, wait_s: float = 0.0) -> bytes:
+    """An immediate answer, as those expect it who ask for such a port of a worker: for gRPC a status and its message,
+    for REST a JSON body as Triton writes it, or as OpenAI does. `wait_s`: when the client should come again; 0: nothing
+    is said of it."""
     response = ext_proc.ImmediateResponse(status=http_status_pb2.HttpStatus(code=http_status))
     response.grpc_status.status = grpc_status
     response.details = "balancer"
-    if grpc:
+    if port == "grpc":
         response.body = message.encode()
     else:
-        response.body = f'{{"error":{json.dumps(message)}}}'.encode()
+        error = message if port == "http" else _openai_error(http_status, message)
+        response.body = f'{{"error":{json.dumps(error)}}}'.encode()
         _set(response.headers, "content-type", "application/json")
     if wait_s:
-        hint = (PUSHBACK, math.ceil(wait_s * 1000)) if grpc else (RETRY_AFTER, math.ceil(wait_s))
+        hint = (PUSHBACK, math.ceil(wait_s * 1000)) if port == "grpc" else (RETRY_AFTER, math.ceil(wait_s))
         _set(response.headers, hint[0], str(hint[1]))
     return _bytes(ext_proc.ProcessingResponse(immediate_response=response))
 
 
-def passed_on(kind: Literal["request_headers", "request_body", "response_headers", "response_body"]) -> bytes:
-    """Nothing is to be changed in what came. Behind another answer: that one is to a message of this kind."""
-    message = ext_proc.ProcessingResponse()
-    getattr(message, kind).SetInParent()
-    return _bytes(message)
+_OPENAI_ERRORS = {429: "rate_limit_error", 503: "service_unavailable_error"}
 
 
-def of_openai(answer: bytes) -> bytes:
-    """The same, with an error as OpenAI's API writes it."""
-    message = ext_proc.ProcessingResponse.FromString(answer)
-    if not message.HasField("immediate_response"):
-        return answer
-    refused = message.immediate_response
-    status = refused.status.code
-    words = json.loads(refused.body)["error"]
-    kind = _OPENAI_ERRORS.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    error = {"message": words, "type": kind, "param": None, "code": "model_not_found" if status == 404 else None}
-    refused.body = json.dumps({"error": error}).encode()
-    return _bytes(message)
-
-
-_OPENAI_ERRORS = {404: "invalid_request_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
+def _openai_error(http_status: int, message: str) -> dict[str, str | None]:
+    kind = _OPENAI_ERRORS.get(http_status, "server_error" if http_status >= 500 else "invalid_request_error")
+    code = "model_not_found" if http_status == 404 else None
+    return {"message": message, "type": kind, "param": None, "code": code}
 
 
 def list_of_models(models: Iterable[str]) -> bytes:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from balancer.bounds import OutOfBoundsError
 from balancer.extproc.exchange import Served
-from balancer.extproc.kserve import Call, Kind
-from balancer.extproc.openai import Usage, is_openai
+from balancer.extproc.kserve import Call, Kind, is_openai
+from balancer.extproc.openai import Usage
 from balancer.extproc.outcomes import NOT_PICKED, Outcome, UpstreamAnswer, verdict_of
 from balancer.extproc.picker import Pick, Picker
 from balancer.extproc.responses import CODES, By, of_version, verdict

@@ -55,7 +55,7 @@ def refusal(rig: NativeRig, headers: Mapping[str, str], fields: Mapping[str, Any
     try:
         answer = picker.pick(read_call(headers, fields, HeaderNames())).answer
     except OutOfBoundsError as error:
-        answer = picker.invalid(error, grpc="content-type" in headers).answer
+        answer = picker.invalid(error, "grpc" if "content-type" in headers else "http").answer
     return ext_proc.ProcessingResponse.FromString(answer).immediate_response
 
 

@@ -188,6 +188,21 @@ async def test_without_its_body_a_header_names_the_model_of_a_prompt() -> None:
     assert b"a header has to" in response.immediate_response.body
 
 
+async def test_models_are_listed_and_no_other_path_of_openai_s_is_served() -> None:
+    async with gateway(specs=SPEAKING_OPENAI) as g:
+        [listed] = await g.all_of(headers("/v1/models?x"))
+        [other] = await g.all_of(headers("/v1/files"), *chunks_of({"model": "m"}, 1))
+    assert [model["id"] for model in json.loads(listed.immediate_response.body)["data"]] == ["m"]
+    assert refused(other) == (501, grpc.StatusCode.UNIMPLEMENTED)
+
+
+async def test_a_client_that_leaves_amid_its_prompt_is_not_picked_for() -> None:
+    asked = {"model": "m", "prompt": "tide " * 500}
+    async with gateway(specs=SPEAKING_OPENAI) as g:
+        assert await g.all_of(headers("/v1/completions"), *chunks_of(asked, 3)[:2]) == []
+        assert (g.listening.calls, g.listening.refusals) == ([], [])
+
+
 async def test_a_prompt_that_cannot_be_read_or_is_too_large_is_refused_as_openai_has_it() -> None:
     chunk = ext_proc.ProcessingRequest(request_body=ext_proc.HttpBody(body=b"x" * 2**21))
     async with gateway(specs=SPEAKING_OPENAI) as g:

@@ -1,5 +1,6 @@
 """Requests to OpenAI's API as the balancer reads them: what they are for, and what their prompts begin with."""
 
+import contextlib
 import json
 from typing import Any
 
@@ -12,12 +13,11 @@ from hypothesis import strategies as st
 from balancer import bounds
 from balancer.bounds import OutOfBoundsError
 from balancer.extproc import responses
-from balancer.extproc.kserve import HeaderNames, Kind
+from balancer.extproc.kserve import Call, HeaderNames, Kind
 from balancer.extproc.names import CHAT, COMPLETIONS, EMBEDDINGS
 from balancer.extproc.openai import (
     BLOCK_BYTES,
     AnswerReader,
-    OpenAICall,
     TokenShares,
     Usage,
     read_request,
@@ -28,7 +28,7 @@ from policies.base import Prefix
 BLOCK = "x" * BLOCK_BYTES
 
 
-def read(asked: Any, path: str = CHAT, shares: TokenShares | None = None, **headers: str) -> OpenAICall:
+def read(asked: Any, path: str = CHAT, shares: TokenShares | None = None, **headers: str) -> Call:
     body = asked if isinstance(asked, bytes) else json.dumps(asked).encode()
     return read_request({":path": path, ":method": "POST"} | headers, body, HeaderNames(), shares or TokenShares())
 
@@ -40,7 +40,7 @@ def chat(*contents: Any, **further: Any) -> dict[str, Any]:
 
 
 def prefix(asked: Any, path: str = CHAT, **headers: str) -> Prefix:
-    return read(asked, path, **headers).call.request.prefix
+    return read(asked, path, **headers).request.prefix
 
 
 def shared(one: Prefix, other: Prefix) -> int:
@@ -48,18 +48,19 @@ def shared(one: Prefix, other: Prefix) -> int:
 
 
 def test_model_stream_deadline_and_tenant_are_read() -> None:
-    call, streams = read(chat("hello", stream=True), **{"x-tenant": "a", "x-deadline-ms": "1500", "x-priority": "2"})
-    assert (call.request.model, call.kind, streams, call.port) == ("m", Kind.STREAM, True, "openai")
+    call = read(chat("hello", stream=True), **{"x-tenant": "a", "x-deadline-ms": "1500", "x-priority": "2"})
+    assert (call.request.model, call.kind, call.port) == ("m", Kind.STREAM, "openai")
     assert (call.request.tenant, call.request.deadline_s, call.request.priority) == ("a", 1.5, 2)
-    assert not read(chat("hello")).streams
+    assert read(chat("hello")).kind is Kind.INFERENCE
+    assert read({"model": "m", "input": "x", "stream": True}, EMBEDDINGS).kind is Kind.INFERENCE
 
 
 def test_a_prompt_has_as_many_tokens_as_its_bytes_made_before() -> None:
     shares, asked = TokenShares(), chat(BLOCK * 4)
     size_bytes = len(json.dumps(asked))
-    assert read(asked, shares=shares).call.request.prompt_tokens == size_bytes / 4
+    assert read(asked, shares=shares).request.prompt_tokens == size_bytes / 4
     shares.learn("m", 500, 1000)
-    request = read(asked, shares=shares).call.request
+    request = read(asked, shares=shares).request
     assert request.prompt_tokens == size_bytes / 2
     assert 0 < request.prefix[0][1] < request.prefix[-1][1] < request.prompt_tokens
     assert shares.of("another") == 1 / 4
@@ -114,9 +115,9 @@ def test_completions_take_a_text_or_its_tokens() -> None:
 
 
 def test_embeddings_are_rows_and_no_prompt() -> None:
-    call = read({"model": "m", "input": ["a", "b", "c"]}, EMBEDDINGS).call
+    call = read({"model": "m", "input": ["a", "b", "c"]}, EMBEDDINGS)
     assert (call.request.rows, call.request.prompt_tokens, call.request.prefix) == (3, 0.0, ())
-    assert read({"model": "m", "input": [1, 2, 3]}, EMBEDDINGS).call.request.rows == 1
+    assert read({"model": "m", "input": [1, 2, 3]}, EMBEDDINGS).request.rows == 1
 
 
 @pytest.mark.parametrize(
@@ -142,6 +143,14 @@ def test_a_body_that_cannot_be_read_is_refused_in_words(body: bytes, field: str)
     assert len(str(refused.value)) < 300
 
 
+def test_no_depth_of_nesting_is_an_internal_error() -> None:
+    """Reading and writing JSON give up at different depths."""
+    for depth in range(850, 1050):
+        nested = b"[" * depth + b"]" * depth
+        with contextlib.suppress(OutOfBoundsError):
+            read(b'{"model": "m", "tools": [{"a": ' + nested + b"}]}")
+
+
 _JSON = st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=600),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
@@ -154,7 +163,7 @@ _JSON = st.recursive(
     path=st.sampled_from([CHAT, COMPLETIONS, EMBEDDINGS]),
 )
 def test_whatever_else_is_in_it_is_left_to_the_worker(further: dict[str, Any], path: str) -> None:
-    request = read({"model": "m", **further}, path).call.request
+    request = read({"model": "m", **further}, path).request
     assert request.model == "m"
     assert 0 <= request.prompt_tokens <= bounds.MAX_PROMPT_TOKENS
     lengths = [tokens for _, tokens in request.prefix]
@@ -172,7 +181,7 @@ def test_prompts_share_the_hashes_of_what_they_both_begin_with(beginning: str, e
 
 
 def test_errors_are_as_openai_writes_them() -> None:
-    refused = responses.of_openai(responses.immediate(404, 5, "model 'x' is not known", grpc=False))
+    refused = responses.immediate(404, 5, "model 'x' is not known", "openai")
     answer = ext_proc.ProcessingResponse.FromString(refused).immediate_response
     assert answer.status.code == 404
     assert json.loads(answer.body)["error"] == {
