@@ -22,9 +22,10 @@ MAX_PREFIX_BYTES = 65_536
 MAX_JSON_BYTES = 2**20
 """Of JSON that is read for what concerns routing: as much is held until a worker is chosen."""
 MAX_JSON_NODES = 262_144
-"""Objects and arrays of a request to OpenAI's API, as its brackets are counted; each takes some 100 bytes and more."""
+"""Of the body of a request to OpenAI's API: each opening bracket counts as an object or array, which takes 100 bytes and
+more once read."""
 MAX_PROMPT_BYTES = 16 * 2**20
-"""Of a request to OpenAI's API, all of which is read. Envoy's bootstrap has it too."""
+"""Of the body of a request to OpenAI's API: the balancer reads all of it. Envoy's bootstrap has the same bound."""
 MAX_INFLATED_BYTES = 80 * 2**20
 """Of a compressed message, inflated: it is read to its end."""
 MAX_INFLATED_TOTAL_BYTES = 256 * 2**20

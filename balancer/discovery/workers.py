@@ -83,12 +83,12 @@ class WorkerSpec(StrictModel):
 
     @property
     def grpc_endpoint(self) -> str:
-        """Of a Triton."""
+        """`address:grpc_port` of a Triton; a worker that speaks OpenAI's API has no such port."""
         return join_address(self.address, self.grpc_port)
 
     @property
     def http_endpoint(self) -> str:
-        """Of a Triton."""
+        """`address:http_port`."""
         return join_address(self.address, self.http_port)
 
     def added(self) -> WorkerAdded:

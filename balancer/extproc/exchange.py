@@ -45,9 +45,9 @@ class Served:
     draw: VersionDraw | None = None
     """By which the request got its version; None: by none."""
     usage: Usage | None = None
-    """Of an answer to a request to OpenAI's API."""
+    """The tokens that the answer told of, where the request was one to OpenAI's API."""
     request_bytes: int = 0
-    """That the usage is of."""
+    """Size of that request's body."""
 
 
 class Exchange:

@@ -86,7 +86,7 @@ GRPC_CLUSTER = "triton_grpc"
 HTTP_CLUSTER = "triton_http"
 OPENAI_CLUSTER = "openai"
 CLUSTERS = {"grpc": GRPC_CLUSTER, "http": HTTP_CLUSTER, "openai": OPENAI_CLUSTER}
-"""Of workers, by the port that they lead to."""
+"""Envoy's cluster for each kind of port that a worker may have."""
 LAST_KNOWN = {
     GRPC_CLUSTER: "endpoints-grpc.pb",
     HTTP_CLUSTER: "endpoints-http.pb",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from balancer.discovery.workers import WorkerSpec
 from balancer.errors import OperatorError
 from balancer.stack.process import LocalProcess
 
@@ -35,6 +36,16 @@ class LlamaServer(LocalProcess):
     @property
     def http_endpoint(self) -> str:
         return f"{self.address}:{self.http_port}"
+
+    @property
+    def spec(self) -> WorkerSpec:
+        """As discovery lists it."""
+        return WorkerSpec(name=self.name, address=self.address, protocol="openai", http_port=self.http_port)
+
+    @property
+    def agent_arguments(self) -> list[str]:
+        """By which `balancer agent` reads it."""
+        return ["--openai", self.http_endpoint]
 
     async def start(self) -> None:
         """Spawn the server; it is not ready yet when this returns.

@@ -27,14 +27,13 @@ from balancer.files.yaml_document import dump
 from balancer.stack.envoyproxy import EnvoyProcess
 from balancer.stack.llama import LlamaServer
 from balancer.stack.process import Child, LocalProcess, free_port_range, free_ports
-from balancer.stack.tritonserver import TritonServer
+from balancer.stack.tritonserver import EMULATED_GPU, TritonServer
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 READY_S = 90.0
 _POLL_S = 0.02
 _PAGE_S = 60.0
 _SWAP_S = 20.0
-_GPU = "EMULATED_GPU"
 
 
 def new_triton(
@@ -55,7 +54,7 @@ def new_triton(
         http_port=http_port,
         metrics_port=metrics_port,
         log_path=directory / f"{name}.log",
-        environment={_GPU: gpu, **(environment or {})} if gpu else environment or {},
+        environment={EMULATED_GPU: gpu, **(environment or {})} if gpu else environment or {},
         extra_args=arguments,
     )
 
@@ -63,19 +62,6 @@ def new_triton(
 def new_language_model(name: str, directory: Path) -> LlamaServer:
     """A server at a free port, to be started; its log goes to `directory`."""
     return LlamaServer(name=name, http_port=free_ports(1)[0], log_path=directory / f"{name}.log")
-
-
-def spec_of(server: TritonServer | LlamaServer) -> WorkerSpec:
-    if isinstance(server, LlamaServer):
-        return WorkerSpec(name=server.name, address=server.address, protocol="openai", http_port=server.http_port)
-    triton = server
-    return WorkerSpec(
-        name=triton.name,
-        address=triton.address,
-        grpc_port=triton.grpc_port,
-        http_port=triton.http_port,
-        device=triton.environment.get(_GPU, ""),
-    )
 
 
 @dataclass
@@ -97,7 +83,7 @@ class Stack:
 
     @property
     def specs(self) -> list[WorkerSpec]:
-        return [spec_of(server) for server in self.servers]
+        return [server.spec for server in self.servers]
 
     @property
     def servers(self) -> list[TritonServer | LlamaServer]:
@@ -185,19 +171,10 @@ class Stack:
     ) -> Child:
         """`balancer agent` for this server, to be started; `control` is the socket of `balancer agent drain`."""
         balancers = [self.config.listen.reports_address(process) for process in range(self.config.processes)]
-        if isinstance(server, LlamaServer):
-            reads = ["--openai", server.http_endpoint]
-        else:
-            reads = [
-                *("--triton-grpc", server.grpc_endpoint),
-                *("--triton-metrics", f"{server.address}:{server.metrics_port}"),
-                *("--triton-http", server.http_endpoint),
-                *(("--device", gpu) if (gpu := server.environment.get(_GPU)) else ()),
-            ]
         arguments = [
             "agent",
             *("--worker", server.name),
-            *reads,
+            *server.agent_arguments,
             *("--control", "" if control is None else str(control)),
             *(argument for balancer in balancers for argument in ("--balancer", balancer)),
             *self.agent_arguments,

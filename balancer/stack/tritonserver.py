@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from balancer.discovery.workers import WorkerSpec
 from balancer.errors import OperatorError, missing
 from balancer.stack.process import LocalProcess, ProcessExitedError
 
@@ -29,6 +30,8 @@ _LOG_ERROR = re.compile(r"E\d{4} |error:")
 _LOG_NOISE = "CudaDriverHelper has not been initialized"
 """Logged as an error wherever there is no GPU."""
 _SHARED_MEMORY = Path("/dev/shm")
+EMULATED_GPU = "EMULATED_GPU"
+"""Names, in its environment, the device that the server's models emulate."""
 
 # What a server needs none of here: CUDA pools, host metrics, and a thread pool for each of 8 HTTP threads.
 _LEAN_ARGUMENTS = (
@@ -173,7 +176,7 @@ class TritonServer(LocalProcess):
     metrics_port: int
     address: str = "127.0.0.1"
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Added to this process's environment, e.g. EMULATED_GPU."""
+    """Added to this process's environment, e.g. `EMULATED_GPU`."""
     extra_args: Sequence[str] = ()
     """Further arguments of tritonserver; they come last, so they win."""
     exit_timeout_s: int = 5
@@ -199,6 +202,27 @@ class TritonServer(LocalProcess):
     @property
     def http_endpoint(self) -> str:
         return f"{self.address}:{self.http_port}"
+
+    @property
+    def spec(self) -> WorkerSpec:
+        """As discovery lists it."""
+        return WorkerSpec(
+            name=self.name,
+            address=self.address,
+            grpc_port=self.grpc_port,
+            http_port=self.http_port,
+            device=self.environment.get(EMULATED_GPU, ""),
+        )
+
+    @property
+    def agent_arguments(self) -> list[str]:
+        """By which `balancer agent` reads it."""
+        return [
+            *("--triton-grpc", self.grpc_endpoint),
+            *("--triton-metrics", f"{self.address}:{self.metrics_port}"),
+            *("--triton-http", self.http_endpoint),
+            *(("--device", gpu) if (gpu := self.environment.get(EMULATED_GPU)) else ()),
+        ]
 
     async def start(self) -> None:
         """Spawn the server; it is not ready yet when this returns.

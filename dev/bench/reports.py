@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import grpc
 import psutil
@@ -25,7 +25,7 @@ from balancer.reports.collector import Collector
 from balancer.reports.sending import METHOD
 from balancer.scheduler.events import Event, ModelReport, Report, WorkerAdded
 from balancer.scheduler.router import Router
-from dev.bench.results import Options, Table
+from dev.bench.results import Options, Table, best_us
 from policies.expected_latency import ExpectedLatency
 
 MODELS = 3
@@ -104,9 +104,9 @@ def _figures(duration_s: float) -> dict[str, float]:
     messages = [encoder.encode(report).SerializeToString() for report in reports]
     result = {
         "report_bytes": sum(map(len, messages)) / len(messages),
-        "encode_us": _best_us(lambda: _encode(reports)),
-        "decode_us": _best_us(lambda: _decode(messages)),
-        "decode_and_observe_us": _best_us(lambda: _decode_and_observe(messages, _router())),
+        "encode_us": best_us(lambda: _encode(reports), _REPEATS) / _CYCLE,
+        "decode_us": best_us(lambda: _decode(messages), _REPEATS) / _CYCLE,
+        "decode_and_observe_us": best_us(lambda: _decode_and_observe(messages, _router()), _REPEATS) / _CYCLE,
     }
     for suffix, observe in (("", False), ("_with_observe", True)):
         rate_per_s, cpu_us, grown_mib = uvloop.run(_receive(duration_s, observe=observe))
@@ -115,15 +115,6 @@ def _figures(duration_s: float) -> dict[str, float]:
         result[f"possible{suffix}_per_core_and_s"] = 1e6 / cpu_us
         result[f"memory{suffix}_mib"] = grown_mib
     return result
-
-
-def _best_us(work: Callable[[], object]) -> float:
-    spent_s = []
-    for _ in range(_REPEATS):
-        before_s = time.process_time()
-        work()
-        spent_s.append(time.process_time() - before_s)
-    return min(spent_s) / _CYCLE * 1e6
 
 
 def _encode(reports: list[Report]) -> None:

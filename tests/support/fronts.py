@@ -1,5 +1,6 @@
 """Who decides, where what all front ends share keeps the promise: one in every run, the others in the long one."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,15 @@ import pytest
 def one_of(first: str, *rest: str) -> list[Any]:
     """Values of a parameter: the first in every run, the others in `make check-long` only."""
     return [first, *(pytest.param(other, marks=pytest.mark.long) for other in rest)]
+
+
+def envoy_section(frontend: str, directory: Path) -> dict[str, Any]:
+    """The section `envoy` of a stack in a directory, with Envoy's log there."""
+    return {
+        "access_log": str(directory / "envoy-access.log"),
+        "frontend": frontend,
+        "shared_folder": str(directory / "shared"),
+    }
 
 
 def frontend(first: str, *rest: str) -> pytest.MarkDecorator:

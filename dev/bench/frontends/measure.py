@@ -14,7 +14,7 @@ import numpy as np
 import tritonclient.grpc as grpc_client
 
 from balancer.discovery.workers import WorkerSpec
-from balancer.stack.stack import REPOSITORY, new_triton, spec_of
+from balancer.stack.stack import REPOSITORY, new_triton
 from dev.bench.client import framed, write_infer
 from dev.bench.frontends.gateways import ALONE, ANSWER_BYTES, PROXY, UPSTREAMS, gateways, new_workers, upstream
 from dev.bench.frontends.rounds import Found, Load, Target, in_turn, table
@@ -161,6 +161,6 @@ async def _triton(folder: Path) -> AsyncIterator[WorkerSpec]:
     try:
         await server.start()
         await server.wait_ready()
-        yield spec_of(server)
+        yield server.spec
     finally:
         await server.kill()

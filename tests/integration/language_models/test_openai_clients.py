@@ -25,11 +25,7 @@ BACKGROUND = "You answer questions about the tides, briefly. " * 30
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=fronts.one_of("native", "pick", "proxy"))
 async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[OwnStack]:
     directory = tmp_path_factory.mktemp("llm")
-    envoy = {
-        "access_log": str(directory / "envoy-access.log"),
-        "frontend": request.param,
-        "shared_folder": str(directory / "shared"),
-    }
+    envoy = fronts.envoy_section(request.param, directory)
     models = [new_language_model(f"llm-{n}", directory) for n in range(2)]
     async with OwnStack(directory, language_models=models, settings={"envoy": envoy}) as started:
         yield started
@@ -100,7 +96,7 @@ async def test_errors_are_those_that_the_client_knows(client: openai.AsyncOpenAI
     with pytest.raises(openai.NotFoundError, match="unknown model: 'nobody-has-it'"):
         await client.chat.completions.create(model="nobody-has-it", messages=[{"role": "user", "content": "x"}])
     with pytest.raises(openai.BadRequestError, match="messages"):
-        await client.chat.completions.create(model=MODEL, messages=5)  # type: ignore[call-overload]  # on purpose
+        await client.chat.completions.create(model=MODEL, messages=5)
     with pytest.raises(openai.BadRequestError, match="is the name of a model"):
         await client.post("/completions", body={"prompt": "x"}, cast_to=object)
     with pytest.raises(openai.NotFoundError):

@@ -15,11 +15,7 @@ from support.stack import ALL_MODELS, Stack
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=fronts.one_of("native", "pick", "proxy"))
 async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[Stack]:
     directory = tmp_path_factory.mktemp("stack")
-    envoy = {
-        "access_log": str(directory / "envoy-access.log"),
-        "frontend": request.param,
-        "shared_folder": str(directory / "shared"),
-    }
+    envoy = fronts.envoy_section(request.param, directory)
     stack = Stack(directory, settings={"log": {"decisions_share": 1.0}, "envoy": envoy}, models=ALL_MODELS)
     async with running(stack):
         yield stack

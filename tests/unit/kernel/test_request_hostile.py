@@ -184,6 +184,7 @@ def test_parameters_are_counted(reader: Reader) -> None:
 def test_the_bounds_are_those_of_envoy() -> None:
     text = (Path(__file__).parents[3] / "envoy" / "bootstrap.yaml").read_text()
     assert f"most_values, most_bytes = {bounds.MAX_FIELD_VALUES}, {bounds.MAX_FIELD_BYTES}" in str(yaml.safe_load(text))
+    assert f"request_body_buffer_limit: {bounds.MAX_PROMPT_BYTES}" in text
 
 
 @pytest.mark.parametrize(
