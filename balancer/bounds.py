@@ -22,8 +22,8 @@ MAX_PREFIX_BYTES = 65_536
 MAX_JSON_BYTES = 2**20
 """Of JSON that is read for what concerns routing: as much is held until a worker is chosen."""
 MAX_JSON_NODES = 262_144
-"""Of the body of a request to OpenAI's API: each opening bracket counts as an object or array, which takes 100 bytes and
-more once read."""
+"""Of the body of a request to OpenAI's API: each opening bracket counts as an object or array, which takes 100 bytes
+and more once read."""
 MAX_PROMPT_BYTES = 16 * 2**20
 """Of the body of a request to OpenAI's API: the balancer reads all of it. Envoy's bootstrap has the same bound."""
 MAX_INFLATED_BYTES = 80 * 2**20
