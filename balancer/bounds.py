@@ -24,6 +24,8 @@ MAX_JSON_BYTES = 2**20
 MAX_JSON_NODES = 262_144
 """Of the body of a request to OpenAI's API: each opening bracket counts as an object or array, which takes 100 bytes
 and more once read."""
+MAX_JSON_VALUES = 2**20
+"""Of such a body, as its commas are counted: more would take longer to read than Envoy waits."""
 MAX_PROMPT_BYTES = 16 * 2**20
 """Of the body of a request to OpenAI's API: the balancer reads all of it. Envoy's bootstrap has the same bound."""
 MAX_INFLATED_BYTES = 80 * 2**20

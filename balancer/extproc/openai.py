@@ -6,8 +6,10 @@ nobody finds out by hashes, or by time, what another tenant has asked, and who m
 steer none but his own.
 """
 
+import contextlib
 import json
 import re
+from array import array
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -25,8 +27,6 @@ _TOKENS_A_BYTE = 0.25
 """Of English, until an answer says how many there were."""
 _OF_LATE_TOKENS = 1e6
 """Of prompts, after which half of what was learned of a model's tokens is forgotten."""
-_TOKEN_BYTES = 4
-"""Of a token's number, where a prompt is given by those."""
 _MARK, _END = b"\x1e", b"\x1f"
 """Before each part of a prompt, and behind its name."""
 
@@ -142,6 +142,8 @@ def _json(body: bytes) -> Mapping[str, Any]:
     # Shorter ones have not as many, and counting takes as long as reading.
     if len(body) > bounds.MAX_JSON_NODES and body.count(b"{") + body.count(b"[") > bounds.MAX_JSON_NODES:
         raise _refused(f"has more than {bounds.MAX_JSON_NODES} objects and arrays")
+    if len(body) > bounds.MAX_JSON_VALUES and body.count(b",") > bounds.MAX_JSON_VALUES:
+        raise _refused(f"has more than {bounds.MAX_JSON_VALUES} commas")
     try:
         read = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -180,9 +182,9 @@ def _content(part: object) -> bytes:
     """A text, or a part of a message: a text too, or an image and the like, of which a digest stands for all."""
     if part is None:
         return b""
-    if isinstance(part, list) and all(type(token) is int for token in part):
-        whole = 8 * _TOKEN_BYTES
-        return _part("tokens", "") + b"".join((token % 2**whole).to_bytes(_TOKEN_BYTES, "little") for token in part)
+    if isinstance(part, list):
+        with contextlib.suppress(TypeError, OverflowError):  # else it is no list of tokens
+            return _part("tokens", "") + array("q", part).tobytes()
     if isinstance(part, dict) and isinstance(part.get("text"), str):
         part = part["text"]
     if isinstance(part, str):

@@ -189,6 +189,10 @@ async def test_a_stream_outlives_the_balancer(client: openai.AsyncOpenAI, stack:
             await stack.balancer.kill()
         events += 1
     assert events > 100
+    # Envoy goes on alone, but with what is large, by which many could keep the balancer from reading.
+    assert (await client.completions.create(model=MODEL, prompt="The tide", max_tokens=1)).choices
+    with pytest.raises(openai.InternalServerError, match="no balancer read this large request in time"):
+        await client.completions.create(model=MODEL, prompt="tide " * 300_000, max_tokens=1)
     await stack.start_balancer()
     await stack.all_ready()
     assert (await client.completions.create(model=MODEL, prompt="The tide", max_tokens=1)).choices

@@ -1,99 +1,13 @@
 """The Endpoint Picker Protocol as any gateway would speak it: a real gRPC server, and this test as the gateway."""
 
-import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-
 import grpc
 import pytest
-from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
-from support.fleets import make_router
-from support.other_gateways import Listening
+from support.gateway_streams import KEY, answered, gateway, headers, refused
 
-from balancer.discovery.workers import WorkerSpec
-from balancer.extproc.kserve import NO_OBJECTIVE, Objectives
-from balancer.extproc.names import PICKS_SERVICE
-from balancer.extproc.pick_service import ExternalProcessor
-from balancer.extproc.picker import Addresses, Picker
+from balancer.extproc.kserve import NO_OBJECTIVE
 from balancer.kernel.settings import Limits, Settings
-from balancer.scheduler.router import Router
 from policies.round_robin import RoundRobin
-
-SPECS = [WorkerSpec(name=f"w{i}", address="10.0.0.1", grpc_port=100 + i, http_port=200 + i) for i in range(3)]
-SPEAKING_OPENAI = [WorkerSpec(name=f"w{i}", address="10.0.0.1", http_port=300 + i, protocol="openai") for i in range(3)]
-KEY = "x-gateway-destination-endpoint"
-
-
-class Gateway:
-    """Speaks ext_proc to a balancer."""
-
-    def __init__(self, channel: grpc.aio.Channel, router: Router, listening: Listening) -> None:
-        self._process = channel.stream_stream(
-            f"/{PICKS_SERVICE}/Process",
-            request_serializer=ext_proc.ProcessingRequest.SerializeToString,
-            response_deserializer=ext_proc.ProcessingResponse.FromString,
-        )
-        self.router = router
-        self.listening = listening
-
-    async def exchange(self, *requests: ext_proc.ProcessingRequest) -> list[ext_proc.ProcessingResponse]:
-        """One stream: a response for each request, until the balancer ends it."""
-        stream = self._process()
-        responses = []
-        for request in requests:
-            await stream.write(request)
-            response = await stream.read()
-            if response is grpc.aio.EOF:
-                break
-            responses.append(response)
-        await stream.done_writing()
-        assert await stream.code() == grpc.StatusCode.OK
-        return responses
-
-    async def all_of(self, *requests: ext_proc.ProcessingRequest) -> list[ext_proc.ProcessingResponse]:
-        """One stream: all requests at once, and all responses to them."""
-        stream = self._process()
-        for request in requests:
-            await stream.write(request)
-        await stream.done_writing()
-        responses = [response async for response in stream]
-        assert await stream.code() == grpc.StatusCode.OK
-        return responses
-
-
-@asynccontextmanager
-async def gateway(
-    settings: Settings | None = None,
-    ready: bool = True,
-    fallbacks: bool = False,
-    objectives: Objectives | None = None,
-    specs: Sequence[WorkerSpec] = SPECS,
-) -> AsyncIterator[Gateway]:
-    router = make_router(3, RoundRobin(), settings)
-    picker = Picker(router, lambda: 0.1, "7")
-    picker.fallbacks_for_all = fallbacks
-    picker.addresses = Addresses(specs)
-    picker.objectives = objectives or {}
-    listening = Listening()
-    server = grpc.aio.server()
-    processor = ExternalProcessor(picker, listening, lambda: ready)
-    server.add_generic_rpc_handlers((processor.handler(),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield Gateway(channel, router, listening)
-    finally:
-        await server.stop(None)
-
-
-def headers(path: str = "/v2/models/m/infer", **more: str) -> ext_proc.ProcessingRequest:
-    values = {":path": path, ":method": "POST", "x-request-id": "r"} | {k.replace("_", "-"): v for k, v in more.items()}
-    request = ext_proc.ProcessingRequest()
-    for key, value in values.items():
-        request.request_headers.headers.headers.append(base_pb2.HeaderValue(key=key, raw_value=value.encode()))
-    return request
 
 
 @pytest.mark.parametrize("fallbacks", [False, True])
@@ -107,13 +21,6 @@ async def test_the_pick_is_in_header_and_metadata_alike_with_fallbacks_where_con
     everyone = ["10.0.0.1:200", "10.0.0.1:201", "10.0.0.1:202"]
     assert sorted(metadata.split(",")) == (everyone if fallbacks else ["10.0.0.1:200"])
     assert dict(response.dynamic_metadata["balancer"]) == {"process": "7", "number": "0.0"}
-
-
-def answered(**more: str) -> ext_proc.ProcessingRequest:
-    answer = ext_proc.ProcessingRequest()
-    for key, value in {":status": "200", **{k.replace("_", "-"): v for k, v in more.items()}}.items():
-        answer.response_headers.headers.headers.append(base_pb2.HeaderValue(key=key, raw_value=value.encode()))
-    return answer
 
 
 def within(*subset: str) -> ext_proc.ProcessingRequest:
@@ -135,85 +42,6 @@ async def test_the_subset_hint_is_honoured(as_list: bool) -> None:
             assert response.dynamic_metadata["envoy.lb"][KEY] == "10.0.0.1:202"
 
 
-def chunks_of(asked: object, count: int) -> list[ext_proc.ProcessingRequest]:
-    body = json.dumps(asked).encode()
-    size = -(-len(body) // count)
-    return [
-        ext_proc.ProcessingRequest(
-            request_body=ext_proc.HttpBody(body=body[at : at + size], end_of_stream=at + size >= len(body))
-        )
-        for at in range(0, len(body), size)
-    ]
-
-
-async def test_a_prompt_is_read_whole_before_the_pick_and_goes_on_as_it_came() -> None:
-    asked = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "tide " * 500}]}
-    usage = b'data: {"usage":{"prompt_tokens":500,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":9}}}'
-    answer = [ext_proc.ProcessingRequest(response_body=ext_proc.HttpBody(body=body)) for body in (b"data: {}", usage)]
-    async with gateway(specs=SPEAKING_OPENAI) as g:
-        chunks = chunks_of(asked, 3)
-        first, *passed = await g.all_of(headers("/v1/chat/completions"), *chunks, answered(), *answer)
-        assert first.dynamic_metadata["envoy.lb"][KEY] == "10.0.0.1:300"
-        sent_on = [each.request_body.response.body_mutation.streamed_response.body for each in passed[:3]]
-        assert b"".join(sent_on) == json.dumps(asked).encode()
-        (call,) = g.listening.calls
-        assert call.request.model == "m"
-        assert len(call.request.prefix) == 9
-        served = await g.listening.end_of(call)
-        assert served.usage == (500, 9, 2)
-        assert g.listening.first_tokens == [served.decision.number]
-
-
-async def test_each_protocol_s_requests_go_to_workers_that_speak_it() -> None:
-    """Though all have the model."""
-    async with gateway(specs=[SPECS[0], *SPEAKING_OPENAI[1:]]) as g:
-        picked: dict[str, set[str]] = {"/v2/models/m/infer": set(), "/v1/chat/completions": set()}
-        for path in sorted([*picked] * 4):
-            request = headers(path, x_gateway_model_name="m")
-            request.protocol_config.SetInParent()  # no bodies
-            [response] = await g.exchange(request)
-            picked[path].add(response.dynamic_metadata["envoy.lb"][KEY])
-    assert [*picked.values()] == [{"10.0.0.1:200"}, {"10.0.0.1:301", "10.0.0.1:302"}]
-
-
-async def test_without_its_body_a_header_names_the_model_of_a_prompt() -> None:
-    request = headers("/v1/chat/completions", x_gateway_model_name="m")
-    request.protocol_config.SetInParent()  # no bodies
-    async with gateway(specs=SPEAKING_OPENAI) as g:
-        [response] = await g.exchange(request)
-        assert response.dynamic_metadata["envoy.lb"][KEY] == "10.0.0.1:300"
-        unnamed = headers("/v1/chat/completions")
-        unnamed.protocol_config.SetInParent()
-        [response] = await g.exchange(unnamed)
-    assert b"a header has to" in response.immediate_response.body
-
-
-async def test_models_are_listed_and_no_other_path_of_openai_s_is_served() -> None:
-    async with gateway(specs=SPEAKING_OPENAI) as g:
-        [listed] = await g.all_of(headers("/v1/models?x"))
-        [other] = await g.all_of(headers("/v1/files"), *chunks_of({"model": "m"}, 1))
-    assert [model["id"] for model in json.loads(listed.immediate_response.body)["data"]] == ["m"]
-    assert refused(other) == (501, grpc.StatusCode.UNIMPLEMENTED)
-
-
-async def test_a_client_that_leaves_amid_its_prompt_is_not_picked_for() -> None:
-    asked = {"model": "m", "prompt": "tide " * 500}
-    async with gateway(specs=SPEAKING_OPENAI) as g:
-        assert await g.all_of(headers("/v1/completions"), *chunks_of(asked, 3)[:2]) == []
-        assert (g.listening.calls, g.listening.refusals) == ([], [])
-
-
-async def test_a_prompt_that_cannot_be_read_or_is_too_large_is_refused_as_openai_has_it() -> None:
-    chunk = ext_proc.ProcessingRequest(request_body=ext_proc.HttpBody(body=b"x" * 2**21))
-    async with gateway(specs=SPEAKING_OPENAI) as g:
-        for body, words in (([*chunks_of([], 1)], "is no JSON object"), ([chunk] * 9, "has more than 16777216 bytes")):
-            (response,) = await g.all_of(headers("/v1/chat/completions"), *body)
-            assert response.immediate_response.status.code == 400
-            error = json.loads(response.immediate_response.body)["error"]
-            assert error["type"] == "invalid_request_error"
-            assert words in error["message"]
-
-
 async def test_a_shed_request_is_429_and_resource_exhausted() -> None:
     async with gateway(Settings(limits=Limits(max_pending_per_worker=1))) as g:
         for _ in range(3):
@@ -221,13 +49,6 @@ async def test_a_shed_request_is_429_and_resource_exhausted() -> None:
         [response] = await g.exchange(headers())
     assert refused(response) == (429, grpc.StatusCode.RESOURCE_EXHAUSTED)
     assert b"retry later" in response.immediate_response.body
-
-
-def refused(response: ext_proc.ProcessingResponse) -> tuple[int, grpc.StatusCode]:
-    """The statuses of HTTP and gRPC by which a request is answered immediately."""
-    answer = response.immediate_response
-    [code] = [code for code in grpc.StatusCode if code.value[0] == answer.grpc_status.status]
-    return answer.status.code, code
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,7 @@ def test_embeddings_are_rows_and_no_prompt() -> None:
         (b'{"model": "m", "messages": "\xff"}', "body"),
         (b'{"a":' * 100_000, "body"),
         (b"[" * (bounds.MAX_JSON_NODES + 1), "body"),
+        (b'{"prompt": [' + b"1," * (bounds.MAX_JSON_VALUES + 1) + b"1]}", "body"),
         (b'{"model": "m", "n": ' + b"9" * 5000 + b"}", "body"),
         (b"{}", "model"),
         (b'{"model": 5}', "model"),
