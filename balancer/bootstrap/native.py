@@ -64,9 +64,9 @@ def decide_natively(bootstrap: Node, native: NativeOptions, forwarded: tuple[str
         # For filters that are not there.
         route.pop("typed_per_filter_config", None)
     for route in routes:
-        if route["name"] in names.OPENAI_ROUTES:
+        if route["name"] in names.PROMPT_ROUTES:
             # The balancer reads prompts.
-            route.update(nodes.part("asking_openai"))
+            route.update(nodes.part("asking_prompt"))
     routes.insert(0, nodes.part("asking_route"))
     for cluster in resources["clusters"]:
         if cluster["name"] in names.LAST_KNOWN:

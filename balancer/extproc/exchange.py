@@ -16,7 +16,7 @@ from google.protobuf import struct_pb2
 
 from balancer.extproc.inference_bytes import LeftError, framed_with_version
 from balancer.extproc.names import DESTINATION_NAMESPACE, EXTRACTION, SERVED, SUBSET, SUBSET_NAMESPACE
-from balancer.extproc.openai import AnswerReader, Usage
+from balancer.extproc.prompts import AnswerReader, Usage
 from balancer.extproc.responses import code
 from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.canary.split import VersionDraw
@@ -45,7 +45,7 @@ class Served:
     draw: VersionDraw | None = None
     """By which the request got its version; None: by none."""
     usage: Usage | None = None
-    """The tokens that the answer told of, where the request was one to OpenAI's API."""
+    """The tokens that the answer told of, where the request had a prompt."""
     request_bytes: int = 0
     """Size of that request's body."""
 
@@ -69,7 +69,7 @@ class Exchange:
             start_s: When it came.
             draw: By which the request is to get a version.
             version: To be written into the body; empty: it stands in the path already, or there is none.
-            prompt_bytes: Of a request to OpenAI's API, that were read; 0: it is none.
+            prompt_bytes: Of a request to a language model, that were read; 0: it is none.
         """
         self.decision = decision
         self._draw = None if version else draw

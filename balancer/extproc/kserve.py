@@ -95,6 +95,9 @@ _REST_MODEL = re.compile(
     rf"/v2/models/(?P<model>[^/]+)(/versions/(?P<version>[^/]+))?(/(?P<verb>{'|'.join(REST_VERBS)}))?/?"
 )
 
+_GENERATE = re.compile(r"/v2/models/[^/]+(/versions/[^/]+)?/generate(_stream)?")
+"""As the bootstrap's route has it."""
+
 
 @dataclass(frozen=True, slots=True)
 class HeaderNames:
@@ -138,6 +141,15 @@ class Call:
         """The port of a worker that takes it."""
         return "grpc" if self.grpc else "openai" if self.openai else "http"
 
+    @property
+    def has_prompt(self) -> bool:
+        return bool(self.request.prompt_tokens)
+
+    @property
+    def streams_tokens(self) -> bool:
+        """Whether a language model answers it piece by piece."""
+        return self.kind is Kind.STREAM and self.has_prompt
+
     def with_prompt(self, tokens: float, prefix: Prefix) -> "Call":
         return replace(self, request=replace(self.request, prompt_tokens=tokens, prefix=prefix))
 
@@ -151,6 +163,12 @@ def declared_bytes(headers: Mapping[str, str]) -> int:
 def is_openai(path: str) -> bool:
     """Of a path with its query, whether it is one of OpenAI's API that is served."""
     return path.partition("?")[0] in (CHAT, COMPLETIONS, EMBEDDINGS, MODELS)
+
+
+def may_have_prompt(headers: Mapping[str, str]) -> bool:
+    """Whether the body of a request with such headers is read for what it asks a language model."""
+    path = headers.get(":path", "").partition("?")[0]
+    return not is_grpc(headers) and (is_openai(path) or _GENERATE.fullmatch(path) is not None)
 
 
 def port_of(headers: Mapping[str, str]) -> PortName:

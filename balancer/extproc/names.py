@@ -13,7 +13,7 @@ MAY_BE_COMPRESSED = ("x-ext-proc-may-be-compressed", "true")
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 MODELS = "/v1/models"
-OPENAI_ROUTES = ("openai", "openai_models")
+PROMPT_ROUTES = ("openai", "openai_models", "generate")
 WITH_PROMPT = ("x-ext-proc-with-prompt", "true")
 """Likewise, that it is one to OpenAI's API, and that its body follows, whole."""
 USAGE_NAMESPACE = "balancer.usage"

@@ -31,7 +31,7 @@ from balancer.extproc.names import (
     TRACED_LOG,
     USAGE_NAMESPACE,
 )
-from balancer.extproc.openai import USAGE_KEYS, Usage, usage_of
+from balancer.extproc.prompts import USAGE_KEYS, Usage, usage_of
 from balancer.extproc.responses import OF_ABORTED, By, Verdict, code, verdict
 from balancer.extproc.wire import read_message
 

@@ -26,15 +26,14 @@ from balancer.extproc.exchange import (
     read_subset,
     sent_back,
 )
-from balancer.extproc.kserve import SERVICE, Call, Kind, declared_bytes, port_of, read_call
+from balancer.extproc.kserve import SERVICE, Call, declared_bytes, may_have_prompt, port_of, read_call
 from balancer.extproc.names import HEADERS_ONLY, MAY_BE_COMPRESSED, MODELS, PICKS_SERVICE, WITH_PROMPT
-from balancer.extproc.openai import read_request
 from balancer.extproc.picker import Later, Pick, Picker
+from balancer.extproc.prompts import read_request
 from balancer.extproc.responses import immediate, list_of_models, wait
 from balancer.scheduler.after_decision import Decision
 
 _METHOD = f"/{PICKS_SERVICE}/Process"
-_NO_REQUEST = "the first message has no request_headers"
 _NOT_READY = "the balancer does not know its workers yet"
 _MOST_CONNECTIONS = 1024
 
@@ -99,37 +98,33 @@ class ExternalProcessor:
 
     async def once(self, _: object, stream: Stream) -> bytes:
         """A request of our own Envoy, which tells nothing after the headers: the answer ends the stream."""
-        message = await self._first(stream)
+        message = await self._ours(stream)
         if isinstance(message, bytes):
             return message
-        if not self._ready():
-            await stream.abort(grpc.StatusCode.UNAVAILABLE, _NOT_READY)
         pick = self._answer(message, own=True)[1]
         assert isinstance(pick, Pick)  # nobody waits here
         return pick.answer
 
     async def wait(self, _: object, stream: Stream) -> None:
-        """As `once`, where the request may wait until a worker has room: then Envoy gets that answer first.
-
-        A client that leaves has Envoy end the stream, which cancels what waits here.
-        """
-        message = await self._first(stream)
+        """As `once`, where the request may wait until a worker has room. A client that leaves ends the stream, which
+        cancels what waits here."""
+        message = await self._ours(stream)
         if isinstance(message, bytes):
             await stream.write(message)
             return
-        if not self._ready():
-            await stream.abort(grpc.StatusCode.UNAVAILABLE, _NOT_READY)
         start_s = time.perf_counter()
         found = self._answer(message, own=True, may_wait=True)[1]
-        if isinstance(found, Later):
-            seconds = time.perf_counter() - start_s
-            if not found.outcome.done():
-                await stream.write(wait(found.longest_answer_s))
-                await found.outcome
-            pick = self._report(found.call, self._picker.later(found), seconds)
-            await stream.write(pick.answer)
-        else:
-            await stream.write(found.answer)
+        await stream.write((await self._settled(found, stream, start_s)).answer)
+
+    async def _settled(self, found: Pick | Later, stream: Stream, start_s: float) -> Pick:
+        """The pick; where the request waits, once there is room, and Envoy is told so first."""
+        if isinstance(found, Pick):
+            return found
+        seconds = time.perf_counter() - start_s
+        if not found.outcome.done():
+            await stream.write(wait(found.longest_answer_s))
+            await found.outcome
+        return self._report(found.call, self._picker.later(found), seconds)
 
     async def inflate(self, _: object, stream: Stream) -> None:
         """A request of our own Envoy whose messages may be compressed: its body is read here, and passes as it is."""
@@ -180,14 +175,12 @@ class ExternalProcessor:
             await stream.write(_passed(message))
 
     async def prompt(self, _: object, stream: Stream) -> None:
-        """A request of our own Envoy to OpenAI's API. Its body is read here, and passes as it is; of a stream also when
-        its first token comes, after which this stream ends and Envoy goes on alone."""
-        first = await self._first(stream, "openai")
+        """A request of our own Envoy that may have a prompt. Its body is read here, and passes as it is; a stream's
+        first token is told too, after which this stream ends and Envoy goes on alone."""
+        first = await self._ours(stream, "openai")
         if isinstance(first, bytes):
             await stream.write(first)
             return
-        if not self._ready():
-            await stream.abort(grpc.StatusCode.UNAVAILABLE, _NOT_READY)
         if await self._lists_models(first, stream):
             return
         await stream.write(passed(first, "request_headers", back=False))
@@ -198,11 +191,13 @@ class ExternalProcessor:
                 return  # its client left
             body = message.request_body.body
             del message
-        call, pick = self._answer_prompt(first, body, own=True)
+        start_s = time.perf_counter()
+        call, found = self._answer_prompt(first, body, own=True)
         del body  # which may be megabytes, and the answer may last
+        pick = await self._settled(found, stream, start_s)
         picked = pick.decision is not None
         await stream.write(pick.answer + _BODY_PASSES if picked else pick.answer)
-        if call is None or pick.decision is None or call.kind is not Kind.STREAM:
+        if call is None or pick.decision is None or not call.streams_tokens:
             return
         while isinstance(message := await stream.read(), ext_proc.ProcessingRequest):
             kind = message.WhichOneof("request") or "response_body"
@@ -222,7 +217,7 @@ class ExternalProcessor:
             return
         if await self._lists_models(message, stream):
             return
-        if port_of(read_headers(message.request_headers)) == "openai" and sent_back(message)["request_body"]:
+        if may_have_prompt(read_headers(message.request_headers)) and sent_back(message)["request_body"]:
             await self._process_prompt(message, stream, start_s)
             return
         call, pick = self._answer(message, own=False)
@@ -247,12 +242,13 @@ class ExternalProcessor:
         size_bytes = len(body)
         call, pick = self._answer_prompt(first, bytes(body), own=False)
         del body  # as above
+        assert isinstance(pick, Pick)  # as above
         await stream.write(pick.answer)
         if call is None or pick.decision is None:
             return
         while held:
             await stream.write(held.pop(0))
-        await self._follow(stream, call, Exchange(first, pick.decision, start_s, prompt_bytes=size_bytes))
+        await self._follow(stream, call, Exchange(first, pick.decision, start_s, pick.draw, "", size_bytes))
 
     async def _lists_models(self, first: ext_proc.ProcessingRequest, stream: Stream) -> bool:
         """Whether the request was for OpenAI's list of models, which is answered here."""
@@ -261,12 +257,19 @@ class ExternalProcessor:
         await stream.write(list_of_models(self._picker.models_of("openai")))
         return True
 
-    def _answer_prompt(self, first: ext_proc.ProcessingRequest, body: bytes, own: bool) -> tuple[Call | None, Pick]:
-        """As `_answer`, of a request to OpenAI's API."""
+    def _answer_prompt(
+        self, first: ext_proc.ProcessingRequest, body: bytes, own: bool
+    ) -> tuple[Call | None, Pick | Later]:
+        """As `_answer`, of a request whose body is here; our own Envoy's may wait."""
         names, shares = self._picker.names, self._picker.shares
-        call, pick = self._answer(first, own, read=lambda headers: read_request(headers, body, names, shares))
-        assert isinstance(pick, Pick)  # nobody waits here
-        return call, pick
+        return self._answer(first, own, own, lambda headers: read_request(headers, body, names, shares))
+
+    async def _ours(self, stream: Stream, port: PortName = "grpc") -> ext_proc.ProcessingRequest | bytes:
+        """As `_first`, of our own Envoy, which does without a pick until there can be one."""
+        message = await self._first(stream, port)
+        if not self._ready():
+            await stream.abort(grpc.StatusCode.UNAVAILABLE, _NOT_READY)
+        return message
 
     async def _first(self, stream: Stream, port: PortName = "grpc") -> ext_proc.ProcessingRequest | bytes:
         """The message with the request's headers; or the answer to one that contains text that is not UTF-8: if the
@@ -277,7 +280,7 @@ class ExternalProcessor:
             self._listener.refused(error)
             return self._picker.invalid(error, port).answer
         if not (isinstance(message, ext_proc.ProcessingRequest) and message.HasField("request_headers")):
-            await stream.abort(grpc.StatusCode.INVALID_ARGUMENT, _NO_REQUEST)
+            await stream.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message has no request_headers")
         return message
 
     def _answer(
@@ -334,7 +337,7 @@ class ExternalProcessor:
         sends any may end the stream as soon as it has its pick.
         """
         connection = stream.peer()
-        awaits_first_token = call.openai and call.kind is Kind.STREAM
+        awaits_first_token = call.streams_tokens
         try:
             while isinstance(message := await stream.read(), ext_proc.ProcessingRequest):
                 kind = message.WhichOneof("request")

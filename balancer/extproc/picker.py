@@ -12,7 +12,7 @@ from balancer.discovery.workers import PortName, WorkerSpec
 from balancer.extproc import responses
 from balancer.extproc.inference_bytes import COMPRESSED, NO_BODY, path_with_version, pinned_version
 from balancer.extproc.kserve import Call, HeaderNames, Kind, Objectives
-from balancer.extproc.openai import TokenShares
+from balancer.extproc.prompts import TokenShares
 from balancer.kernel.settings import HoldingSettings
 from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.any_router import AnyRouter

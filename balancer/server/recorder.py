@@ -9,9 +9,9 @@ from typing import NamedTuple
 from balancer.bounds import OutOfBoundsError
 from balancer.extproc.exchange import Served
 from balancer.extproc.kserve import Call, Kind, is_openai
-from balancer.extproc.openai import Usage
 from balancer.extproc.outcomes import NOT_PICKED, Outcome, UpstreamAnswer, verdict_of
 from balancer.extproc.picker import Pick, Picker
+from balancer.extproc.prompts import Usage
 from balancer.extproc.responses import CODES, By, of_version, verdict
 from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.any_router import AnyRouter
@@ -45,6 +45,7 @@ class _AwaitedPick(NamedTuple):
     stopped: bool = False
     first_token_s: float = math.nan
     """When the answer of a language model began; NaN: it did not, or is not told."""
+    has_prompt: bool = False
 
 
 class Recorder:
@@ -95,7 +96,7 @@ class Recorder:
             elif call.gateway_id:
                 # Envoy may tell of its end under the request's id alone.
                 awaited = _AwaitedPick(decision.number, decision.at_s, decision.policy, pick.draw)
-                self._awaited[call.gateway_id] = awaited
+                self._awaited[call.gateway_id] = awaited._replace(has_prompt=call.has_prompt)
                 if len(self._awaited) > _MOST_AWAITED:
                     del self._awaited[next(iter(self._awaited))]
             if self._recording is not None and call.kind in _NO_INFERENCE:
@@ -176,7 +177,7 @@ class Recorder:
         for answer in answers:
             pick = self._awaited.get(answer.gateway_id)
             worker = self._picker.addresses.name(answer.upstream)
-            if is_openai(answer.path):
+            if is_openai(answer.path) or (pick is not None and pick.has_prompt):
                 continue  # how many tokens it had, the outcome says
             if pick is None:
                 self._remember_late(answer.gateway_id)
@@ -225,9 +226,13 @@ class Recorder:
         measured = (now_s,), (latency_s,), (outcome.first_byte_s,)
         finished_s = None if math.isnan(latency_s) else latency_s
         output_tokens = 0.0
-        if outcome.usage is not None and ended.ok:
-            output_tokens = outcome.usage.output
-            self._take_usage(ended, outcome.usage, outcome.bytes_in, awaited, now_s)
+        usage = outcome.usage
+        if usage is None and awaited is not None and awaited.has_prompt:
+            # Triton does not tell.
+            usage = Usage(0.0, 0.0, outcome.bytes_out * self._picker.shares.of(ended.model))
+        if usage is not None and ended.ok:
+            output_tokens = usage.output
+            self._take_usage(ended, usage, outcome.bytes_in, awaited, now_s)
         if not counted:
             finished = Finished(number, ended.worker, finished_s, ended.ok, ended.void, output_tokens)
             self.observe(finished, now_s)

@@ -6,6 +6,7 @@ NumPy 1 (with NumPy 2 it reads inputs as zeros and sends empty outputs, without 
 environment of their own, `triton-python` inside ours. Nothing here imports pytriton.
 """
 
+import contextlib
 import ctypes.util
 import functools
 import importlib.util
@@ -23,6 +24,7 @@ from typing import ClassVar
 
 from balancer.discovery.workers import WorkerSpec
 from balancer.errors import OperatorError, missing
+from balancer.stack.llama import find_language_model
 from balancer.stack.process import LocalProcess, ProcessExitedError
 
 _PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -286,6 +288,8 @@ class TritonServer(LocalProcess):
             "OPENBLAS_NUM_THREADS": "1",
             "OMP_NUM_THREADS": "1",
         }
+        with contextlib.suppress(OperatorError):  # only triton/language_models needs it
+            environment["LANGUAGE_MODEL_GGUF"] = str(find_language_model()[1])
         environment |= self.environment
         for variable, directories in (
             ("LD_LIBRARY_PATH", installation.library_path),

@@ -5,7 +5,7 @@ from functools import partial
 
 from balancer.extproc.kserve import HeaderNames
 from balancer.extproc.names import CHAT
-from balancer.extproc.openai import TokenShares, prefix_of, read_request
+from balancer.extproc.prompts import TokenShares, prefix_of, read_request
 from dev.bench.results import Options, Table, best_us
 
 _SIZES = (1_000, 100_000, 1_000_000)

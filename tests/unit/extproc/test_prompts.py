@@ -15,14 +15,14 @@ from balancer.bounds import OutOfBoundsError
 from balancer.extproc import responses
 from balancer.extproc.kserve import Call, HeaderNames, Kind
 from balancer.extproc.names import CHAT, COMPLETIONS, EMBEDDINGS
-from balancer.extproc.openai import (
+from balancer.extproc.outcomes import outcome_of
+from balancer.extproc.prompts import (
     BLOCK_BYTES,
     AnswerReader,
     TokenShares,
     Usage,
     read_request,
 )
-from balancer.extproc.outcomes import outcome_of
 from policies.base import Prefix
 
 BLOCK = "x" * BLOCK_BYTES
@@ -223,3 +223,40 @@ def test_an_answer_is_read_in_whatever_pieces_it_comes(piece: int) -> None:
     for at in range(0, len(answer), piece):
         read_of.feed(answer[at : at + piece])
     assert read_of.usage() == Usage(32, 30, 3)
+
+
+GENERATE, GENERATE_STREAM = "/v2/models/m/generate", "/v2/models/m/versions/3/generate_stream"
+
+
+def test_triton_s_generate_has_its_prompt_in_text_input() -> None:
+    asked = {"text_input": BLOCK * 4, "parameters": {"max_tokens": 5}}
+    call = read(asked, GENERATE, **{"x-tenant": "a"})
+    assert (call.request.model, call.kind, call.port) == ("m", Kind.INFERENCE, "http")
+    assert (call.request.tenant, call.request.prompt_tokens) == ("a", len(json.dumps(asked)) / 4)
+    streamed = read(asked, GENERATE_STREAM)
+    assert (streamed.request.version, streamed.kind, streamed.streams_tokens) == ("3", Kind.STREAM, True)
+    assert call.request.prefix
+    assert not shared(call.request.prefix, streamed.request.prefix)
+    assert streamed.request.prefix == prefix(asked | {"text_input": BLOCK * 4}, "/v2/models/m/generate_stream")
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b'{"text_input": ["a"]}', b'{"COUNT": 3}', b"\xff" * 9, b"[" * 10_000]
+)
+def test_what_has_no_prompt_is_for_triton_to_judge(body: bytes) -> None:
+    call = read(body, GENERATE)
+    assert (call.request.model, call.request.prompt_tokens, call.request.prefix) == ("m", 0.0, ())
+
+
+def test_the_path_s_bounds_hold_whatever_the_body_is() -> None:
+    with pytest.raises(OutOfBoundsError, match="model"):
+        read({"text_input": "x"}, f"/v2/models/{'m' * 300}/generate")
+
+
+def test_an_event_that_ends_openai_s_stream_is_no_token() -> None:
+    reader = AnswerReader()
+    for piece in (b'data: {"text_output": "a"}\n\n', b'data: {"text_output": "b"}\n\n'):
+        reader.feed(piece)
+    assert reader.usage().output == 2
+    reader.feed(b"data: [DONE]\n\n")
+    assert reader.usage().output == 2

@@ -1,4 +1,5 @@
-"""What a request to OpenAI's API asks for, read from its body; and what its answer said of its tokens.
+"""What a request to a language model asks for, read from its body; and what its answer said of its tokens. By OpenAI's
+API, or by Triton's `generate`.
 
 The prompt goes by bytes, as there is no tokenizer here: how many tokens a byte makes is learned from what answers say.
 What a prompt begins with is told by hashes of its first blocks, of which tenant, model and `cache_salt` are a part: so
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 
 from balancer import bounds
 from balancer.bounds import OutOfBoundsError, RefusedInputError
-from balancer.extproc.kserve import Call, HeaderNames, Kind, call_of
+from balancer.extproc.kserve import Call, HeaderNames, Kind, call_of, is_openai, read_call
 from balancer.extproc.names import EMBEDDINGS
 from balancer.kernel.estimators.prefixes import MOST_CHECKPOINTS, next_checkpoint
 from policies.base import Prefix
@@ -27,6 +28,8 @@ _TOKENS_A_BYTE = 0.25
 """Of English, until an answer says how many there were."""
 _OF_LATE_TOKENS = 1e6
 """Of prompts, after which half of what was learned of a model's tokens is forgotten."""
+TRITON_PROMPT = "text_input"
+"""The input that has the prompt, as Triton's backends for vLLM and TensorRT-LLM name it."""
 _MARK, _END = b"\x1e", b"\x1f"
 """Before each part of a prompt, and behind its name."""
 
@@ -81,7 +84,7 @@ class AnswerReader:
     """Reads an answer as it comes, as the script in Envoy's bootstrap does: its end, where its tokens are told."""
 
     def __init__(self) -> None:
-        self._ending, self._events = b"", -1
+        self._ending, self._events = b"", 0
 
     def feed(self, data: bytes) -> None:
         self._events += data.count(b"data:")
@@ -89,7 +92,7 @@ class AnswerReader:
 
     def usage(self) -> Usage:
         told = {key.decode(): float(digits) for key, digits in _TOLD.findall(self._ending)}
-        return usage_of(told | {"events": max(self._events, 0)})
+        return usage_of(told | {"events": max(self._events - (b"[DONE]" in self._ending), 0)})
 
 
 def read_request(headers: Mapping[str, str], body: bytes, names: HeaderNames, shares: TokenShares) -> Call:
@@ -99,6 +102,8 @@ def read_request(headers: Mapping[str, str], body: bytes, names: HeaderNames, sh
         OutOfBoundsError: a value that is not within bounds, or that cannot be read.
     """
     path = headers.get(":path", "").partition("?")[0]
+    if not is_openai(path):
+        return _read_generate(headers, body, names, shares)
     asked = _json(body)
     model = asked.get("model")
     if not isinstance(model, str) or not model:
@@ -110,14 +115,30 @@ def read_request(headers: Mapping[str, str], body: bytes, names: HeaderNames, sh
         bounds.at_most("input", rows, bounds.MAX_ROWS)
         return call_of(headers, names, Kind.INFERENCE, model, rows=rows)
     call = call_of(headers, names, Kind.STREAM if asked.get("stream") is True else Kind.INFERENCE, model)
-    tokens = min(max(len(body) * shares.of(model), 1.0), bounds.MAX_PROMPT_TOKENS)
     salt = asked.get("cache_salt")
-    seed = "\0".join((model, call.request.tenant, salt if isinstance(salt, str) else ""))
     try:
         prompt = b"".join(_parts(asked))
     except RecursionError:
         raise _refused("is nested too deeply") from None
-    return call.with_prompt(tokens, prefix_of(prompt, tokens, seed))
+    return _with_prompt(call, prompt, len(body), shares, salt if isinstance(salt, str) else "")
+
+
+def _read_generate(headers: Mapping[str, str], body: bytes, names: HeaderNames, shares: TokenShares) -> Call:
+    """As `read_request`, of Triton's `generate` and `generate_stream`. The path has all that decides who may serve it:
+    a body that cannot be read, or has no prompt, is Triton's to judge."""
+    call = read_call(headers, {}, names)
+    try:
+        text = _json(body).get(TRITON_PROMPT)
+    except RefusedInputError:
+        return call
+    return _with_prompt(call, _content(text), len(body), shares) if isinstance(text, str) else call
+
+
+def _with_prompt(call: Call, prompt: bytes, size_bytes: int, shares: TokenShares, salt: str = "") -> Call:
+    """`size_bytes`: of the whole body."""
+    model = call.request.model
+    tokens = min(max(size_bytes * shares.of(model), 1.0), bounds.MAX_PROMPT_TOKENS)
+    return call.with_prompt(tokens, prefix_of(prompt, tokens, "\0".join((model, call.request.tenant, salt))))
 
 
 def prefix_of(prompt: bytes, tokens: float, seed: str) -> Prefix:
