@@ -5,8 +5,12 @@ microseconds of CPU a page, measured), and one GET of one known server needs lit
 """
 
 import asyncio
+import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from balancer.bounds import MAX_COUNT
 
 _MAX_PAGE_BYTES = 64 * 1024 * 1024
 _NOT_THERE = (
@@ -105,6 +109,9 @@ _FIELDS = {
     b"nv_inference_compute_infer_duration_us": "compute_us",
     b"nv_inference_compute_output_duration_us": "compute_us",
 }
+_BLOCKS = b"nv_trt_llm_kv_cache_block_metrics"
+"""Of the memory of TensorRT-LLM's engine, by the label `kv_cache_block_type`."""
+_BLOCK_FIELDS = {"max": "blocks", "used": "used_blocks", "tokens_per": "tokens_a_block"}
 _LABEL = re.compile(rb'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
 _ESCAPE = re.compile(r"\\(.)")
 _MAX_REMEMBERED_LINES = 100_000
@@ -124,6 +131,10 @@ class ModelMetrics:
     failed: float = 0.0
     compute_us: float = 0.0
     """Microseconds of input, inference and output, of every request that succeeded: a batch of 8 counts 8 times."""
+    blocks: float = 0.0
+    """Of a language model's memory; 0: it is none, or does not tell."""
+    used_blocks: float = 0.0
+    tokens_a_block: float = 0.0
 
 
 class MetricsParser:
@@ -151,6 +162,8 @@ class MetricsParser:
             key, field = meaning
             try:
                 value = float(number)
+                if not math.isfinite(value):
+                    raise ValueError
             except ValueError:
                 raise MetricsError(f"{series.decode(errors='replace')}: {number!r} is not a number") from None
             model = models.get(key)
@@ -160,13 +173,26 @@ class MetricsParser:
         return models
 
 
+def memory_tokens(models: Mapping[ModelKey, ModelMetrics]) -> tuple[int, int]:
+    """How many tokens the memory of the page's language model has, and how many of them requests hold. Zeros: there is
+    none, or there are several. It holds for all models: what clients ask may be another one, which calls it."""
+    engines = [model for model in models.values() if model.blocks > 0]
+    if len(engines) != 1:
+        return 0, 0
+    tokens = (max(0.0, blocks * engines[0].tokens_a_block) for blocks in (engines[0].blocks, engines[0].used_blocks))
+    of_all, held = (int(min(found, MAX_COUNT)) for found in tokens)
+    return of_all, min(held, of_all)
+
+
 def _meaning(series: bytes) -> tuple[ModelKey, str] | None:
     """Which field of which model the series is; None: none that matters."""
     name, brace, labels = series.partition(b"{")
     field = _FIELDS.get(name)
-    if field is None or not brace:
+    if (field is None and name != _BLOCKS) or not brace:
         return None
     values = {match[1]: _unescape(match[2]) for match in _LABEL.finditer(labels)}
+    if field is None and (field := _BLOCK_FIELDS.get(values.get(b"kv_cache_block_type", ""))) is None:
+        return None
     try:
         return (values[b"model"], values[b"version"]), field
     except KeyError as missing:

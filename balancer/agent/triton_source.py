@@ -24,6 +24,7 @@ from balancer.agent.metrics_page import (
     MetricsUnavailableError,
     ModelKey,
     ModelMetrics,
+    memory_tokens,
 )
 from balancer.agent.server_state import ProblemLog, ServerState, next_incarnation
 from balancer.balancer_tls import BalancerTls, credentials
@@ -169,13 +170,14 @@ class TritonSource:
             self._finished = finished
             self._statistics_due.set()
         now_s = time.monotonic()
-        models = tuple(self._model(key, loaded, now_s) for key, loaded in self._index.items())
+        memory = memory_tokens(metrics)
+        models = tuple(self._model(key, loaded, memory, now_s) for key, loaded in self._index.items())
         return ServerState(ready=self._index_answered, incarnation=self._incarnation, models=models)
 
     def close(self) -> None:
         self._page.close()
 
-    def _model(self, key: ModelKey, loaded: bool, now_s: float) -> ModelReport:
+    def _model(self, key: ModelKey, loaded: bool, memory: tuple[int, int], now_s: float) -> ModelReport:
         metrics = self._metrics.get(key) or ModelMetrics()
         shape = self._shapes.get(key)
         at_most = shape.max_batch_rows * shape.instances if shape else 1
@@ -193,6 +195,8 @@ class TritonSource:
             max_batch_rows=shape.max_batch_rows if shape else 1,
             instances=shape.instances if shape else 1,
             batches=self._batches.of(key),
+            memory_tokens=memory[0],
+            held_tokens=memory[1],
         )
 
     def _renew(self) -> None:

@@ -1,6 +1,9 @@
 """Triton's own `generate` and `generate_stream`, at a real language model in real Tritons."""
 
+import asyncio
 import json
+import re
+import subprocess
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -91,6 +94,13 @@ async def test_what_cannot_be_answered_is_triton_s_to_say(
     async with http.post(f"http://{stack.tritons[0].http_endpoint}/v2/models/{MODEL}/generate", data=body) as response:
         assert ours == (response.status, await response.json())
     assert ours[0] != 200
+
+
+async def test_the_page_s_example_runs(stack: OwnStack) -> None:
+    page = (REPOSITORY / "docs" / "language_models.md").read_text().replace("localhost:8080", stack.url)
+    (command,) = re.findall(r"^\$ (curl .*/v2/.*)$", page, re.MULTILINE)
+    ran = await asyncio.to_thread(subprocess.run, ["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert ran.stdout.count("text_output") == 5
 
 
 async def test_an_unknown_model_is_refused_as_triton_does(http: aiohttp.ClientSession) -> None:
