@@ -2,16 +2,15 @@
 API, or by Triton's `generate`.
 
 The prompt goes by bytes, as there is no tokenizer here: how many tokens a byte makes is learned from what answers say.
-What a prompt begins with is told by hashes of its first blocks, of which tenant, model and `cache_salt` are a part: so
-nobody finds out by hashes, or by time, what another tenant has asked, and who made two prompts with one hash would
-steer none but his own.
+What a prompt begins with is told by hashes of its first blocks, as they are written in the body. Tenant, model, salt
+and tools are a part of them: so nobody finds out by hashes, or by time, what another tenant has asked, and who made two
+prompts with one hash would steer none but his own. `envoy/module/prompt.c` reads the same within Envoy.
 """
 
-import contextlib
 import json
 import re
-from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -21,17 +20,20 @@ from balancer.extproc.kserve import Call, HeaderNames, Kind, call_of, is_openai,
 from balancer.extproc.names import EMBEDDINGS
 from balancer.kernel.estimators.prefixes import MOST_CHECKPOINTS, next_checkpoint
 from policies.base import Prefix
+from policies.hashing import mix
 
 BLOCK_BYTES = 256
-_HASH_BYTES = 8
+_hash = partial(blake2b, digest_size=8)
+_NO_SEED = 2 * _hash().digest()
 _TOKENS_A_BYTE = 0.25
 """Of English, until an answer says how many there were."""
 _OF_LATE_TOKENS = 1e6
 """Of prompts, after which half of what was learned of a model's tokens is forgotten."""
 TRITON_PROMPT = "text_input"
 """The input that has the prompt, as Triton's backends for vLLM and TensorRT-LLM name it."""
-_MARK, _END = b"\x1e", b"\x1f"
-"""Before each part of a prompt, and behind its name."""
+_DECODER = json.JSONDecoder()
+_SPACE = re.compile(r"[ \t\n\r]*")
+_MARK_OF_UTF_8 = "\xef\xbb\xbf"
 
 
 class TokenShares:
@@ -104,23 +106,18 @@ def read_request(headers: Mapping[str, str], body: bytes, names: HeaderNames, sh
     path = headers.get(":path", "").partition("?")[0]
     if not is_openai(path):
         return _read_generate(headers, body, names, shares)
-    asked = _json(body)
-    model = asked.get("model")
+    asked = _read(body)
+    model = asked.model
     if not isinstance(model, str) or not model:
         rule = "is the name of a model, as /v1/models lists it"
         raise OutOfBoundsError("model", "" if model is None else model, rule)
     if path == EMBEDDINGS:
-        inputs = asked.get("input")
+        inputs = asked.input
         rows = len(inputs) if isinstance(inputs, list) and inputs and not isinstance(inputs[0], int) else 1
         bounds.at_most("input", rows, bounds.MAX_ROWS)
         return call_of(headers, names, Kind.INFERENCE, model, rows=rows)
-    call = call_of(headers, names, Kind.STREAM if asked.get("stream") is True else Kind.INFERENCE, model)
-    salt = asked.get("cache_salt")
-    try:
-        prompt = b"".join(_parts(asked))
-    except RecursionError:
-        raise _refused("is nested too deeply") from None
-    return _with_prompt(call, prompt, len(body), shares, salt if isinstance(salt, str) else "")
+    call = call_of(headers, names, Kind.STREAM if asked.stream is True else Kind.INFERENCE, model)
+    return _with_prompt(call, asked.prompt, len(body), shares, asked.seed)
 
 
 def _read_generate(headers: Mapping[str, str], body: bytes, names: HeaderNames, shares: TokenShares) -> Call:
@@ -128,36 +125,54 @@ def _read_generate(headers: Mapping[str, str], body: bytes, names: HeaderNames, 
     a body that cannot be read, or has no prompt, is Triton's to judge."""
     call = read_call(headers, {}, names)
     try:
-        text = _json(body).get(TRITON_PROMPT)
+        prompt = _read(body, (TRITON_PROMPT,)).prompt
     except RefusedInputError:
         return call
-    return _with_prompt(call, _content(text), len(body), shares) if isinstance(text, str) else call
+    return _with_prompt(call, prompt, len(body), shares) if prompt.startswith(b'"') else call
 
 
-def _with_prompt(call: Call, prompt: bytes, size_bytes: int, shares: TokenShares, salt: str = "") -> Call:
+def _with_prompt(call: Call, prompt: bytes, size_bytes: int, shares: TokenShares, seed: bytes = _NO_SEED) -> Call:
     """`size_bytes`: of the whole body."""
     model = call.request.model
     tokens = min(max(size_bytes * shares.of(model), 1.0), bounds.MAX_PROMPT_TOKENS)
-    return call.with_prompt(tokens, prefix_of(prompt, tokens, "\0".join((model, call.request.tenant, salt))))
+    return call.with_prompt(tokens, prefix_of(prompt, tokens, seed_of(model, call.request.tenant, seed)))
 
 
-def prefix_of(prompt: bytes, tokens: float, seed: str) -> Prefix:
+def seed_of(model: str, tenant: str, further: bytes) -> int:
+    """What prompts of that model and tenant are told apart by from all others: 64 bits."""
+    words = b"\0".join((model.encode(errors="surrogatepass"), tenant.encode(errors="surrogatepass"), further))
+    return int.from_bytes(_hash(words).digest(), "little")
+
+
+def prefix_of(prompt: bytes, tokens: float, seed: int) -> Prefix:
     """The hashes of what a prompt of so many tokens begins with, at the lengths of `next_checkpoint`, in blocks."""
     blocks = len(prompt) // BLOCK_BYTES
-    key = blake2b(seed.encode(errors="surrogatepass"), digest_size=32).digest()
-    hashed, done = blake2b(digest_size=_HASH_BYTES, key=key), 0
+    hashed, done = _hash(), 0
     found: list[tuple[int, float]] = []
     while done < blocks and len(found) < MOST_CHECKPOINTS:
         until = min(next_checkpoint(done), blocks)
         hashed.update(prompt[done * BLOCK_BYTES : until * BLOCK_BYTES])
         # 0 stands for none.
-        value = int.from_bytes(hashed.copy().digest(), "little") or 1
+        value = mix(int.from_bytes(hashed.copy().digest(), "little") ^ seed) or 1
         found.append((value, tokens * until * BLOCK_BYTES / len(prompt)))
         done = until
     return tuple(found)
 
 
-def _json(body: bytes) -> Mapping[str, Any]:
+class _Asked(NamedTuple):
+    """What matters of a body."""
+
+    prompt: bytes
+    """As it stands in there: JSON."""
+    seed: bytes
+    """Of what else a prefix is told apart by: salt, and tools, which templates put before all messages."""
+    model: Any = None
+    stream: Any = None
+    input: Any = None
+
+
+def _read(body: bytes, prompts: Collection[str] = ("messages", "prompt")) -> _Asked:
+    """`prompts`: names of the members that have the prompt."""
     if not body or len(body) > bounds.MAX_PROMPT_BYTES:
         raise _refused(f"is empty, or has more than {bounds.MAX_PROMPT_BYTES} bytes")
     # Shorter ones have not as many, and counting takes as long as reading.
@@ -165,55 +180,57 @@ def _json(body: bytes) -> Mapping[str, Any]:
         raise _refused(f"has more than {bounds.MAX_JSON_NODES} objects and arrays")
     if len(body) > bounds.MAX_JSON_VALUES and body.count(b",") > bounds.MAX_JSON_VALUES:
         raise _refused(f"has more than {bounds.MAX_JSON_VALUES} commas")
+    prompt, salt, tools = [], [], []
+    kept: dict[str, Any] = {}
     try:
-        read = json.loads(body)
+        for name, value, raw in _members(body):
+            if name in prompts:
+                prompt.append(raw)
+            elif name == "cache_salt":
+                salt.append(raw)
+            elif name == "tools":
+                tools.append(raw)
+            elif name == "model":
+                if name in kept:
+                    raise ValueError("names a model twice")
+                kept[name] = json.loads(raw)
+            elif name in ("stream", "input"):
+                kept[name] = value
     except (ValueError, RecursionError) as error:
         raise _refused(f"is no JSON: {bounds.shown(error)}") from None
-    if not isinstance(read, dict):
-        raise _refused("is no JSON object")
-    return read
+    return _Asked(b"".join(prompt), _hash(b"".join(salt)).digest() + _hash(b"".join(tools)).digest(), **kept)
+
+
+def _members(body: bytes) -> Iterator[tuple[str, Any, bytes]]:
+    """Names of the members of a JSON object, their values, and how these are written. Texts are as in Latin-1, so that
+    places in them are places in the body."""
+    text = body.decode("latin-1").removeprefix(_MARK_OF_UTF_8)
+    skipped = len(body) - len(text)
+    at = _expect(text, 0, "{")
+    more = text[at : at + 1] != "}"
+    while more:
+        if text[at : at + 1] != '"':
+            raise ValueError(f"a name is missing at byte {at}")
+        name, at = _DECODER.raw_decode(text, at)
+        begin = _expect(text, at, ":")
+        value, end = _DECODER.raw_decode(text, begin)
+        yield name, value, body[skipped + begin : skipped + end]
+        at = _SPACE.match(text, end).end()  # type: ignore[union-attr]  # it may be empty
+        more = text[at : at + 1] == ","
+        if more:
+            at = _expect(text, at, ",")
+    at = _expect(text, at, "}")
+    if at < len(text):
+        raise ValueError(f"it goes on at byte {at}")
+
+
+def _expect(text: str, at: int, what: str) -> int:
+    """Where what stands behind it begins."""
+    at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # as above
+    if text[at : at + 1] != what:
+        raise ValueError(f"{what!r} is missing at byte {at}")
+    return _SPACE.match(text, at + 1).end()  # type: ignore[union-attr]  # as above
 
 
 def _refused(words: str) -> RefusedInputError:
     return RefusedInputError("body", f"body: {words}")
-
-
-def _parts(asked: Mapping[str, Any]) -> Iterator[bytes]:
-    """The prompt in the order in which templates put it: tools, then messages; or the text, or its tokens."""
-    if asked.get("tools"):
-        yield _part("tools", asked["tools"])
-    messages = asked.get("messages")
-    for message in messages if isinstance(messages, list) else ():
-        if not isinstance(message, dict):
-            continue
-        yield _part("role", message.get("role"))
-        content = message.get("content")
-        for part in content if isinstance(content, list) else [content]:
-            yield _content(part)
-        for key in ("tool_calls", "tool_call_id", "name"):
-            if message.get(key):
-                yield _part(key, message[key])
-    prompt = asked.get("prompt")
-    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        prompt = prompt[0]
-    yield _content(prompt)
-
-
-def _content(part: object) -> bytes:
-    """A text, or a part of a message: a text too, or an image and the like, of which a digest stands for all."""
-    if part is None:
-        return b""
-    if isinstance(part, list):
-        with contextlib.suppress(TypeError, OverflowError):  # else it is no list of tokens
-            return _part("tokens", "") + array("q", part).tobytes()
-    if isinstance(part, dict) and isinstance(part.get("text"), str):
-        part = part["text"]
-    if isinstance(part, str):
-        return _part("text", part)
-    digest = blake2b(json.dumps(part).encode(errors="surrogatepass"), digest_size=32)
-    return _part("part", digest.hexdigest())
-
-
-def _part(name: str, value: object) -> bytes:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return _MARK + name.encode() + _END + text.encode(errors="surrogatepass")
