@@ -19,6 +19,7 @@ import numpy as np
 
 from balancer import bounds
 from balancer.extproc import kserve, names
+from balancer.extproc.prompts import BLOCK_BYTES
 from balancer.extproc.responses import (
     CODES,
     INVALID_CODES,
@@ -29,8 +30,9 @@ from balancer.extproc.responses import (
     PUSHBACK_MS,
     Verdict,
 )
+from balancer.kernel.estimators.prefixes import MOST_CHECKPOINTS
 from balancer.kernel.fleet_state import RECORDS
-from balancer.native.layouts import DIRECTORY_MAGIC, ENDERS, ENUMS, SEEN, SIZES, STRUCTS, VOIDS, Struct
+from balancer.native.layouts import DIRECTORY_MAGIC, ENDERS, ENUMS, PORTS, SEEN, SIZES, STRUCTS, VOIDS, Struct
 from balancer.scheduler import errors
 from balancer.scheduler.errors import Shed
 
@@ -47,6 +49,8 @@ _BOUNDS = (
     "MAX_JSON_BYTES",
     "MAX_INFLATED_BYTES",
     "MAX_INFLATING",
+    "MAX_PROMPT_BYTES",
+    "MAX_PROMPT_TOKENS",
     "SHOWN_CHARACTERS",
 )
 # The kinds that Triton takes (2.51). The gateway has to tell values apart by their keys, and so goes by those that
@@ -80,6 +84,7 @@ _NAMES_OF_CALLS = {
     "HEALTH": kserve.HEALTH,
     "REQUEST_ID_HEADER": names.REQUEST_ID_HEADER,
 }
+_PROMPTS = {"BLOCK_BYTES": BLOCK_BYTES, "MOST_CHECKPOINTS": MOST_CHECKPOINTS}
 _WORDS = ("UNKNOWN", "UNKNOWN_VERSION", "NOBODY", "FULL", "LATE", "SHED")
 _TYPES = {np.dtype(f"{kind}{size}"): f"{'u' * (kind == 'u')}int{8 * size}_t" for kind in "iu" for size in (1, 2, 4, 8)}
 _TYPES |= {np.dtype(np.float64): "double"} | {struct.dtype: f"struct {struct.name}" for struct in STRUCTS}
@@ -127,9 +132,10 @@ def write() -> None:
 def constants() -> str:
     """Of `bounds.h`."""
     lines = [f"#define BALANCER_{name} {getattr(bounds, name)}" for name in _BOUNDS]
-    lines += [f"#define BALANCER_{name} {value}" for name, value in _deadlines().items()]
+    lines += [f"#define BALANCER_{name} {value}" for name, value in {**_deadlines(), **_PROMPTS}.items()]
     lines += [f'#define BALANCER_{name} "{value}"' for name, value in _NAMES_OF_CALLS.items()]
     lines += [f"#define BALANCER_{name}{_in_lines(values)}" for name, values in _tables().items()]
+    lines += [f"enum balancer_port {{ {', '.join(f'BALANCER_{port.upper()}_PORT' for port in PORTS)} }};"]
     lines += [f"enum balancer_kind {{ {', '.join(f'BALANCER_{kind.name}' for kind in kserve.Kind)} }};"]
     lines += [f"#define BALANCER_KINDS_OF_{name.upper()} {_mask(kinds)}" for name, kinds in KINDS_OF_PARAMETER.items()]
     return "\n".join((_BEGIN_BOUNDS, *lines, "", "#endif\n"))
@@ -144,6 +150,7 @@ def _tables() -> dict[str, Iterable[str]]:
     default = kserve.HeaderNames()
     return {
         "METHODS": [_kind(method, kind) for method, kind in kserve.METHODS.items()],
+        "PROMPT_PATHS": [f'"{path}"' for path in (names.CHAT, names.COMPLETIONS)],
         "REST_SERVER": [f'"{path}"' for path in sorted(kserve.REST_SERVER)],
         "REST_VERBS": [_kind(verb, kind) for verb, kind in kserve.REST_VERBS.items()],
         "TIMEOUT_UNITS": [f"{{'{unit}', {seconds!r}}}" for unit, seconds in kserve.TIMEOUT_UNITS_S.items()],

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from balancer.bounds import MAX_FALLBACKS, MAX_TEXT_BYTES
+from balancer.discovery.workers import PortName
 from balancer.extproc.inference_bytes import MAX_VERSION_DIGITS
 from balancer.extproc.kserve import HeaderNames
 from balancer.extproc.names import MOST_FORWARDED
@@ -24,6 +25,7 @@ CANARY_EVENTS, OWED = 16_384, 4096
 ENDPOINT_BYTES = 64
 """Of an `address:port` with the zero that ends it."""
 ENDPOINT = f"S{ENDPOINT_BYTES}"
+PORTS: tuple[PortName, ...] = get_args(PortName)
 SIDES = 2
 MODEL_BYTES = 64
 """Of a model's name, for guard and rollout; what is longer is cut."""
@@ -289,7 +291,9 @@ _HEAD = Struct(
         ("headers", (_PIECE.dtype, len(NAMED_HEADERS)), ""),
     ),
 )
-_ENDPOINTS = Struct("endpoints", "Of a worker; each ends with a zero.", (("of", (ENDPOINT, 2), "REST's, and gRPC's"),))
+_ENDPOINTS = Struct(
+    "endpoints", "Of a worker; each ends with a zero.", (("of", (ENDPOINT, len(PORTS)), "by enum balancer_port"),)
+)
 _ENTRY = Struct(
     "entry",
     "One version of a model, or any version.",

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-enum { BLOCK = 128, DIGEST = 8, ROUNDS = 12 };
+enum { BLOCK = BALANCER_HASH_BLOCK_BYTES, DIGEST = 8 };
 
 uint64_t balancer_mix(uint64_t value) {
   value += UINT64_C(0x9E3779B97F4A7C15);
@@ -47,6 +47,18 @@ static uint64_t word_at(const uint8_t *at) {
     v[c] += v[d]; \
     v[b] = rotated(v[b] ^ v[c], 63); \
   } while (0)
+#define M(round, i) m[SIGMA[(round) % 10][i]]
+#define ROUND(round) \
+  do { \
+    QUARTER(0, 4, 8, 12, M(round, 0), M(round, 1)); \
+    QUARTER(1, 5, 9, 13, M(round, 2), M(round, 3)); \
+    QUARTER(2, 6, 10, 14, M(round, 4), M(round, 5)); \
+    QUARTER(3, 7, 11, 15, M(round, 6), M(round, 7)); \
+    QUARTER(0, 5, 10, 15, M(round, 8), M(round, 9)); \
+    QUARTER(1, 6, 11, 12, M(round, 10), M(round, 11)); \
+    QUARTER(2, 7, 8, 13, M(round, 12), M(round, 13)); \
+    QUARTER(3, 4, 9, 14, M(round, 14), M(round, 15)); \
+  } while (0)
 
 static void compress(uint64_t state[8], const uint8_t block[BLOCK], uint64_t so_far, bool last) {
   uint64_t v[16], m[16];
@@ -55,37 +67,63 @@ static void compress(uint64_t state[8], const uint8_t block[BLOCK], uint64_t so_
   v[12] ^= so_far;
   if (last) v[14] = ~v[14];
   for (int i = 0; i < 16; i++) m[i] = word_at(block + (size_t)i * 8);
-  for (int round = 0; round < ROUNDS; round++) {
-    const uint8_t *s = SIGMA[round % 10];
-    QUARTER(0, 4, 8, 12, m[s[0]], m[s[1]]);
-    QUARTER(1, 5, 9, 13, m[s[2]], m[s[3]]);
-    QUARTER(2, 6, 10, 14, m[s[4]], m[s[5]]);
-    QUARTER(3, 7, 11, 15, m[s[6]], m[s[7]]);
-    QUARTER(0, 5, 10, 15, m[s[8]], m[s[9]]);
-    QUARTER(1, 6, 11, 12, m[s[10]], m[s[11]]);
-    QUARTER(2, 7, 8, 13, m[s[12]], m[s[13]]);
-    QUARTER(3, 4, 9, 14, m[s[14]], m[s[15]]);
-  }
+  ROUND(0);
+  ROUND(1);
+  ROUND(2);
+  ROUND(3);
+  ROUND(4);
+  ROUND(5);
+  ROUND(6);
+  ROUND(7);
+  ROUND(8);
+  ROUND(9);
+  ROUND(10);
+  ROUND(11);
   for (int i = 0; i < 8; i++) state[i] ^= v[i] ^ v[i + 8];
 }
 
-uint64_t balancer_key_of(const struct balancer_text *text) {
-  uint64_t state[8], so_far = 0, key = 0;
-  size_t left = text->bytes < sizeof text->kept ? text->bytes : sizeof text->kept;
-  const char *at = text->kept;
-  memcpy(state, INITIAL, sizeof state);
-  state[0] ^= UINT64_C(0x01010000) ^ DIGEST;
-  for (bool last = false; !last;) {
-    uint8_t block[BLOCK] = {0};
-    size_t taken = left < BLOCK ? left : BLOCK;
-    memcpy(block, at, taken);
+void balancer_hash_start(struct balancer_hash *hash) {
+  memcpy(hash->state, INITIAL, sizeof hash->state);
+  hash->state[0] ^= UINT64_C(0x01010000) ^ DIGEST;
+  hash->so_far = 0;
+  hash->rest_bytes = 0;
+}
+
+/* What may be the last block stays in `rest` until it is known. */
+void balancer_hash_add(struct balancer_hash *hash, const void *data, size_t length) {
+  const uint8_t *at = data;
+  while (length) {
+    if (hash->rest_bytes == BLOCK) {
+      compress(hash->state, hash->rest, hash->so_far += BLOCK, false);
+      hash->rest_bytes = 0;
+    }
+    for (; !hash->rest_bytes && length > BLOCK; at += BLOCK, length -= BLOCK)
+      compress(hash->state, at, hash->so_far += BLOCK, false);
+    size_t room = BLOCK - hash->rest_bytes, taken = length < room ? length : room;
+    memcpy(hash->rest + hash->rest_bytes, at, taken);
+    hash->rest_bytes += (uint32_t)taken;
     at += taken;
-    left -= taken;
-    so_far += taken;
-    last = !left;
-    compress(state, block, so_far, last);
+    length -= taken;
   }
+}
+
+uint64_t balancer_hash_of(const struct balancer_hash *hash) {
+  uint64_t state[8];
+  uint8_t block[BLOCK] = {0};
+  memcpy(state, hash->state, sizeof state);
+  memcpy(block, hash->rest, hash->rest_bytes);
+  compress(state, block, hash->so_far + hash->rest_bytes, true);
+  return state[0];
+}
+
+uint64_t balancer_key_of(const struct balancer_text *text) {
+  struct balancer_hash hash;
+  struct text kept = kept_of(text);
+  uint64_t key = 0;
+  balancer_hash_start(&hash);
+  if (kept.length) balancer_hash_add(&hash, kept.ptr, kept.length);
+  uint64_t digest = balancer_hash_of(&hash);
   /* The digest's bytes, of a little-endian word, read as a big-endian number. */
-  for (int i = 0; i < DIGEST; i++) key = key << 8 | (state[0] >> 8 * i & 0xFF);
+  for (int i = 0; i < DIGEST; i++) key = key << 8 | (digest >> 8 * i & 0xFF);
   return key;
 }

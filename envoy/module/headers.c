@@ -62,7 +62,7 @@ static bool of_server(const struct balancer_text *decoded) {
 
 /* What stands after "/v2/models": "/MODEL[/versions/VERSION][/VERB][/]". Slashes are never encoded here. */
 static enum balancer_kind of_model(struct text rest, struct balancer_text *model, struct balancer_text *version,
-                                   bool *json) {
+                                   enum balancer_asks *asks) {
   static const struct named_kind verbs[] = {BALANCER_REST_VERBS};
   struct text name = segment(&rest), after = rest;
   struct balancer_text word;
@@ -84,16 +84,23 @@ static enum balancer_kind of_model(struct text rest, struct balancer_text *model
     name = segment(&rest);
     balancer_text_add_path(&word, name.ptr, name.length);
     if (!find_kind(verbs, sizeof verbs / sizeof *verbs, kept_of(&word), &kind)) return BALANCER_PER_SERVER;
-    *json = balancer_text_is(&word, "infer");
+    if (balancer_text_is(&word, "infer")) *asks = BALANCER_ASKS_TENSORS;
+    else if (kind < BALANCER_MODEL) *asks = BALANCER_ASKS_GENERATE;
   }
   /* A slash at the end is as good as none. */
   return rest.length > 1 ? BALANCER_PER_SERVER : kind;
 }
 
 enum balancer_kind balancer_rest_kind(struct text path, struct balancer_text *model,
-                                      struct balancer_text *version, bool *json) {
+                                      struct balancer_text *version, enum balancer_asks *asks) {
+  static const char *const of_openai[] = {BALANCER_PROMPT_PATHS};
   struct balancer_text decoded;
   struct text rest = path;
+  for (size_t i = 0; i < sizeof of_openai / sizeof *of_openai; i++) {
+    if (!equals(path, of_openai[i])) continue;
+    *asks = BALANCER_ASKS_OPENAI;
+    return BALANCER_INFERENCE;
+  }
   balancer_text_clear(&decoded);
   /* A slash within a name is a path of another call to whoever decodes it earlier. */
   if (!balancer_text_add_path(&decoded, path.ptr, path.length)) return BALANCER_PER_SERVER;
@@ -105,7 +112,7 @@ enum balancer_kind balancer_rest_kind(struct text path, struct balancer_text *mo
     balancer_text_add_path(&decoded, word.ptr, word.length);
     if (!balancer_text_is(&decoded, i ? "models" : "v2")) return BALANCER_PER_SERVER;
   }
-  return rest.length ? of_model(rest, model, version, json) : BALANCER_PER_SERVER;
+  return rest.length ? of_model(rest, model, version, asks) : BALANCER_PER_SERVER;
 }
 
 bool balancer_refuse(struct balancer_refusal *refusal, struct text field, const struct balancer_text *value,

@@ -4,10 +4,24 @@
 
 #include <string.h>
 
-enum place { START, TOP, PARAMETERS, INPUTS, INPUT, SHAPE, OVER };
+enum place { START, TOP, PARAMETERS, INPUTS, INPUT, SHAPE, OPENAI, GENERATE, OVER };
 enum expected { A_VALUE, A_KEY, A_COLON, A_COMMA };
 enum token { NONE, STRING, ESCAPE, UNICODE, SCALAR, SKIP, SKIP_STRING, SKIP_ESCAPE };
-enum member { OTHER, THE_ID, THE_PARAMETERS, THE_INPUTS, THE_SEQUENCE, THE_PRIORITY, THE_TIMEOUT, THE_SHAPE };
+enum member {
+  OTHER,
+  THE_ID,
+  THE_PARAMETERS,
+  THE_INPUTS,
+  THE_SEQUENCE,
+  THE_PRIORITY,
+  THE_TIMEOUT,
+  THE_SHAPE,
+  THE_MODEL,
+  THE_PROMPT,
+  THE_SALT,
+  THE_TOOLS,
+  THE_STREAM
+};
 
 static const struct {
   enum place place;
@@ -21,15 +35,41 @@ static const struct {
   {PARAMETERS, "priority", THE_PRIORITY},
   {PARAMETERS, "timeout", THE_TIMEOUT},
   {INPUT, "shape", THE_SHAPE},
+  {OPENAI, "model", THE_MODEL},
+  {OPENAI, "messages", THE_PROMPT},
+  {OPENAI, "prompt", THE_PROMPT},
+  {OPENAI, "cache_salt", THE_SALT},
+  {OPENAI, "tools", THE_TOOLS},
+  {OPENAI, "stream", THE_STREAM},
+  {GENERATE, "text_input", THE_PROMPT},
 };
 
-void balancer_json_start(struct balancer_json *reader) { memset(reader, 0, sizeof *reader); }
+void balancer_json_start(struct balancer_json *reader, enum balancer_asks asks, struct balancer_prompt *prompt) {
+  memset(reader, 0, sizeof *reader);
+  reader->asks = (uint8_t)asks;
+  reader->prompt = prompt;
+}
+
+/* Where the outermost object begins. */
+static enum place first_of(const struct balancer_json *reader) {
+  return reader->asks == BALANCER_ASKS_OPENAI ? OPENAI : reader->asks == BALANCER_ASKS_GENERATE ? GENERATE : TOP;
+}
+
+static bool of_prompt(const struct balancer_json *reader) { return reader->place == OPENAI || reader->place == GENERATE; }
 
 static bool is(const struct balancer_json *reader, enum place place, enum member member) {
   return reader->place == (uint8_t)place && reader->member == (uint8_t)member;
 }
 
 static void broken(struct balancer_json *reader) { reader->place = OVER; }
+
+/* Some bytes of a value of which all count, as they are written. */
+static void take_raw(struct balancer_json *reader, const uint8_t *data, size_t length) {
+  if (!of_prompt(reader)) return;
+  if (reader->member == THE_PROMPT) balancer_prompt_add(reader->prompt, data, length);
+  else if (reader->member == THE_SALT) balancer_hash_add(&reader->prompt->salt, data, length);
+  else if (reader->member == THE_TOOLS) balancer_hash_add(&reader->prompt->tools, data, length);
+}
 
 static void open_string(struct balancer_json *reader, struct balancer_text *text) {
   reader->text = text;
@@ -45,7 +85,7 @@ static void name_member(struct balancer_json *reader, struct balancer_facts *fac
   for (size_t i = 0; i < sizeof MEMBERS / sizeof *MEMBERS; i++) {
     unsigned bit = 1U << MEMBERS[i].member;
     if (reader->place != (uint8_t)MEMBERS[i].place || !balancer_text_is(&facts->key, MEMBERS[i].name)) continue;
-    if (!(reader->seen & bit)) reader->member = (uint8_t)MEMBERS[i].member;
+    if (!(reader->seen & bit) || of_prompt(reader)) reader->member = (uint8_t)MEMBERS[i].member;
     reader->seen = (uint16_t)(reader->seen | bit);
   }
 }
@@ -72,7 +112,9 @@ static void leave(struct balancer_json *reader, char bracket) {
             [PARAMETERS] = {TOP, THE_PARAMETERS, '}'},
             [INPUTS] = {TOP, THE_INPUTS, ']'},
             [INPUT] = {INPUTS, OTHER, '}'},
-            [SHAPE] = {INPUT, THE_SHAPE, ']'}};
+            [SHAPE] = {INPUT, THE_SHAPE, ']'},
+            [OPENAI] = {OVER, OTHER, '}'},
+            [GENERATE] = {OVER, OTHER, '}'}};
   uint8_t place = reader->place;
   if (place == START || bracket != of[place].bracket) {
     broken(reader);
@@ -85,7 +127,7 @@ static void leave(struct balancer_json *reader, char bracket) {
 
 static void begin_container(struct balancer_json *reader, char bracket) {
   bool object = bracket == '{';
-  if (reader->place == START && object) enter(reader, TOP);
+  if (reader->place == START && object) enter(reader, first_of(reader));
   else if (reader->place == START) broken(reader);
   else if (is(reader, TOP, THE_PARAMETERS) && object) enter(reader, PARAMETERS);
   else if (is(reader, TOP, THE_INPUTS) && !object) enter(reader, INPUTS);
@@ -103,6 +145,17 @@ static bool in_scalar(char byte) {
 }
 
 static void begin_value(struct balancer_json *reader, struct balancer_facts *facts, char byte) {
+  if (is(reader, OPENAI, THE_STREAM)) reader->prompt->streams = false;
+  if (is(reader, OPENAI, THE_MODEL)) {
+    if (reader->prompt->named) {
+      /* Which one a server goes by is not known. */
+      balancer_refused(facts, "model", "is named twice");
+      broken(reader);
+      return;
+    }
+    reader->prompt->named = true;
+  }
+  if (byte != ']') take_raw(reader, (const uint8_t *)&byte, 1);
   if (byte == '{' || byte == '[') {
     begin_container(reader, byte);
   } else if (byte == ']') {
@@ -110,7 +163,7 @@ static void begin_value(struct balancer_json *reader, struct balancer_facts *fac
   } else if (reader->place == START) {
     broken(reader);
   } else if (byte == '"') {
-    if (is(reader, TOP, THE_ID) || is(reader, PARAMETERS, THE_SEQUENCE)) {
+    if (is(reader, TOP, THE_ID) || is(reader, PARAMETERS, THE_SEQUENCE) || is(reader, OPENAI, THE_MODEL)) {
       open_string(reader, &facts->value);
     } else {
       reader->skipped = 0;
@@ -172,6 +225,8 @@ static void end_scalar(struct balancer_json *reader, struct balancer_facts *fact
     balancer_digits_take(&facts->priority, &facts->value);
   } else if (is(reader, PARAMETERS, THE_TIMEOUT)) {
     balancer_digits_take(&facts->timeout, &facts->value);
+  } else if (is(reader, OPENAI, THE_STREAM)) {
+    reader->prompt->streams = balancer_text_is(&facts->value, "true");
   }
   end_value(reader);
 }
@@ -195,9 +250,10 @@ static enum balancer_progress end_string(struct balancer_json *reader, struct ba
     name_member(reader, facts);
     return BALANCER_MORE;
   }
-  bool id = is(reader, TOP, THE_ID);
-  if (!balancer_text_valid(&facts->value)) return balancer_refused(facts, id ? "id" : "sequence_id", "is not UTF-8");
-  balancer_text_copy(id ? &facts->id : &facts->sequence, &facts->value);
+  bool id = is(reader, TOP, THE_ID), model = is(reader, OPENAI, THE_MODEL);
+  if (!balancer_text_valid(&facts->value))
+    return balancer_refused(facts, id ? "id" : model ? "model" : "sequence_id", "is not UTF-8");
+  balancer_text_copy(id ? &facts->id : model ? &facts->model : &facts->sequence, &facts->value);
   end_value(reader);
   return BALANCER_MORE;
 }
@@ -304,29 +360,40 @@ static bool all_read(const struct balancer_json *reader, const struct balancer_f
   return facts->has_rows && (reader->read & wanted) == wanted;
 }
 
+static enum balancer_progress over(const struct balancer_facts *facts) {
+  return facts->field ? BALANCER_REFUSED : BALANCER_DONE;
+}
+
 enum balancer_progress balancer_json_feed(struct balancer_json *reader, struct balancer_facts *facts,
                                           const uint8_t *data, size_t length) {
   enum balancer_progress progress = BALANCER_MORE;
   for (size_t at = 0; at < length && progress == BALANCER_MORE;) {
-    if (reader->place == OVER || (reader->token == NONE && all_read(reader, facts))) return BALANCER_DONE;
+    size_t from = at;
+    if (reader->place == OVER || (reader->token == NONE && all_read(reader, facts))) return over(facts);
     switch ((enum token)reader->token) {
       case NONE: structure(reader, facts, (char)data[at++]); break;
       case STRING: at += string(reader, facts, data + at, length - at, &progress); break;
       case ESCAPE: escape(reader, (char)data[at++]); break;
       case UNICODE: unicode(reader, (char)data[at++]); break;
       case SCALAR:
-        if (in_scalar((char)data[at])) balancer_text_add(&facts->value, data + at++, 1);
+        if (in_scalar((char)data[at])) balancer_text_add(&facts->value, data + at++, 1), take_raw(reader, data + from, 1);
         else end_scalar(reader, facts);
         break;
-      case SKIP: at += skip(reader, data + at, length - at); break;
-      case SKIP_STRING: at += skip_string(reader, data + at, length - at); break;
+      case SKIP:
+        at += skip(reader, data + at, length - at);
+        take_raw(reader, data + from, at - from);
+        break;
+      case SKIP_STRING:
+        at += skip_string(reader, data + at, length - at);
+        take_raw(reader, data + from, at - from);
+        break;
       case SKIP_ESCAPE:
-        at++;
+        take_raw(reader, data + at++, 1);
         reader->token = SKIP_STRING;
         break;
     }
   }
   if (progress == BALANCER_MORE && (reader->place == OVER || (reader->token == NONE && all_read(reader, facts))))
-    return BALANCER_DONE;
+    return over(facts);
   return progress;
 }

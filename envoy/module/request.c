@@ -29,6 +29,7 @@ static void clear(struct balancer_reader *reader) {
   reader->inflate = NULL;
   reader->limit = UINT64_MAX;
   reader->body = BALANCER_NO_BODY;
+  reader->asks = BALANCER_ASKS_NOTHING;
 }
 
 /* How much of a REST inference is JSON, at most: all of it, or what the header says, read as Triton does, by atoi(); what is
@@ -59,14 +60,16 @@ static void start_json(struct balancer_reader *reader, struct balancer_headers h
   bool compressed = equals(encoding, "gzip") || equals(encoding, "deflate");
   /* Another encoding is for Triton to read, or to refuse. */
   if (encoding.length && !compressed && !equals(encoding, "identity")) return;
-  reader->limit = json_bytes(headers);
+  bool tensors = reader->asks == BALANCER_ASKS_TENSORS;
+  reader->limit = tensors ? json_bytes(headers) : BALANCER_MAX_PROMPT_BYTES;
   if (!reader->limit) return;
   if (compressed && !start_inflating(reader)) {
     reader->progress = BALANCER_REFUSED;
     return;
   }
   reader->body = BALANCER_JSON_BODY;
-  balancer_json_start(&reader->of.json);
+  if (!tensors) balancer_prompt_start(&reader->prompt);
+  balancer_json_start(&reader->of.json, reader->asks, &reader->prompt);
 }
 
 enum balancer_progress balancer_reader_start(struct balancer_reader *reader, struct balancer_headers headers,
@@ -74,20 +77,21 @@ enum balancer_progress balancer_reader_start(struct balancer_reader *reader, str
   struct text path = balancer_header(headers, TEXT(":path"));
   const char *query = path.length ? memchr(path.ptr, '?', path.length) : NULL;
   struct features *features = &reader->features;
-  bool json = false;
   clear(reader);
   reader->progress = BALANCER_MORE;
   if (query) path.length = (size_t)(query - path.ptr);
   features->grpc = begins(balancer_header(headers, TEXT("content-type")), "application/grpc");
   if (features->grpc) {
+    features->port = BALANCER_GRPC_PORT;
     features->kind = balancer_grpc_kind(path);
     if (has_body && features->kind < BALANCER_SERVER) {
       reader->body = BALANCER_GRPC_BODY;
       balancer_protobuf_start(&reader->of.protobuf, features->kind != BALANCER_MODEL);
     }
   } else {
-    features->kind = balancer_rest_kind(path, &reader->facts.model, &reader->facts.version, &json);
-    if (has_body && json) start_json(reader, headers);
+    features->kind = balancer_rest_kind(path, &reader->facts.model, &reader->facts.version, &reader->asks);
+    features->port = reader->asks == BALANCER_ASKS_OPENAI ? BALANCER_OPENAI_PORT : BALANCER_HTTP_PORT;
+    if (has_body && reader->asks) start_json(reader, headers);
   }
   if (reader->progress != BALANCER_REFUSED)
     reader->progress = reader->body == BALANCER_NO_BODY ? BALANCER_DONE : BALANCER_MORE;
@@ -229,6 +233,8 @@ static bool parameters_within(const struct balancer_facts *facts, struct balance
 static bool find_model(struct balancer_reader *reader, const struct balancer_names *names,
                        struct balancer_headers headers, struct balancer_refusal *refusal) {
   struct balancer_text *model = &reader->facts.model;
+  if (!model->bytes && reader->asks == BALANCER_ASKS_OPENAI)
+    return balancer_refuse(refusal, TEXT("model"), model, "is the name of a model, as /v1/models lists it");
   if (!model->bytes && !balancer_header_text(headers, names->model, model, refusal)) return false;
   if (!balancer_text_within(model, TEXT("model"), refusal)) return false;
   return model->bytes || balancer_refuse(refusal, TEXT("model"), model,
@@ -303,5 +309,12 @@ const struct features *balancer_reader_finish(struct balancer_reader *reader, co
   features->tenant = kept_of(&reader->tenant);
   features->request_id = kept_of(&reader->request_id);
   features->id = kept_of(&facts->id);
+  bool openai = reader->asks == BALANCER_ASKS_OPENAI && reader->body == BALANCER_JSON_BODY;
+  if (openai && reader->prompt.streams) features->kind = BALANCER_STREAM;
+  if (openai || (reader->asks == BALANCER_ASKS_GENERATE && reader->body == BALANCER_JSON_BODY && reader->prompt.is_text)) {
+    balancer_prompt_end(&reader->prompt, features->model, features->tenant);
+    features->prompt = &reader->prompt;
+    features->body_bytes = reader->seen;
+  }
   return features;
 }

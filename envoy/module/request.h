@@ -62,16 +62,45 @@ void balancer_dimension(struct balancer_facts *facts, int64_t dimension);
 /* Take the decimal digits of a text; none where it is no whole number of 20 digits at most. */
 void balancer_digits_take(struct balancer_digits *digits, const struct balancer_text *text);
 
-/* The JSON of a REST inference, as its bytes arrive. */
+/* What a request asks a language model. */
+struct balancer_checkpoint {
+  uint64_t hash, bytes; /* of what it begins with; 0 is no hash */
+};
+
+struct balancer_prompt {
+  struct balancer_hash hash, salt, tools;
+  uint64_t bytes;      /* as it is written in the body */
+  uint32_t blocks;     /* that are hashed */
+  uint32_t rest_bytes; /* behind them */
+  uint32_t count;      /* of checkpoints */
+  bool streams;        /* its answer comes piece by piece */
+  bool is_text;        /* it is one, or begins with one */
+  bool named;          /* the body has named a model */
+  uint8_t rest[BALANCER_BLOCK_BYTES];
+  struct balancer_checkpoint checkpoints[BALANCER_MOST_CHECKPOINTS];
+};
+
+void balancer_prompt_start(struct balancer_prompt *prompt);
+void balancer_prompt_add(struct balancer_prompt *prompt, const uint8_t *data, size_t length);
+/* All of it has come: makes the hashes those of that model and tenant. */
+void balancer_prompt_end(struct balancer_prompt *prompt, struct text model, struct text tenant);
+
+/* The JSON of a REST inference, or of a request with a prompt, as its bytes arrive. */
 struct balancer_json {
   struct balancer_text *text; /* that the string at hand goes to */
+  struct balancer_prompt *prompt;
   uint32_t skipped;           /* containers that are open within what is skipped */
   uint32_t point, high;       /* of an escape at hand; a surrogate that awaits the other */
+  uint8_t asks;
   uint8_t place, expected, token, member, digits;
   uint16_t seen, read; /* members, as bits: the first of a name counts, as Triton has it */
 };
 
-void balancer_json_start(struct balancer_json *reader);
+/* What its body asks for: nothing that is read, tensors, or a prompt's answer, as one of the two APIs has it. */
+enum balancer_asks { BALANCER_ASKS_NOTHING, BALANCER_ASKS_TENSORS, BALANCER_ASKS_OPENAI, BALANCER_ASKS_GENERATE };
+
+/* A `prompt` that was started: it is read into that. */
+void balancer_json_start(struct balancer_json *reader, enum balancer_asks asks, struct balancer_prompt *prompt);
 /* DONE also where the rest cannot be read: what is wrong with it is for Triton to say. */
 enum balancer_progress balancer_json_feed(struct balancer_json *reader, struct balancer_facts *facts,
                                           const uint8_t *data, size_t length);
@@ -129,6 +158,7 @@ extern const struct balancer_names balancer_default_names;
 /* What is asked for, within the bounds of balancer/bounds.py. Texts are in UTF-8; those that were read lie in the reader. */
 struct features {
   enum balancer_kind kind;
+  enum balancer_port port; /* of the workers that take it */
   bool grpc;       /* and so must be its answer */
   bool keyed;
   bool sequence;   /* the key is that of a sequence, all of which one worker must serve */
@@ -139,6 +169,8 @@ struct features {
   struct text id;         /* the message's */
   double rows, deadline_s, priority; /* without a deadline: INFINITY */
   uint64_t key;
+  const struct balancer_prompt *prompt; /* NULL: it has none */
+  uint64_t body_bytes;                  /* of which the prompt is a part */
   uint64_t came_ns, read_ns; /* when its headers came, and when all was there that decides */
 };
 
@@ -158,6 +190,7 @@ struct balancer_reader {
   enum balancer_body body; /* how it is read */
   enum balancer_progress progress;
   uint64_t seen, limit; /* bytes of the body: that were read; that are, at most */
+  enum balancer_asks asks;
   struct balancer_inflate *inflate; /* NULL: nothing is inflated, or no more */
   uint64_t inflated;
   struct balancer_facts facts;
@@ -166,6 +199,7 @@ struct balancer_reader {
     struct balancer_protobuf protobuf;
     struct balancer_json json;
   } of;
+  struct balancer_prompt prompt;
 };
 
 /* Which call it is. `has_body`: false where the headers are all of it. MORE: its body has to be fed. */
@@ -192,10 +226,10 @@ const struct features *balancer_reader_finish(struct balancer_reader *reader, co
 
 struct text balancer_header(struct balancer_headers headers, struct text name);
 
-/* Which call a path is; of REST, its model and version, and whether it is the inference whose JSON is read. */
+/* Which call a path is; of REST, its model and version, and what its JSON asks for. */
 enum balancer_kind balancer_grpc_kind(struct text path);
 enum balancer_kind balancer_rest_kind(struct text path, struct balancer_text *model,
-                                      struct balancer_text *version, bool *json);
+                                      struct balancer_text *version, enum balancer_asks *asks);
 
 /* Each is true where the value is within bounds, or there is none; else the refusal says why. */
 bool balancer_text_within(const struct balancer_text *text, struct text field, struct balancer_refusal *refusal);

@@ -90,4 +90,18 @@ uint64_t balancer_mix(uint64_t value);
 double balancer_draw(uint64_t value);
 uint64_t balancer_key_of(const struct balancer_text *text);
 
+/* BLAKE2b of what comes in pieces. */
+enum { BALANCER_HASH_BLOCK_BYTES = 128 };
+
+struct balancer_hash {
+  uint64_t state[8], so_far;
+  uint32_t rest_bytes;
+  uint8_t rest[BALANCER_HASH_BLOCK_BYTES];
+};
+
+void balancer_hash_start(struct balancer_hash *hash);
+void balancer_hash_add(struct balancer_hash *hash, const void *data, size_t length);
+/* Of all that came until now, with a digest of 8 bytes, read as a little-endian number. */
+uint64_t balancer_hash_of(const struct balancer_hash *hash);
+
 #endif

@@ -11,13 +11,16 @@ from typing import Any, NamedTuple, Self
 
 from balancer.bounds import OutOfBoundsError
 from balancer.extproc.kserve import KIND_OF_PARAMETER, SERVICE, HeaderNames, read_call
+from balancer.extproc.prompts import TokenShares, read_request
 from balancer.native.header import KINDS_OF_PARAMETER, SOURCES
+from policies.base import Prefix
 from support.c_programs import SANITIZED, compiled
 
 PROGRAM = Path(__file__).parents[1] / "unit" / "kernel" / "understand.c"
 INFER = SERVICE + "ModelInfer"
-_READER = ("text", "hash", "inflate", "protobuf", "json", "headers", "request")
+_READER = ("text", "hash", "inflate", "protobuf", "prompt", "json", "headers", "request")
 
+TOKENS_A_BYTE = TokenShares().of("")
 Headers = Mapping[str, str]
 
 
@@ -36,6 +39,8 @@ class Understood(NamedTuple):
     tenant: bytes
     request_id: bytes
     triton_id: bytes
+    prompt: tuple[float, Prefix] | None = None
+    """Its tokens, where a byte of the body makes `TOKENS_A_BYTE`, and what it begins with."""
 
 
 class Refused(NamedTuple):
@@ -86,7 +91,7 @@ class Reader:
     def _answer(self, words: list[str]) -> Understood | Refused:
         if words[0] == "refused":
             return Refused(words[1] == "1", *(_text(word).decode() for word in words[2:]))
-        kind, grpc, sequence, keyed, key, deadline_s, rows, priority, held, *texts = words
+        kind, grpc, sequence, keyed, key, deadline_s, rows, priority, held, prompt, *texts = words
         self.held_bytes = int(held)
         return Understood(
             kind,
@@ -97,7 +102,17 @@ class Reader:
             int(rows),
             int(priority),
             *map(_text, texts),
+            _prompt(prompt.removeprefix("=")),
         )
+
+
+def _prompt(word: str) -> tuple[float, Prefix] | None:
+    if not word:
+        return None
+    body_bytes, prompt_bytes, *beginnings = map(int, word.split(","))
+    tokens = max(body_bytes * TOKENS_A_BYTE, 1.0)
+    pairs = zip(beginnings[::2], beginnings[1::2], strict=True)
+    return tokens, tuple((value, tokens * size_bytes / prompt_bytes) for value, size_bytes in pairs)
 
 
 def _counted(data: bytes) -> bytes:
@@ -108,11 +123,16 @@ def _text(word: str) -> bytes:
     return bytes.fromhex(word.removeprefix("="))
 
 
-def gateway(headers: Headers, fields: Mapping[str, Sequence[object]]) -> Understood | Refused:
-    """What the gateway makes of it."""
+def gateway(
+    headers: Headers, fields: Mapping[str, Sequence[object]], body: bytes | None = None
+) -> Understood | Refused:
+    """What the gateway makes of it; `body`: of one that may have a prompt."""
     grpc = headers.get("content-type", "").startswith("application/grpc")
     try:
-        call = read_call(headers, fields, HeaderNames())
+        if body is None:
+            call = read_call(headers, fields, HeaderNames())
+        else:
+            call = read_request(headers, body, HeaderNames(), TokenShares())
     except OutOfBoundsError as error:
         return Refused(grpc, error.field, str(error))
     request = call.request
@@ -126,6 +146,7 @@ def gateway(headers: Headers, fields: Mapping[str, Sequence[object]]) -> Underst
         int(request.rows),  # type: ignore[arg-type]  # likewise
         int(request.priority),  # type: ignore[arg-type]  # likewise
         *(text.encode("utf-8", "surrogatepass") for text in texts),
+        (float(request.prompt_tokens), request.prefix) if call.has_prompt else None,
     )
 
 

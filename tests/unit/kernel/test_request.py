@@ -225,9 +225,8 @@ def test_the_first_of_a_name_counts_in_json_as_it_does_in_triton(reader: Reader)
     assert (read.priority, read.triton_id) == (2, b"a")
 
 
-def test_generate_is_read_by_its_headers_alone(reader: Reader) -> None:
+def test_of_generate_the_prompt_alone_is_read(reader: Reader) -> None:
     # Its parameters are the model's own.
     headers = REST | {":path": "/v2/models/m/generate", "x-priority": "3"}
     read = reader.ask(headers, [b'{"parameters": {"priority": 9, "timeout": 30}}'])
     assert read == gateway(headers, {})
-    assert reader.held_bytes == 0

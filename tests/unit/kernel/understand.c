@@ -46,6 +46,16 @@ static void write_span(struct text span) {
   for (size_t i = 0; i < span.length; i++) printf("%02x", (unsigned char)span.ptr[i]);
 }
 
+/* Size of the body, and of the prompt, and where its beginnings end, with their hashes. */
+static void write_prompt(const struct features *request) {
+  const struct balancer_prompt *prompt = request->prompt;
+  printf(" =");
+  if (!prompt) return;
+  printf("%" PRIu64 ",%" PRIu64, request->body_bytes, prompt->bytes);
+  for (uint32_t i = 0; i < prompt->count; i++)
+    printf(",%" PRIu64 ",%" PRIu64, prompt->checkpoints[i].hash, prompt->checkpoints[i].bytes);
+}
+
 static void answer(struct balancer_reader *reader, struct balancer_headers headers, uint64_t held) {
   static const char *const kinds[] = {"inference", "stream", "model", "server", "per_server"};
   struct balancer_refusal refusal;
@@ -57,6 +67,7 @@ static void answer(struct balancer_reader *reader, struct balancer_headers heade
   } else {
     printf("%s %d %d %d %" PRIu64 " %a %u %u %" PRIu64, kinds[request->kind], request->grpc, request->sequence,
            request->keyed, request->key, request->deadline_s, (unsigned)request->rows, (unsigned)request->priority, held);
+    write_prompt(request);
     const struct text texts[] = {request->model, request->version, request->tenant, request->request_id, request->id};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) write_span(texts[i]);
   }
