@@ -64,14 +64,12 @@ def decide_natively(bootstrap: Node, native: NativeOptions, forwarded: tuple[str
         # For filters that are not there.
         route.pop("typed_per_filter_config", None)
     for route in routes:
-        if route["name"] in names.PROMPT_ROUTES:
-            # The balancer reads prompts.
-            route.update(nodes.part("asking_prompt"))
+        if route["name"] in names.ASKED_ROUTES:
+            route.update(nodes.part("asking_always"))
     routes.insert(0, nodes.part("asking_route"))
     for cluster in resources["clusters"]:
         if cluster["name"] in names.LAST_KNOWN:
-            if cluster["name"] != names.OPENAI_CLUSTER:
-                _follow_module(cluster, native)
+            _follow_module(cluster, native)
             if native.endpoints is not None:
                 config = cluster["eds_cluster_config"] = copy.deepcopy(cluster["eds_cluster_config"])
                 del config["eds_config"]["ads"]

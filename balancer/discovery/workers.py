@@ -155,6 +155,15 @@ def load_workers(path: Path) -> tuple[WorkerSpec, ...]:
     return parse_workers(read_file(path), str(path))
 
 
+def endpoints_by_port(workers: Iterable[WorkerSpec]) -> dict[PortName, dict[str, str]]:
+    """`address:port` of each worker, by name, of each port that it has."""
+    found: dict[PortName, dict[str, str]] = {port: {} for port in get_args(PortName)}
+    for worker in workers:
+        for port, endpoint in worker.endpoints.items():
+            found[port][worker.name] = endpoint
+    return found
+
+
 def dump_workers(workers: tuple[WorkerSpec, ...]) -> str:
     return dump(WorkersFile(workers=workers).model_dump(mode="json"))
 

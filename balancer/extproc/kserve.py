@@ -95,9 +95,6 @@ _REST_MODEL = re.compile(
     rf"/v2/models/(?P<model>[^/]+)(/versions/(?P<version>[^/]+))?(/(?P<verb>{'|'.join(REST_VERBS)}))?/?"
 )
 
-_GENERATE = re.compile(r"/v2/models/[^/]+(/versions/[^/]+)?/generate(_stream)?")
-"""As the bootstrap's route has it."""
-
 
 @dataclass(frozen=True, slots=True)
 class HeaderNames:
@@ -163,12 +160,6 @@ def declared_bytes(headers: Mapping[str, str]) -> int:
 def is_openai(path: str) -> bool:
     """Of a path with its query, whether it is one of OpenAI's API that is served."""
     return path.partition("?")[0] in (CHAT, COMPLETIONS, EMBEDDINGS, MODELS)
-
-
-def may_have_prompt(headers: Mapping[str, str]) -> bool:
-    """Whether the body of a request with such headers is read for what it asks a language model."""
-    path = headers.get(":path", "").partition("?")[0]
-    return not is_grpc(headers) and (is_openai(path) or _GENERATE.fullmatch(path) is not None)
 
 
 def port_of(headers: Mapping[str, str]) -> PortName:

@@ -13,7 +13,8 @@ MAY_BE_COMPRESSED = ("x-ext-proc-may-be-compressed", "true")
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 MODELS = "/v1/models"
-PROMPT_ROUTES = ("openai", "openai_models", "generate")
+ASKED_ROUTES = ("openai_embeddings", "openai_models")
+"""Of which the module does not read the body."""
 WITH_PROMPT = ("x-ext-proc-with-prompt", "true")
 """Likewise, that it is one to OpenAI's API, and that its body follows, whole."""
 USAGE_NAMESPACE = "balancer.usage"

@@ -26,10 +26,10 @@ from balancer.extproc.exchange import (
     read_subset,
     sent_back,
 )
-from balancer.extproc.kserve import SERVICE, Call, declared_bytes, may_have_prompt, port_of, read_call
+from balancer.extproc.kserve import SERVICE, Call, declared_bytes, port_of, read_call
 from balancer.extproc.names import HEADERS_ONLY, MAY_BE_COMPRESSED, MODELS, PICKS_SERVICE, WITH_PROMPT
 from balancer.extproc.picker import Later, Pick, Picker
-from balancer.extproc.prompts import read_request
+from balancer.extproc.prompts import may_have_prompt, read_request
 from balancer.extproc.responses import immediate, list_of_models, wait
 from balancer.scheduler.after_decision import Decision
 

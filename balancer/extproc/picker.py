@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from balancer.bounds import OutOfBoundsError
-from balancer.discovery.workers import PortName, WorkerSpec
+from balancer.discovery.workers import PortName, WorkerSpec, endpoints_by_port
 from balancer.extproc import responses
 from balancer.extproc.inference_bytes import COMPRESSED, NO_BODY, path_with_version, pinned_version
 from balancer.extproc.kserve import Call, HeaderNames, Kind, Objectives
@@ -166,11 +166,9 @@ class Addresses:
     """Names of the workers that discovery lists to addresses and back, for gateways that know only addresses."""
 
     def __init__(self, workers: Sequence[WorkerSpec] = ()) -> None:
-        self._endpoints: dict[PortName, dict[str, str]] = {"grpc": {}, "http": {}, "openai": {}}
+        self._endpoints = endpoints_by_port(workers)
         self._at: dict[str, list[str]] = {}
         for worker in workers:
-            for port, endpoint in worker.endpoints.items():
-                self._endpoints[port][worker.name] = endpoint
             self._at.setdefault(worker.address, []).append(worker.name)
         self._names = {endpoint: name for table in self._endpoints.values() for name, endpoint in table.items()}
         self._some = {port: frozenset(table) for port, table in self._endpoints.items() if len(table) < len(workers)}

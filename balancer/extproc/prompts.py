@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from balancer import bounds
 from balancer.bounds import OutOfBoundsError, RefusedInputError
-from balancer.extproc.kserve import Call, HeaderNames, Kind, call_of, is_openai, read_call
+from balancer.extproc.kserve import Call, HeaderNames, Kind, call_of, is_grpc, is_openai, read_call
 from balancer.extproc.names import EMBEDDINGS
 from balancer.kernel.estimators.prefixes import MOST_CHECKPOINTS, next_checkpoint
 from policies.base import Prefix
@@ -24,13 +24,15 @@ from policies.hashing import mix
 
 BLOCK_BYTES = 256
 _hash = partial(blake2b, digest_size=8)
-_NO_SEED = 2 * _hash().digest()
+NO_SEED = 2 * _hash().digest()
 _TOKENS_A_BYTE = 0.25
 """Of English, until an answer says how many there were."""
 _OF_LATE_TOKENS = 1e6
 """Of prompts, after which half of what was learned of a model's tokens is forgotten."""
 TRITON_PROMPT = "text_input"
 """The input that has the prompt, as Triton's backends for vLLM and TensorRT-LLM name it."""
+_GENERATE = re.compile(r"/v2/models/[^/]+(/versions/[^/]+)?/generate(_stream)?")
+"""As the bootstrap's route has it."""
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\n\r]*")
 _MARK_OF_UTF_8 = "\xef\xbb\xbf"
@@ -45,6 +47,10 @@ class TokenShares:
     def of(self, model: str) -> float:
         tokens, size_bytes = self._seen.get(model, (0.0, 0.0))
         return tokens / size_bytes if size_bytes else _TOKENS_A_BYTE
+
+    def all(self) -> Mapping[str, float]:
+        """Of the models of which something was learned."""
+        return {model: self.of(model) for model in self._seen}
 
     def learn(self, model: str, tokens: float, size_bytes: float) -> None:
         """A body of so many bytes was answered, and its prompt had so many tokens."""
@@ -97,6 +103,12 @@ class AnswerReader:
         return usage_of(told | {"events": max(self._events - (b"[DONE]" in self._ending), 0)})
 
 
+def may_have_prompt(headers: Mapping[str, str]) -> bool:
+    """Whether the body of a request with such headers is read for what it asks a language model."""
+    path = headers.get(":path", "").partition("?")[0]
+    return not is_grpc(headers) and (is_openai(path) or _GENERATE.fullmatch(path) is not None)
+
+
 def read_request(headers: Mapping[str, str], body: bytes, names: HeaderNames, shares: TokenShares) -> Call:
     """Understand a request that has a body. A `Kind.STREAM`: its answer is streamed.
 
@@ -131,7 +143,7 @@ def _read_generate(headers: Mapping[str, str], body: bytes, names: HeaderNames, 
     return _with_prompt(call, prompt, len(body), shares) if prompt.startswith(b'"') else call
 
 
-def _with_prompt(call: Call, prompt: bytes, size_bytes: int, shares: TokenShares, seed: bytes = _NO_SEED) -> Call:
+def _with_prompt(call: Call, prompt: bytes, size_bytes: int, shares: TokenShares, seed: bytes = NO_SEED) -> Call:
     """`size_bytes`: of the whole body."""
     model = call.request.model
     tokens = min(max(size_bytes * shares.of(model), 1.0), bounds.MAX_PROMPT_TOKENS)

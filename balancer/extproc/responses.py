@@ -172,7 +172,7 @@ def immediate(http_status: int, grpc_status: int, message: str, port: PortName, 
     if port == "grpc":
         response.body = message.encode()
     else:
-        error = message if port == "http" else _openai_error(http_status, message)
+        error = message if port == "http" else openai_error(http_status, message)
         response.body = f'{{"error":{json.dumps(error)}}}'.encode()
         _set(response.headers, "content-type", "application/json")
     if wait_s:
@@ -184,7 +184,7 @@ def immediate(http_status: int, grpc_status: int, message: str, port: PortName, 
 _OPENAI_ERRORS = {429: "rate_limit_error", 503: "service_unavailable_error"}
 
 
-def _openai_error(http_status: int, message: str) -> dict[str, str | None]:
+def openai_error(http_status: int, message: str) -> dict[str, str | None]:
     kind = _OPENAI_ERRORS.get(http_status, "server_error" if http_status >= 500 else "invalid_request_error")
     code = "model_not_found" if http_status == 404 else None
     return {"message": message, "type": kind, "param": None, "code": code}

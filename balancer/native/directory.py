@@ -2,20 +2,24 @@
 
 import dataclasses
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from balancer.discovery.workers import PortName
 from balancer.extproc.inference_bytes import pinned_version
 from balancer.extproc.kserve import HeaderNames
+from balancer.extproc.prompts import TokenShares
 from balancer.kernel.compiled.call import symbol_of
 from balancer.kernel.compiled.library import Library, stamp
 from balancer.kernel.fleet_state import options_block
 from balancer.kernel.policy_answers import Compiler, answering
+from balancer.native.enums import Decider, Flag
 from balancer.native.journal import Journal, basis_of
-from balancer.native.layouts import DIRECTORY_MAGIC, ENDPOINT_BYTES, ENTRY, HEAD, NO_ENTRY, Decider, Flag
+from balancer.native.layouts import DIRECTORY_MAGIC, ENDPOINT_BYTES, ENTRY, HEAD, NO_ENTRY, PORTS
 from balancer.native.state import Folder, SharedState, in_file
 from balancer.scheduler.canary.split import Split, Splits
 from balancer.scheduler.fleet import Fleet
@@ -23,6 +27,8 @@ from balancer.scheduler.keys import OF_SEQUENCES, STICKY
 from policies.base import Policy
 
 logger = logging.getLogger(__name__)
+_OF_TOKENS = 0.05
+"""By which share the tokens of a byte change until Envoys hear of it."""
 _DIRECTORIES_KEPT = 1000
 """How many of the newest directories are remembered with who decided by them; one lasts until something changes."""
 
@@ -69,8 +75,11 @@ class Directory:
         self._policies: tuple[Policy | None, ...] = ()
         self._compiled: tuple[bool, ...] = ()
         self._splits = Splits()
-        self._grpc: Mapping[str, str] = {}
-        self._http: Mapping[str, str] = {}
+        self._endpoints: Mapping[PortName, Mapping[str, str]] = {}
+        self.tokens = TokenShares()
+        """Replaced by whoever learns them."""
+        self._tokens: dict[str, float] = {}
+        """As in the file."""
         self._names: dict[str, str] = {}
         self._headers: tuple[str | None, ...] = (None,) * 7
         self._limits_tenants = self._no_room = False
@@ -86,9 +95,10 @@ class Directory:
     def any_compiled(self) -> bool:
         return any(self._compiled)
 
-    def list_endpoints(self, grpc: Mapping[str, str], http: Mapping[str, str]) -> None:
-        self._grpc, self._http, self._basis = dict(grpc), dict(http), None
-        self._names = {end: name for table in (grpc, http) for name, end in table.items()}
+    def list_endpoints(self, endpoints: Mapping[PortName, Mapping[str, str]]) -> None:
+        """Of each port, by the names of workers."""
+        self._endpoints, self._basis = {port: dict(table) for port, table in endpoints.items()}, None
+        self._names = {end: name for table in endpoints.values() for name, end in table.items()}
 
     def read_headers(self, names: HeaderNames, limits_tenants: bool) -> None:
         """The headers that may say what a body does not, as `NAMED_HEADERS`; and whether the balancer limits tenants
@@ -122,7 +132,8 @@ class Directory:
         """With the lock held: have Envoys decide by what holds now, of which those learn who write a journal."""
         splits = [(split, split.share) for split in self._splits.of.values()]
         basis = (fleet.revision, fleet.block.generation, self._policies, fleet.settings, self._headers, splits)
-        if self._basis is not None and all(a is b or a == b for a, b in zip(basis, self._basis, strict=True)):
+        same = self._basis is not None and all(a is b or a == b for a, b in zip(basis, self._basis, strict=True))
+        if same and not self._tokens_changed():
             return
         try:
             self._write(fleet, journal)
@@ -135,6 +146,11 @@ class Directory:
             self._no_room = True
             return
         self._no_room, self._basis = False, basis
+
+    def _tokens_changed(self) -> bool:
+        """By more than is worth a file."""
+        written = ((share, self._tokens.get(model, math.inf)) for model, share in self.tokens.all().items())
+        return any(abs(share / before - 1) > _OF_TOKENS for share, before in written)
 
     def _write(self, fleet: Fleet, journal: Journal | None) -> None:
         serial = self.serial + 1
@@ -176,7 +192,8 @@ class Directory:
     def _content(self, fleet: Fleet, deciders: Sequence[Candidate], recorded: bool, serial: int) -> bytes:
         """The bytes of directory number `serial`; `recorded`: whether decisions are written into the journal."""
         settings, strings, splits = fleet.settings, _Strings(), self._splits.of
-        endpoints = [(self._http.get(name, ""), self._grpc.get(name, "")) for name in fleet.names]
+        endpoints = [[self._endpoints.get(port, {}).get(name, "") for port in PORTS] for name in fleet.names]
+        self._tokens = dict(self.tokens.all())
         masks: dict[bytes, int] = {}
         entries: dict[tuple[str, str], tuple[Any, ...]] = {}
         listed = set(fleet.listed())
@@ -191,15 +208,16 @@ class Directory:
             texts = [strings.add(text) for text in (model, version, repr(model))]
             row = settings.models.get(model)
             limited = row is not None and bool(row.versions or row.devices or row.memory_bytes)
-            given = _given(fleet, splits, model, version, strings)
             column = fleet.models.get(model, 0)
-            entries[model, version] = (hash_of(*data), *texts, column, *placed, loaded, limited, *given)
+            number, share, draws, old, new = _given(fleet, splits, model, version, strings)
+            split = number, share, draws, self.tokens.of(model), old, new
+            entries[model, version] = (hash_of(*data), *texts, column, *placed, loaded, limited, *split)
         order = sorted(entries, key=lambda key: entries[key][0])
         head = np.zeros((), HEAD)
         head["deciders"] = [(strings.add(each.name), strings.add(each.options), each.needs_key) for each in deciders]
         head["headers"] = [strings.add(name) for name in self._headers]
         listing = np.array([entries[key] for key in order], ENTRY)
-        workers = b"".join(_endpoint(text) for pair in endpoints for text in pair)
+        workers = b"".join(_endpoint(text) for of_worker in endpoints for text in of_worker)
         body = workers + listing.tobytes() + b"".join(masks) + bytes(strings.content)
         values = {
             "magic": DIRECTORY_MAGIC,
@@ -215,7 +233,8 @@ class Directory:
             | Flag.STICKY_KEYS * settings.sticky_keys
             | Flag.DECISION_LOG * recorded
             | Flag.GIVES_VERSIONS * bool(splits or any(row.versions for row in settings.models.values()))
-            | Flag.LIMITS_TENANTS * self._limits_tenants,
+            | Flag.LIMITS_TENANTS * self._limits_tenants
+            | Flag.SEVERAL_PROTOCOLS * any("" in of_worker for of_worker in endpoints),
             "any_model": order.index((UNLISTED_MODEL, "")) if anybody else NO_ENTRY,
             "no_model": order.index(("", "")),
         }

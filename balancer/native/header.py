@@ -6,6 +6,7 @@ from another one is not loaded, and an Envoy that has such a module does not tou
 """
 
 import hashlib
+import json
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
@@ -29,6 +30,7 @@ from balancer.extproc.responses import (
     PUSHBACK,
     PUSHBACK_MS,
     Verdict,
+    openai_error,
 )
 from balancer.kernel.estimators.prefixes import MOST_CHECKPOINTS
 from balancer.kernel.fleet_state import RECORDS
@@ -106,6 +108,7 @@ def _content() -> str:
             f"#define CODES_INVALID {_listed(INVALID_CODES)}",
             f"#define CODES_EXHAUSTED {_listed(CODES[Shed])}",
             f"#define GRPC_SHED {CODES[Shed][1]}",
+            f"#define OPENAI_ERRORS {_listed(_openai_errors())}",
             f"#define PUSHBACK_MS {PUSHBACK_MS}",
             "",
             "/* First status, last status, whether it is a success, and why it says nothing of the worker. */",
@@ -242,6 +245,14 @@ def _verdicts(table: dict[int, Verdict]) -> Iterator[str]:
         statuses = [item for _, item in run]
         ok, void = statuses[0][1]
         yield f"{{{statuses[0][0]}, {statuses[-1][0]}, {{{str(ok).lower()}, {voids[void]}}}}}"
+
+
+def _openai_errors() -> Iterator[str]:
+    """Of each HTTP status that is answered: type and code, the latter as JSON."""
+    codes = [INVALID_CODES, *CODES.values()]
+    for status in sorted({http for http, _ in codes}):
+        error = openai_error(status, "")
+        yield f'{{{status}, "{error["type"]}", "{json.dumps(error["code"]).replace(chr(34), chr(92) + chr(34))}"}}'
 
 
 def _listed(items: Iterable[object]) -> str:

@@ -20,16 +20,9 @@ from balancer import bounds
 from balancer.extproc.responses import ERRORS
 from balancer.kernel.settings import EstimatorSettings
 from balancer.kernel.view import LiveView, View, column
+from balancer.native.enums import RecordFlag, RecordKind
 from balancer.native.envoy_module import Module
-from balancer.native.layouts import (
-    ENDED_RECORD,
-    JOURNAL_RING_BYTES,
-    REQUEST_RECORD,
-    SEEN,
-    VOIDS,
-    RecordFlag,
-    RecordKind,
-)
+from balancer.native.layouts import ENDED_RECORD, JOURNAL_RING_BYTES, REQUEST_RECORD, SEEN, VOIDS
 from balancer.native.state import JOURNAL, Folder, in_file
 from balancer.scheduler.after_decision import Answered, Decision
 from balancer.scheduler.canary.selector import Role

@@ -15,11 +15,15 @@ from balancer.extproc.inference_bytes import MAX_VERSION_DIGITS
 from balancer.extproc.kserve import HeaderNames
 from balancer.extproc.names import MOST_FORWARDED
 from balancer.extproc.responses import By
+from balancer.kernel.estimators.prefixes import MOST_CHECKPOINTS
+from balancer.native.enums import Decider, DrawFlags, Flag, GuardEvent, RecordFlag, RecordKind, Source
 from balancer.scheduler.events import Void
 
 SLOTS, OUTCOMES, LINES, SEATS = 65_536, 16_384, 1024, 64
 """Requests in flight, outcomes and lines that wait to be read, and Envoys, at most."""
-RINGS = ("outcomes", "canary_events", "lines")
+PROMPTS = 4096
+"""Of which other balancers are to hear, at most."""
+RINGS = ("outcomes", "canary_events", "lines", "prompts")
 CANARY_EVENTS, OWED = 16_384, 4096
 """Decisions and ends that guard and rollout are to learn of, and numbers left to the balancer, at most."""
 ENDPOINT_BYTES = 64
@@ -40,81 +44,6 @@ DIRECTORY_MAGIC = int.from_bytes(b"irectory", "little")
 NO_ENTRY = -1
 
 
-class Source(IntEnum):
-    """Who decided where a request goes."""
-
-    BY_POLICY = 1
-    BY_LEAST_REQUEST = 2
-    """Envoy itself."""
-    REFUSED = 3
-
-
-class Decider(IntEnum):
-    """Which of the policies of a directory decided."""
-
-    POLICY = 0
-    STICKY = 1
-    """A hash, by the request's key."""
-    SEQUENCES = 2
-    """A hash, by its sequence."""
-    BASELINE = 3
-    """The guard's."""
-    NEW = 4
-    """The one that is rolled out."""
-
-
-class GuardEvent(IntEnum):
-    """What guard and rollout learn of a request."""
-
-    CANARY_TAKEN = 1
-    CANARY_SHED = 2
-    CANARY_ENDED = 3
-    CANARY_DROPPED = 4
-    """It says nothing."""
-
-
-class Flag(IntFlag):
-    """Of a directory."""
-
-    REPORTS_REQUIRED = 1
-    STICKY_KEYS = 2
-    DECISION_LOG = 4
-    """Decisions are written into the journal."""
-    GIVES_VERSIONS = 8
-    """Requests for some model that name no version get one."""
-    LIMITS_TENANTS = 16
-    """Of models that the balancer forwards: it decides those of their requests that it does not."""
-
-
-class DrawFlags(IntFlag):
-    """Of a request whose model is split: what was drawn for it."""
-
-    DRAWN_NEW = 1
-    """The new version."""
-    DRAWN_BY_KEY = 2
-    """Drawn by a hash of its key."""
-
-
-class RecordKind(IntEnum):
-    """Of a record in the journal."""
-
-    RECORD_SKIP = 0
-    """There is nothing more until the ring begins anew."""
-    RECORD_DECISION = 1
-    RECORD_REFUSAL = 2
-    RECORD_OUTCOME = 3
-
-
-class RecordFlag(IntFlag):
-    """Of a record in the journal."""
-
-    RECORD_KEYED = 1
-    RECORD_SEQUENCE = 2
-    RECORD_QUESTION = 4
-    """About a model or server: no load."""
-    RECORD_OK = 8
-
-
 COUNTS = {
     "picked": "a worker was picked",
     "least_locked": "left to Envoy, since the lock was not to be had",
@@ -125,6 +54,7 @@ COUNTS = {
     "outcomes_lost": "ended and not reported, since too many outcomes wait to be read",
     "canary_events_lost": "reported to no guard or rollout, since too many wait to be read",
     "lines_lost": "without the line in the log that it was to have, since too many wait to be read",
+    "prompts_lost": "of which other balancers do not hear, since too many wait to be read",
 }
 """What the module counts of requests, and what that says."""
 
@@ -166,6 +96,10 @@ _SLOT = Struct(
         ("column", np.int64, "of the model"),
         ("rows", np.float64, ""),
         ("at_s", np.float64, ""),
+        ("to_compute", np.float64, "tokens of its prompt that count as waiting"),
+        ("ahead", np.float64, "as the fleet's state had it then, as the next"),
+        ("beside", np.float64, ""),
+        ("first_token_s", np.float64, "when that came; 0: it did not, or is of no interest"),
         ("next", np.uint32, "free slot"),
         ("chosen", np.uint16, "1: the policy chose among several, so that no client did"),
         ("waits", np.uint16, "1: it waits for its client, and may lose its place for that"),
@@ -183,6 +117,12 @@ _OUTCOME = Struct(
         ("decision_s", np.float64, "of these, to understand it and to decide"),
         ("first_byte_s", np.float64, "from the decision, or the end of its body if later, to the response's headers"),
         ("latency_s", np.float64, "and to the end of the response"),
+        ("first_token_s", np.float64, "from the decision to the first token of a stream"),
+        ("answering_s", np.float64, "and from there to the end of the response"),
+        ("prompt_tokens", np.uint32, "that the response tells of; 0: none, as the next ones"),
+        ("cached_tokens", np.uint32, "of these, that the worker had"),
+        ("output_tokens", np.uint32, "or as many as are estimated"),
+        ("prompt", np.uint32, "1: the request had one"),
         ("propensity", np.float64, ""),
         ("key", np.uint64, "where it was drawn by that"),
         ("directory", np.uint64, "serial of the one that it was decided by; from here on alike for many"),
@@ -194,7 +134,7 @@ _OUTCOME = Struct(
         ("source", np.uint8, "enum decided_by"),
         ("decider", np.uint8, "enum decider"),
         ("kind", np.uint8, "enum balancer_kind"),
-        ("grpc", np.uint8, ""),
+        ("port", np.uint8, "enum balancer_port"),
         ("ok", np.uint8, ""),
         ("void_kind", np.uint8, "enum void_kind"),
         ("aborted", np.uint8, "enum aborted"),
@@ -217,6 +157,18 @@ _LINE = Struct(
         ("request_id", f"S{MAX_TEXT_BYTES + 1}", "the header's"),
         ("id", f"S{MAX_TEXT_BYTES + 1}", "the message's"),
         ("named", f"S{MOST_NAMED * ENDPOINT_BYTES}", "endpoints, best first, separated by commas"),
+    ),
+)
+_SENT_PROMPT = Struct(
+    "sent_prompt",
+    "A prompt of which other balancers are to hear.",
+    (
+        ("row", np.int64, "of the worker"),
+        ("column", np.int64, "of the model"),
+        ("tokens", np.float64, ""),
+        ("count", np.uint64, "of what follows, alike"),
+        ("hashes", (np.uint64, MOST_CHECKPOINTS), "of what it begins with"),
+        ("lengths", (np.float64, MOST_CHECKPOINTS), "in tokens"),
     ),
 )
 _PIECE = Struct("piece", "A text among the strings of a directory.", (("at", np.uint32, ""), ("length", np.uint32, "")))
@@ -310,6 +262,7 @@ _ENTRY = Struct(
         ("split", np.uint64, "its number among the models that two versions share, from 1; 0: none"),
         ("share", np.float64, "of the requests without a version that get the new one"),
         ("draws", np.uint64, "by which they do"),
+        ("tokens_a_byte", np.float64, "of bodies with prompts"),
         ("old", _PIECE.dtype, "version; without a split, that requests which name none get; empty: none"),
         ("new", _PIECE.dtype, "version"),
     ),
@@ -358,11 +311,24 @@ _ENDED_RECORD = Struct(
     ),
 )
 STRUCTS = (
-    *(_SLOT, _OUTCOME, _LINE, _SIDE, _SELECTOR, _CANARY_EVENT, _PIECE, _CANDIDATE, _HEAD, _ENDPOINTS, _ENTRY),
+    *(
+        _SLOT,
+        _OUTCOME,
+        _LINE,
+        _SENT_PROMPT,
+        _SIDE,
+        _SELECTOR,
+        _CANARY_EVENT,
+        _PIECE,
+        _CANDIDATE,
+        _HEAD,
+        _ENDPOINTS,
+        _ENTRY,
+    ),
     *(_RECORD, _REQUEST_RECORD, _ENDED_RECORD),
 )
 SLOT, OUTCOME, LINE, HEAD, ENTRY = (each.dtype for each in (_SLOT, _OUTCOME, _LINE, _HEAD, _ENTRY))
-SELECTOR, CANARY_EVENT = _SELECTOR.dtype, _CANARY_EVENT.dtype
+SELECTOR, CANARY_EVENT, SENT_PROMPT = _SELECTOR.dtype, _CANARY_EVENT.dtype, _SENT_PROMPT.dtype
 REQUEST_RECORD, ENDED_RECORD = _REQUEST_RECORD.dtype, _ENDED_RECORD.dtype
 
 
@@ -383,6 +349,7 @@ ENUMS: dict[str, tuple[str, ...] | type[IntEnum] | type[IntFlag]] = {
 """By their names in C."""
 SIZES = {
     **{"SLOTS": SLOTS, "OUTCOMES": OUTCOMES, "LINES": LINES, "SEATS": SEATS, "CANARY_EVENTS": CANARY_EVENTS},
+    "PROMPTS": PROMPTS,
     **{"OWED": OWED, "SIDES": SIDES, "DECIDERS": len(Decider), "COUNTS": len(COUNTS), "RINGS": len(RINGS)},
     **{"NAMED_HEADERS": len(NAMED_HEADERS), "MOST_FORWARDED": MOST_FORWARDED, "MOST_NAMED": MOST_NAMED},
     **{"VERSION_BYTES": VERSION_BYTES, "ENDPOINT_BYTES": ENDPOINT_BYTES, "JOURNAL_RING_BYTES": JOURNAL_RING_BYTES},

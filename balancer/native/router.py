@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy.typing as npt
 
+from balancer.discovery.workers import PortName
 from balancer.extproc.kserve import HeaderNames
 from balancer.kernel.checked_answer import LEAST_PENDING
 from balancer.kernel.compiled.library import Compiled, Library
+from balancer.kernel.estimators.prefixes import computed
 from balancer.kernel.settings import Settings
 from balancer.kernel.view import LiveView
 from balancer.native.directory import Directory
@@ -21,7 +23,7 @@ from balancer.native.state import FLEET_STATE, JOURNAL, Folder, SharedState, in_
 from balancer.scheduler.after_decision import Answered, Decision, DecisionObserver
 from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
 from balancer.scheduler.errors import RoutingError
-from balancer.scheduler.events import Event, WorkerRemoved
+from balancer.scheduler.events import Event, SentPrompt, WorkerRemoved
 from balancer.scheduler.router import Router
 from policies.base import BoolArray, FloatArray, Policy, Request
 from policies.hashing import mix
@@ -73,9 +75,9 @@ class SharedRouter:
         self._wanted = wanted
         self.state.serve(wanted and not self.not_deciding_because)
 
-    def list_endpoints(self, grpc: Mapping[str, str], http: Mapping[str, str]) -> None:
+    def list_endpoints(self, endpoints: Mapping[PortName, Mapping[str, str]]) -> None:
         with self._locked():
-            self.directory.list_endpoints(grpc, http)
+            self.directory.list_endpoints(endpoints)
 
     def read_headers(self, names: HeaderNames, limits_tenants: bool = False) -> None:
         with self._locked():
@@ -94,6 +96,7 @@ class SharedRouter:
             return
         # Most of it before, as nobody decides while this has the lock.
         self._selector_feed.learn(self.selector, self.fleet.workers)
+        self._tell_prompts()
         if not self.state.lock():
             self._replace()
         self._depth = 1
@@ -107,6 +110,16 @@ class SharedRouter:
         finally:
             self._depth = 0
             self.state.unlock()
+
+    def _tell_prompts(self) -> None:
+        """Have other balancers hear of the prompts that Envoys sent to workers."""
+        fleet = self.fleet
+        for batch in self.state.prompts():
+            models = {column: model for model, column in fleet.models.items()}
+            for row, column, tokens, count, hashes, lengths in batch.tolist():
+                if 0 <= row < len(fleet.names) and column in models:
+                    prefix = tuple(zip(hashes[:count], lengths[:count], strict=True))
+                    fleet.untold_prompts.add(fleet.names[row], SentPrompt(models[column], tokens, prefix))
 
     def _replace(self) -> None:
         """Somebody keeps the lock. Whoever it is may go on at any time, so it keeps the fleet's state as well."""
@@ -157,6 +170,7 @@ class SharedRouter:
     def _count_out(self, slots: npt.NDArray[Any], now_s: float) -> None:
         for slot in slots:
             if 0 <= slot["row"] < len(self.fleet.workers):
+                computed(self.fleet.prefixes, int(slot["row"]), float(slot["to_compute"]))
                 self.fleet.kernel.count_out(
                     self.fleet, int(slot["row"]), int(slot["column"]), float(slot["rows"]), now_s
                 )
@@ -197,6 +211,8 @@ class SharedRouter:
     def observe(self, event: Event, now_s: float) -> None:
         with self._locked(now_s):
             row = self.fleet.index.get(event.worker) if isinstance(event, WorkerRemoved) else None
+            if row is not None:
+                self._tell_prompts()  # by the rows that hold until now
             self._router.observe(event, now_s)
             if isinstance(event, WorkerRemoved) and row is not None:
                 self.state.row_removed(row)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from balancer.kernel.view import LiveView
-from balancer.native.layouts import SELECTOR, SIDES, Decider, GuardEvent
+from balancer.native.enums import Decider, GuardEvent
+from balancer.native.layouts import SELECTOR, SIDES
 from balancer.native.state import SharedState
 from balancer.scheduler.canary.guard import Guard
 from balancer.scheduler.canary.selector import PolicySelector, Role, Selection, Side, Standing, Ticket

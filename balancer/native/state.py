@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from balancer.kernel.block import Memory
 from balancer.native.envoy_module import Module
-from balancer.native.layouts import CANARY_EVENT, COUNTS, LINE, LINES, OUTCOME, RINGS, SEATS, SLOT, SLOTS
+from balancer.native.layouts import CANARY_EVENT, COUNTS, LINE, LINES, OUTCOME, RINGS, SEATS, SENT_PROMPT, SLOT, SLOTS
 
 _PARENT = Path("/dev/shm")
 FLEET_STATE, CONTROL, JOURNAL = "fleet_state", "control", "journal"
@@ -146,6 +146,7 @@ class SharedState:
         self._read = np.zeros(_MOST_AT_ONCE, OUTCOME)
         self._read_canary_events = np.zeros(_MOST_AT_ONCE, CANARY_EVENT)
         self._read_lines = np.zeros(LINES, LINE)
+        self._read_prompts = np.zeros(_MOST_AT_ONCE, SENT_PROMPT)
         self._lines_share = 0.0
         self._counted = dict.fromkeys(COUNTS, 0)
         self._left: dict[str, list[npt.NDArray[Any]]] = {}
@@ -240,6 +241,10 @@ class SharedState:
     def lines(self) -> Iterator[npt.NDArray[Any]]:
         """Decisions of which the log is to tell, as `LINE`, likewise."""
         return self._waiting("lines", self._read_lines)
+
+    def prompts(self) -> Iterator[npt.NDArray[Any]]:
+        """Those that went to workers, as `SENT_PROMPT`, likewise."""
+        return self._waiting("prompts", self._read_prompts)
 
     def _waiting(self, what: str, into: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
         yield from self._left.pop(what, ())

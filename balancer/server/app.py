@@ -332,7 +332,7 @@ class App:
         self._picker.addresses = Addresses(workers)
         tritons = tuple(worker for worker in workers if worker.protocol == "triton")
         if self._native is not None:
-            self._native.workers(tritons)
+            self._native.workers(workers)
         self._links.update(tritons)
         self._proxy.workers(tritons)
         self._workers = workers

@@ -59,6 +59,7 @@ class Recorder:
     ) -> None:
         self.router = router
         self._picker = picker
+        self.shares = picker.shares
         self.metrics = metrics
         self._clock = clock
         self._process = process
@@ -229,7 +230,7 @@ class Recorder:
         usage = outcome.usage
         if usage is None and awaited is not None and awaited.has_prompt:
             # Triton does not tell.
-            usage = Usage(0.0, 0.0, outcome.bytes_out * self._picker.shares.of(ended.model))
+            usage = Usage(0.0, 0.0, outcome.bytes_out * self.shares.of(ended.model))
         if usage is not None and ended.ok:
             output_tokens = usage.output
             self._take_usage(ended, usage, outcome.bytes_in, awaited, now_s)
@@ -246,12 +247,29 @@ class Recorder:
     def _take_usage(
         self, ended: Ended, usage: Usage, request_bytes: int, awaited: _AwaitedPick | None, now_s: float
     ) -> None:
-        """What a language model's answer says of its tokens."""
-        self._picker.shares.learn(ended.model, usage.prompt, request_bytes)
-        self.metrics.count_tokens(ended.model, ended.worker, *usage)
-        if awaited is not None and usage.output > 1 and not math.isnan(awaited.first_token_s):
-            each_s = (now_s - awaited.first_token_s) / (usage.output - 1)
-            self.metrics.each_token.labels(self.metrics.model_label(ended.model)).observe(each_s)
+        answering_s = math.nan if awaited is None else now_s - awaited.first_token_s
+        self.take_answer(ended.model, ended.worker, usage, request_bytes, math.nan, answering_s)
+
+    def take_answer(
+        self, model: str, worker: str, usage: Usage, request_bytes: int, first_token_s: float, answering_s: float
+    ) -> None:
+        """What a language model's answer says of its tokens.
+
+        Args:
+            model: That answered.
+            worker: Where.
+            usage: The tokens.
+            request_bytes: Of the whole body.
+            first_token_s: From the decision to the first token; not a number: it was taken in before, or not seen.
+            answering_s: And from there to the end; not a number: not seen.
+        """
+        label = self.metrics.model_label(model)
+        self.shares.learn(model, usage.prompt, request_bytes)
+        self.metrics.count_tokens(model, worker, *usage)
+        if not math.isnan(first_token_s):
+            self.metrics.first_token.labels(label).observe(first_token_s)
+        if usage.output > 1 and not math.isnan(answering_s):
+            self.metrics.each_token.labels(label).observe(answering_s / (usage.output - 1))
 
     def traced(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:

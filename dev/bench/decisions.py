@@ -144,7 +144,7 @@ def _inside(program: Path, library: Library, policy: Policy, workers: int, reque
     router = SharedRouter(policy, Settings(), 1, library, Module(library), folder)
     _add_fleet(router, workers, time.monotonic())
     grpc, http = ({f"worker-{k}": f"10.0.0.{k}:{port}" for k in range(workers)} for port in (8001, 8000))
-    router.list_endpoints(grpc, http)
+    router.list_endpoints({"grpc": grpc, "http": http})
     router.serve(True)
     in_flight = _IN_FLIGHT_PER_WORKER * workers
     command: list[str | Path] = [program, PATH, path, str(requests), str(in_flight), *MODELS]

@@ -49,9 +49,12 @@ struct source *source_new(const char *kernel, const char *folder, const char **w
     k->finish = function(k->library, "finish");
     k->look_up = function(k->library, "look_up");
     k->bid = function(k->library, "bid");
+    k->match = function(k->library, "match");
+    k->first_token = function(k->library, "first_token");
+    k->end_prompt = function(k->library, "end_prompt");
     *why = NULL;
     if (!stamp || strcmp(stamp, BALANCER_STAMP)) *why = "the library is of other sources than this module";
-    else if (!k->take || !k->count_out || !k->finish || !k->bid || !k->look_up)
+    else if (!k->take || !k->count_out || !k->finish || !k->bid || !k->look_up || !k->match || !k->first_token || !k->end_prompt)
       *why = "the library lacks functions";
   }
   if (!*why) return source;
@@ -245,6 +248,23 @@ static bool has_directory(const struct attached *attached, uint64_t serial) {
   return attached->directory && attached->directory->head.serial == serial;
 }
 
+/* Null: it is not within the block. */
+static void *words_at(const struct attached *attached, int array, size_t words) {
+  char *start = attached->fleet_state.memory, *at = balancer_at(start, array);
+  bool within = at >= start && (uint64_t)(at - start) + words * 8 <= attached->fleet_state.bytes;
+  return within && (uintptr_t)at % 8 == 0 ? at : NULL;
+}
+
+static bool bind_prompt(struct attached *attached) {
+  attached->prompt.hashes = words_at(attached, BALANCER_DECISION_CHECKPOINT, BALANCER_MOST_CHECKPOINTS);
+  attached->prompt.lengths = words_at(attached, BALANCER_DECISION_CHECKPOINT_TOKENS, BALANCER_MOST_CHECKPOINTS);
+  attached->prompt.to_compute = words_at(attached, BALANCER_DECISION_TO_COMPUTE, 1);
+  attached->prompt.ahead = words_at(attached, BALANCER_DECISION_AHEAD, 1);
+  attached->prompt.beside = words_at(attached, BALANCER_DECISION_BESIDE, 1);
+  return attached->prompt.hashes && attached->prompt.lengths && attached->prompt.to_compute && attached->prompt.ahead &&
+         attached->prompt.beside;
+}
+
 static bool refresh_fleet_state(struct source *source, struct attached *attached) {
   struct balancer_block *fleet_state = attached->fleet_state.memory;
   if (has_fleet_state(attached)) return true;
@@ -262,7 +282,7 @@ static bool refresh_fleet_state(struct source *source, struct attached *attached
   attached->workers = fleet_state->workers;
   attached->models = fleet_state->models;
   attached->mask = balancer_at(fleet_state, BALANCER_DECISION_MASK);
-  if (!journal_bind(attached)) return false;
+  if (!journal_bind(attached) || !bind_prompt(attached)) return false;
   attached->generation = fleet_state->generation;
   return true;
 }

@@ -13,7 +13,7 @@
 
 /* Functions of the library. */
 struct kernel {
-  balancer_function *take, *count_out, *finish, *bid, *look_up;
+  balancer_function *take, *count_out, *finish, *bid, *look_up, *match, *first_token, *end_prompt;
   void *library;
 };
 
@@ -63,6 +63,10 @@ struct attached {
   uint64_t generation; /* that the words below are of; 0: none */
   uint64_t workers, models;
   uint8_t *mask;
+  struct {
+    uint64_t *hashes;
+    double *lengths, *to_compute, *ahead, *beside;
+  } prompt; /* in the fleet's state, of the request that is decided or was decided last */
   int64_t of_fleet_state[BALANCER_FLEET_STATE_WORDS], of_call[BALANCER_CALL_WORDS];
   struct options options[DECIDERS];
   struct balancer_call call;

@@ -88,7 +88,7 @@ static void name_endpoints(struct attached *attached, const struct features *fea
   for (size_t i = 0; i < most; i++) {
     int64_t row = i ? call->fallbacks[i - 1] : out->row;
     if (row >= 0 && (uint64_t)row < attached->workers)
-      add_endpoint(out, attached->directory->workers[row].of[features->grpc]);
+      add_endpoint(out, attached->directory->workers[row].of[features->port]);
   }
 }
 
@@ -103,7 +103,46 @@ static void fill_slot(struct attached *attached, const struct features *features
     .chosen = chosen,
     .waits = features->waits,
   };
+  if (features->prompt) {
+    slot.to_compute = *attached->prompt.to_compute;
+    slot.ahead = *attached->prompt.ahead;
+    slot.beside = *attached->prompt.beside;
+  }
   slot_fill(attached->control, out->slot, &slot);
+}
+
+/* Leaves those in the mask that have such a port. */
+static void keep_ports(struct attached *attached, enum balancer_port port) {
+  if (!(attached->directory->head.flags & SEVERAL_PROTOCOLS)) return;
+  for (uint64_t w = 0; w < attached->workers; w++)
+    if (!*attached->directory->workers[w].of[port]) attached->mask[w] = 0;
+}
+
+/* What the prompt begins with, and what each worker has of it, for what is decided next. */
+static void lay_out_prompt(struct attached *attached, const struct entry *entry, const struct features *features) {
+  const struct balancer_prompt *prompt = features->prompt;
+  double tokens = (double)features->body_bytes * entry->tokens_a_byte;
+  tokens = tokens > 1 ? tokens < BALANCER_MAX_PROMPT_TOKENS ? tokens : BALANCER_MAX_PROMPT_TOKENS : 1;
+  attached->call.prompt_tokens = tokens;
+  for (uint32_t i = 0; i < prompt->count; i++) {
+    attached->prompt.hashes[i] = prompt->checkpoints[i].hash;
+    attached->prompt.lengths[i] = tokens * (double)prompt->checkpoints[i].bytes / (double)prompt->bytes;
+  }
+  for (uint32_t i = prompt->count; i < BALANCER_MOST_CHECKPOINTS; i++) attached->prompt.lengths[i] = 0;
+  attached->kernel->match(attached->of_fleet_state, attached->options[STICKY].words, attached->of_call);
+}
+
+/* Other balancers are to hear of it. */
+static void tell_prompt(struct attached *attached, const struct features *features, const struct decision *out) {
+  struct sent_prompt *sent = ring_place(attached->control, PROMPTS_RING);
+  if (!sent) return;
+  sent->row = out->row;
+  sent->column = out->column;
+  sent->tokens = attached->call.prompt_tokens;
+  sent->count = features->prompt->count;
+  memcpy(sent->hashes, attached->prompt.hashes, sent->count * sizeof *sent->hashes);
+  memcpy(sent->lengths, attached->prompt.lengths, sent->count * sizeof *sent->lengths);
+  ring_done(attached->control, PROMPTS_RING);
 }
 
 static void ask_kernel(struct attached *attached, const struct entry *entry, const struct features *features,
@@ -112,6 +151,7 @@ static void ask_kernel(struct attached *attached, const struct entry *entry, con
   const struct options *options = &attached->options[out->decider];
   /* One by one, as the reports behind them take kilobytes. */
   call->model = out->column = entry->column;
+  out->tokens_a_byte = entry->tokens_a_byte;
   call->rows = features->rows;
   call->key = features->key;
   call->keyed = features->keyed;
@@ -123,6 +163,9 @@ static void ask_kernel(struct attached *attached, const struct entry *entry, con
   call->how = BALANCER_AT_ONCE | (features->sequence ? BALANCER_SEQUENCE : BALANCER_FRESH);
   uint32_t mask = features->sequence ? entry->members : entry->servable;
   memcpy(attached->mask, directory_mask(attached->directory, mask), attached->workers);
+  keep_ports(attached, features->port);
+  call->prompt_tokens = 0;
+  if (features->prompt) lay_out_prompt(attached, entry, features);
   journal_decision(attached, features, out);
   bool compared = out->side < SIDES;
   uint64_t began_ns = compared ? now_ns() : 0;
@@ -144,10 +187,12 @@ static void ask_kernel(struct attached *attached, const struct entry *entry, con
   fill_slot(attached, features, out, out->decider != STICKY && out->decider != SEQUENCES && call->among > 1);
   if (out->length) {
     report_decision(attached, features, out, seconds, true);
+    if (features->prompt) tell_prompt(attached, features, out);
     out->answer = TAKEN;
     return;
   }
   /* None of them is listed any more: back out. */
+  end_prompt(attached, &attached->control->slots[out->slot], 0, 0);
   call->picked = out->row;
   attached->kernel->count_out(attached->of_fleet_state, options->words, attached->of_call);
 }
@@ -159,6 +204,8 @@ static void decide_locked(struct attached *attached, const struct features *feat
   const struct entry *entry = entry_for(attached->directory, features, out);
   if (out->answer == TURNED_AWAY) journal_refusal(attached, features, out);
   if (!entry || (uint64_t)entry->column >= attached->models || !select_decider(attached, features, out)) return;
+  /* Its record would lack what the decision was made by. */
+  if (features->prompt && attached->writer.journal) return;
   /* Before anything is counted in. */
   if ((out->slot = slot_take(attached->control)) == NO_SLOT) {
     add(attached->control, SLOTS_FULL, 1);
@@ -199,11 +246,11 @@ static void record_refusal(struct attached *attached, const struct features *fea
   outcome->at_s = seconds_of(now);
   outcome->pick_s = seconds_since(features->came_ns, now);
   outcome->decision_s = seconds_since(features->read_ns, now);
-  outcome->latency_s = outcome->first_byte_s = NAN;
+  outcome->latency_s = outcome->first_byte_s = outcome->first_token_s = outcome->answering_s = NAN;
   outcome->column = column_shown(attached, features);
   outcome->source = REFUSED;
   outcome->kind = (uint8_t)features->kind;
-  outcome->grpc = features->grpc;
+  outcome->port = (uint8_t)features->port;
   outcome->http_status = (uint16_t)http_status;
   outcome->grpc_status = features->grpc ? (int16_t)grpc_status : -1;
   outcome->refusal = (uint8_t)grpc_status;
@@ -264,11 +311,11 @@ static void place_sequence(struct attached *attached, const struct entry *entry,
 
 /* Without the lock: lists who may serve the request, for Envoy to choose among. Where not all of them have room in the
    list, those from a random one on. */
-static void list_endpoints(struct attached *attached, const uint8_t *may, bool grpc, struct decision *out) {
+static void list_endpoints(struct attached *attached, const uint8_t *may, enum balancer_port port, struct decision *out) {
   uint64_t first = attached->workers ? balancer_mix(now_ns()) % attached->workers : 0;
   for (uint64_t i = 0; i < attached->workers; i++) {
     uint64_t row = (first + i) % attached->workers;
-    const char *endpoint = attached->directory->workers[row].of[grpc];
+    const char *endpoint = attached->directory->workers[row].of[port];
     if (may[row] && *endpoint && !add_endpoint(out, endpoint)) break;
   }
   out->among = out->length > 0;
@@ -287,7 +334,7 @@ static void keep_within(struct attached *attached, const struct entry *entry, co
   out->answer = LEAST_REQUEST;
   out->length = 0;
   if (!balanced) return;
-  if (entry) list_endpoints(attached, directory_mask(directory, entry->servable), features->grpc, out);
+  if (entry) list_endpoints(attached, directory_mask(directory, entry->servable), features->port, out);
   if (out->among || !limited) return;
   struct text quoted = directory_text(directory, listed->quoted);
   turn_away(out, SAY_NOBODY(quoted));
@@ -422,7 +469,13 @@ static void record_outcome(struct attached *attached, const struct features *fea
   outcome->bytes_out = ending->bytes_out;
   outcome->column = column_shown(attached, features);
   outcome->kind = (uint8_t)features->kind;
-  outcome->grpc = features->grpc;
+  outcome->port = (uint8_t)features->port;
+  outcome->prompt = features->prompt != NULL;
+  outcome->first_token_s = ending->first_token_s;
+  outcome->answering_s = ending->answering_s;
+  outcome->prompt_tokens = ending->answered.prompt_tokens;
+  outcome->cached_tokens = ending->answered.cached_tokens;
+  outcome->output_tokens = ending->answered.output_tokens;
   outcome->http_status = (uint16_t)ending->http_status;
   outcome->grpc_status = (int16_t)ending->grpc_status;
   outcome->attempts = ending->attempts < UINT16_MAX ? (uint16_t)ending->attempts : UINT16_MAX;
@@ -460,21 +513,28 @@ static bool learn(struct attached *attached, const struct features *features, co
   call->rows = 0;
   call->key = features->key;
   call->keyed = features->keyed;
-  const struct slot *slot = decision ? slot_of(attached, decision) : NULL;
+  struct slot *slot = decision ? slot_of(attached, decision) : NULL;
   if (slot) {
     matched = true;
     picked = slot->row;
     chosen = slot->chosen;
+  }
+  bool nothing = ending->judged.void_kind == VOID_CLIENT || ending->judged.void_kind == VOID_DEADLINE || !ending->endpoint[0] ||
+                 (ending->judged.void_kind == VOID_REQUEST && !chosen);
+  struct text endpoint = {ending->endpoint, strlen(ending->endpoint)};
+  int64_t served = nothing ? -1 : directory_row(attached->directory, endpoint, features->port, guess);
+  if (slot) {
+    double since_s = slot->first_token_s > 0 ? call->now_s - slot->first_token_s : 0;
+    end_prompt(attached, slot, since_s, ending->judged.ok && served == picked ? ending->answered.output_tokens : 0);
+    call->latency_s = ending->latency_s;
     call->model = slot->column;
     call->rows = slot->rows;
     slot_give(attached->control, decision->slot);
   }
   if (picked >= (int64_t)attached->workers || (uint64_t)call->model >= attached->models) picked = -1, call->model = 0;
   call->picked = picked;
-  bool nothing = ending->judged.void_kind == VOID_CLIENT || ending->judged.void_kind == VOID_DEADLINE || !ending->endpoint[0] ||
-                 (ending->judged.void_kind == VOID_REQUEST && !chosen);
-  struct text endpoint = {ending->endpoint, strlen(ending->endpoint)};
-  call->served = nothing ? -1 : directory_row(attached->directory, endpoint, features->grpc, guess);
+  call->served = served;
+  call->prompt_tokens = 0;
   if (picked < 0) call->keyed = 0;
   if (!nothing)
     kernel->finish(attached->of_fleet_state, none, attached->of_call);

@@ -2,6 +2,7 @@
 #ifndef MODULE_DECIDE_H
 #define MODULE_DECIDE_H
 
+#include "answer.h"
 #include "attach.h"
 
 #include <math.h>
@@ -32,6 +33,7 @@ struct decision {
   bool reported; /* to guard or rollout, so that its end is reported too */
   bool left; /* its place was given back before its end */
   uint8_t draw;    /* enum drawn */
+  double tokens_a_byte; /* of its model */
   uint32_t split; /* by which it gets a version; 0: none */
   char version[VERSION_BYTES]; /* that it gets; empty: what it says itself */
   char policy[64]; /* that picked, where Envoy's logs show it: whole or cut, and ended by zeros where there is room */
@@ -59,6 +61,8 @@ struct judged {
 
 /* How a request ended. */
 struct ending {
+  struct token_usage answered; /* tokens of its answer */
+  double first_token_s, answering_s; /* not a number: not seen */
   char endpoint[ENDPOINT_BYTES]; /* of who served it; empty: nobody */
   int http_status;               /* 0: none */
   int grpc_status;               /* -1: none */
@@ -86,6 +90,12 @@ void place_resume(struct source *source, struct attached *attached, const struct
 
 /* Sets `judged` and `aborted`; `details`: Envoy's response code details; `complete`: the response was sent whole. */
 void judge(struct ending *ending, struct text details, bool complete);
+
+/* The first token of its answer came. */
+void place_begins(struct source *source, struct attached *attached, struct decision *decision);
+/* With the lock held: of a request that ends, or keeps its worker busy no more; what waits of its prompt no longer does.
+   `answering_s`: since its first token, 0: not seen; `output_tokens`: 0: nothing is learned of them. */
+void end_prompt(struct attached *attached, struct slot *slot, double answering_s, double output_tokens);
 
 /* `decision`: null where Envoy chose. False: nothing could be counted now, and it is to be tried again. */
 bool finish(struct source *source, struct attached *attached, const struct features *features,

@@ -162,13 +162,13 @@ const struct entry *directory_find(const struct directory *directory, struct tex
   return NULL;
 }
 
-int64_t directory_row(const struct directory *directory, struct text endpoint, bool grpc, int64_t guess) {
+int64_t directory_row(const struct directory *directory, struct text endpoint, enum balancer_port port, int64_t guess) {
   uint64_t workers = directory->head.workers;
   if (!endpoint.length) return -1;
   for (uint64_t i = 0; i <= workers; i++) {
     int64_t row = i ? (int64_t)i - 1 : guess;
     if (row < 0 || (uint64_t)row >= workers) continue;
-    const char *there = directory->workers[row].of[grpc];
+    const char *there = directory->workers[row].of[port];
     if (same((struct text){there, strlen(there)}, endpoint)) return row;
   }
   return -1;

@@ -37,6 +37,6 @@ static inline const uint8_t *directory_mask(const struct directory *directory, u
   return directory->masks + (size_t)mask * directory->head.workers;
 }
 /* Row of the worker at that address; -1: none is listed there. `guess` is looked at first. */
-int64_t directory_row(const struct directory *directory, struct text endpoint, bool grpc, int64_t guess);
+int64_t directory_row(const struct directory *directory, struct text endpoint, enum balancer_port port, int64_t guess);
 
 #endif

@@ -80,6 +80,7 @@ HOOKED const void *HOOK(http_filter_new)(const void *config, void *envoy) {
   request->reader.inflate = NULL;
   struct ending *ending = &request->ending;
   ending->pick_s = ending->decision_s = ending->first_byte_s = ending->latency_s = NAN;
+  ending->first_token_s = ending->answering_s = NAN;
   return request;
 }
 
@@ -112,12 +113,32 @@ static size_t character(const uint8_t *text, size_t left, uint32_t *found) {
   return size;
 }
 
-/* A REST error as Triton writes it, and as Python's `json.dumps` escapes it; returns how long it is. */
-static size_t json_error(const char *message, size_t length, char *out, size_t room) {
-  static const char begin[] = "{\"error\":\"", end[] = "\"}";
-  size_t at = sizeof begin - 1;
-  memcpy(out, begin, at);
-  for (size_t i = 0; i < length && at + 12 + sizeof end < room;) {
+/* What stands around the message of an error of REST. */
+struct error_form {
+  const char *begin;
+  char end[128];
+};
+
+/* As Triton writes it, or OpenAI. */
+static struct error_form error_form(enum balancer_port port, uint32_t http_status) {
+  static const struct {
+    uint32_t status;
+    const char *type, *code;
+  } errors[] = {OPENAI_ERRORS};
+  struct error_form form = {"{\"error\":\"", "\"}"};
+  for (size_t i = 0; port == BALANCER_OPENAI_PORT && i < sizeof errors / sizeof *errors; i++) {
+    if (errors[i].status != http_status) continue;
+    form.begin = "{\"error\":{\"message\":\"";
+    snprintf(form.end, sizeof form.end, "\",\"type\":\"%s\",\"param\":null,\"code\":%s}}", errors[i].type, errors[i].code);
+  }
+  return form;
+}
+
+/* An error of REST, its message as Python's `json.dumps` escapes it; returns how long it is. */
+static size_t json_error(struct error_form form, const char *message, size_t length, char *out, size_t room) {
+  size_t at = strlen(form.begin), end = strlen(form.end);
+  memcpy(out, form.begin, at);
+  for (size_t i = 0; i < length && at + 13 + end < room;) {
     uint32_t c;
     i += character((const uint8_t *)message + i, length - i, &c);
     if (c && c < 0x80 && strchr("\"\\\n\r\t\b\f", (int)c)) {
@@ -133,11 +154,12 @@ static size_t json_error(const char *message, size_t length, char *out, size_t r
                              0xdc00u + (unsigned)(c & 0x3ff));
     }
   }
-  memcpy(out + at, end, sizeof end - 1);
-  return at + sizeof end - 1;
+  memcpy(out + at, form.end, end);
+  return at + end;
 }
 
-static void respond(void *filter, bool grpc, uint32_t http_status, uint32_t grpc_status, struct text words) {
+static void respond(void *filter, enum balancer_port port, uint32_t http_status, uint32_t grpc_status, struct text words) {
+  bool grpc = port == BALANCER_GRPC_PORT;
   char code[12], wait[24], body[2 * MOST_MESSAGE];
   struct header headers[2];
   if (grpc) {
@@ -145,7 +167,7 @@ static void respond(void *filter, bool grpc, uint32_t http_status, uint32_t grpc
     headers[0] = (struct header){TEXT("grpc-status"), {code, (size_t)length}};
   } else {
     headers[0] = (struct header){TEXT("content-type"), TEXT("application/json")};
-    words = (struct text){body, json_error(words.ptr, words.length, body, sizeof body)};
+    words = (struct text){body, json_error(error_form(port, http_status), words.ptr, words.length, body, sizeof body)};
   }
   bool shed = grpc_status == GRPC_SHED;
   if (shed) headers[1] = come_again(grpc, wait, sizeof wait);
@@ -247,7 +269,7 @@ static bool settle(void *filter, struct request *request) {
   set_metadata(filter, request);
   if (decision->answer == TURNED_AWAY) {
     request->stage = ENDED;
-    respond(filter, request->features.grpc, decision->http_status, decision->grpc_status, words);
+    respond(filter, request->features.port, decision->http_status, decision->grpc_status, words);
     return false;
   }
   if (decision->version[0]) version_write(filter, request);
@@ -319,8 +341,8 @@ static struct seen kept_headers(void *filter, const struct request *request, str
 
 static void answer_invalid(void *filter, const struct request *request, const struct balancer_refusal *refusal) {
   struct text words = {refusal->text, strnlen(refusal->text, sizeof refusal->text)};
-  if (refusal->exhausted) respond(filter, request->features.grpc, CODES_EXHAUSTED, words);
-  else respond(filter, request->features.grpc, CODES_INVALID, words);
+  if (refusal->exhausted) respond(filter, request->features.port, CODES_EXHAUSTED, words);
+  else respond(filter, request->features.port, CODES_INVALID, words);
 }
 
 static bool refuse(void *filter, struct request *request, const struct balancer_refusal *refusal) {
@@ -351,12 +373,13 @@ static bool judge_request(void *filter, struct request *request, struct seen see
   struct balancer_headers headers = {header_of, &seen};
   if (request->reader.features.grpc && request->reader.progress != BALANCER_REFUSED && forward(filter, request)) return true;
   request->features.grpc = request->reader.features.grpc;
+  request->features.port = request->reader.features.port;
   const struct features *read = balancer_reader_finish(&request->reader, &request->names->of, headers, &refusal);
   if (!read) return refuse(filter, request, &refusal);
   request->features = *read;
   request->features.came_ns = request->came_ns;
   request->features.read_ns = read_ns;
-  request->features.waits = !has_arrived(request);
+  request->features.waits = !request->features.prompt && !has_arrived(request);
   return settle(filter, request);
 }
 
@@ -490,11 +513,23 @@ static int status_in_headers(void *filter) {
   return digits_of(found, &status) == 3 && status >= 100 ? (int)status : 0;
 }
 
+static void read_answer(struct request *request) {
+  struct ending *ending = &request->ending;
+  struct token_usage *answered = &ending->answered;
+  *answered = answer_read(request->answer);
+  if (!answered->output_tokens && !request->answer->streams && request->decision.answer == TAKEN)
+    answered->output_tokens = (uint32_t)fmin((double)ending->bytes_out * request->decision.tokens_a_byte, BALANCER_MAX_PROMPT_TOKENS);
+  if (!request->first_token_ns) return;
+  ending->first_token_s = seconds_since(request->began_ns, request->first_token_ns);
+  ending->answering_s = seconds_since(request->first_token_ns, request->last_byte_ns);
+}
+
 static void conclude(void *filter, struct request *request) {
   if (request->stage == READING) {
     request->stage = OURS;
     request->features.kind = request->reader.features.kind;
     request->features.grpc = request->reader.features.grpc;
+    request->features.port = request->reader.features.port;
   }
   struct ending *ending = &request->ending;
   struct text found = {NULL, 0};
@@ -514,9 +549,11 @@ static void conclude(void *filter, struct request *request) {
   /* An upload that takes long says nothing of the worker, nor does a client that takes long to read. */
   uint64_t began_ns = request->uploaded_ns > request->began_ns ? request->uploaded_ns : request->began_ns;
   uint64_t over_ns = request->unread_ns ? request->unread_ns : request->last_byte_ns;
-  if (request->features.kind == BALANCER_INFERENCE && request->whole && over_ns > began_ns)
+  bool is_one = request->features.kind == BALANCER_INFERENCE || request->features.port == BALANCER_OPENAI_PORT;
+  if (is_one && request->whole && over_ns > began_ns)
     ending->latency_s = seconds_of(over_ns - began_ns);
   if (request->first_byte_ns > began_ns) ending->first_byte_s = seconds_of(request->first_byte_ns - began_ns);
+  if (request->answer) read_answer(request);
   for (struct request *before; (before = take_late());) {
     if (!count_end(before)) {
       keep_late(before);
@@ -564,11 +601,34 @@ HOOKED void HOOK(http_filter_downstream_below_write_buffer_low_watermark)(void *
   place_resume(request->source, request->attached, &request->features, &request->decision);
 }
 
+static void await_answer(void *filter, struct request *request) {
+  struct text kind = {NULL, 0};
+  CALLBACK(http_get_header)(filter, RESPONSE_HEADERS, TEXT("content-type"), &kind, 0, NULL);
+  if ((request->answer = malloc(sizeof *request->answer)))
+    answer_start(request->answer, kind.ptr && begins(kind, "text/event-stream"));
+}
+
+/* More of the answer of a language model. */
+static void take_answer(void *filter, struct request *request) {
+  struct text few[MOST_CHUNKS], *chunks = few;
+  size_t count = CALLBACK(http_get_body_chunks_size)(filter, RECEIVED_RESPONSE_BODY);
+  if (count > MOST_CHUNKS && !(chunks = calloc(count, sizeof *chunks))) return;
+  if (count && CALLBACK(http_get_body_chunks)(filter, RECEIVED_RESPONSE_BODY, chunks))
+    for (size_t i = 0; i < count; i++) answer_feed(request->answer, chunks[i]);
+  if (chunks != few) free(chunks);
+  if (request->first_token_ns || request->features.kind != BALANCER_STREAM || request->decision.answer != TAKEN ||
+      !request->answer->bytes || status_in_headers(filter) != 200)
+    return;
+  request->first_token_ns = now_ns();
+  place_begins(request->source, request->attached, &request->decision);
+}
+
 HOOKED int HOOK(http_filter_response_headers)(void *filter, const void *module, bool end) {
   struct request *request = (struct request *)module;
   if (!is_recorded(request)) return HEADERS_CONTINUE;
   request->first_byte_ns = now_ns();
   if (request->unread) stop_waiting(request);
+  if (request->features.prompt && !end) await_answer(filter, request);
   if (end) {
     request->ending.http_status = status_in_headers(filter);
     ended(filter, request, false);
@@ -580,6 +640,7 @@ HOOKED int HOOK(http_filter_response_body)(void *filter, const void *module, boo
   struct request *request = (struct request *)module;
   if (!is_recorded(request)) return BODY_CONTINUE;
   request->ending.bytes_out += CALLBACK(http_get_body_size)(filter, RECEIVED_RESPONSE_BODY);
+  if (request->answer) take_answer(filter, request);
   if (end) ended(filter, request, false);
   return BODY_CONTINUE;
 }
@@ -599,6 +660,8 @@ HOOKED void HOOK(http_filter_stream_complete)(void *filter, const void *module) 
 
 HOOKED void HOOK(http_filter_destroy)(const void *module) {
   struct request *request = (struct request *)module;
+  free(request->answer);
+  request->answer = NULL;
   fallbacks_forget(request);
   balancer_reader_release(&request->reader);
   if (request->stage != OURS || lates >= MOST_LATE) {

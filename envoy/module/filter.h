@@ -36,6 +36,8 @@ struct request {
   struct text fallbacks; /* that were not tried yet */
   bool among;            /* any of them may be chosen, and nobody else */
   struct request *beside;
+  struct answer_reader *answer; /* of a language model, as far as it came; null: none */
+  uint64_t first_token_ns;
   struct ending ending;
   struct features features;
   struct decision decision;

@@ -18,8 +18,42 @@ static void count(struct attached *attached, balancer_function *how, int64_t row
   call->model = column;
   call->rows = rows;
   call->keyed = 0;
+  call->prompt_tokens = 0;
   call->now_s = seconds_of(now_ns());
   how(attached->of_fleet_state, attached->options[STICKY].words, attached->of_call);
+}
+
+void end_prompt(struct attached *attached, struct slot *slot, double answering_s, double output_tokens) {
+  struct balancer_call *call = &attached->call;
+  if (!(slot->beside > 0) || slot->row < 0 || (uint64_t)slot->row >= attached->workers ||
+      (uint64_t)slot->column >= attached->models)
+    return;
+  call->picked = slot->row;
+  call->model = slot->column;
+  call->to_compute = slot->to_compute;
+  call->beside = slot->beside;
+  call->latency_s = answering_s;
+  call->output_tokens = output_tokens;
+  attached->kernel->end_prompt(attached->of_fleet_state, attached->options[STICKY].words, attached->of_call);
+  slot->beside = slot->to_compute = 0;
+}
+
+void place_begins(struct source *source, struct attached *attached, struct decision *decision) {
+  if (decision->left || !enter(attached)) return;
+  struct slot *slot = slot_of(attached, decision);
+  struct balancer_call *call = &attached->call;
+  if (slot && slot->to_compute > 0 && attached_refresh(source, attached) && slot->row >= 0 &&
+      (uint64_t)slot->row < attached->workers && (uint64_t)slot->column < attached->models) {
+    slot->first_token_s = seconds_of(now_ns());
+    call->picked = slot->row;
+    call->model = slot->column;
+    call->to_compute = slot->to_compute;
+    call->ahead = slot->ahead;
+    call->latency_s = slot->first_token_s - slot->at_s;
+    attached->kernel->first_token(attached->of_fleet_state, attached->options[STICKY].words, attached->of_call);
+    slot->to_compute = 0;
+  }
+  balancer_state_unlock(attached->control);
 }
 
 void place_leave(struct source *source, struct attached *attached, struct decision *decision) {
@@ -27,6 +61,7 @@ void place_leave(struct source *source, struct attached *attached, struct decisi
   struct slot *slot = slot_of(attached, decision);
   if (slot && attached_refresh(source, attached)) {
     count(attached, attached->kernel->count_out, slot->row, slot->column, slot->rows);
+    end_prompt(attached, slot, 0, 0);
     slot_give(attached->control, decision->slot);
     decision->left = true;
   }
@@ -43,7 +78,7 @@ void place_waits(struct attached *attached, struct decision *decision) {
 static void take_again(struct attached *attached, const struct features *features, struct decision *decision) {
   const char *comma = memchr(decision->words, ',', decision->length);
   struct text worker = {decision->words, comma ? (size_t)(comma - decision->words) : decision->length};
-  int64_t row = directory_row(attached->directory, worker, features->grpc, decision->row);
+  int64_t row = directory_row(attached->directory, worker, features->port, decision->row);
   uint32_t place = row < 0 ? NO_SLOT : slot_take(attached->control);
   if (place == NO_SLOT) return;
   struct slot slot = {

@@ -75,6 +75,10 @@ void slot_fill(struct control *control, uint32_t place, const struct slot *with)
   slot->column = with->column;
   slot->rows = with->rows;
   slot->chosen = with->chosen;
+  slot->to_compute = with->to_compute;
+  slot->ahead = with->ahead;
+  slot->beside = with->beside;
+  slot->first_token_s = 0;
   if (with->waits) slot_waits(control, place, true);
   __atomic_store(&slot->at_s, &at_s, __ATOMIC_RELAXED);
   POKE(slot->ticket, with->ticket);
@@ -103,6 +107,7 @@ static const struct {
   [CANARY_EVENTS_RING] = {offsetof(struct control, canary_events), sizeof(struct canary_event), CANARY_EVENTS,
                           CANARY_EVENTS_LOST},
   [LINES_RING] = {offsetof(struct control, lines), sizeof(struct line), LINES, LINES_LOST},
+  [PROMPTS_RING] = {offsetof(struct control, prompts), sizeof(struct sent_prompt), PROMPTS, PROMPTS_LOST},
 };
 
 static void *in_ring(struct control *control, enum ring_of which, uint64_t number) {

@@ -11,7 +11,7 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 
-enum { STATE_VERSION = 6 }; /* of `struct control`; the digest tells of the rest */
+enum { STATE_VERSION = 7 }; /* of `struct control`; the digest tells of the rest */
 #define STATE_MAGIC UINT64_C(0x6576697461)
 #define NO_SLOT UINT32_MAX
 
@@ -51,6 +51,7 @@ struct control {
   struct outcome outcomes[OUTCOMES];
   struct line lines[LINES];
   struct canary_event canary_events[CANARY_EVENTS];
+  struct sent_prompt prompts[PROMPTS];
 };
 
 uint64_t now_ns(void);

@@ -79,8 +79,10 @@ class NativeRig(Rig):
         for worker in self.workers:
             self.router.observe(WorkerAdded(worker.name), time.monotonic())
         self.router.list_endpoints(
-            {worker.name: worker.grpc_endpoint for worker in self.workers},
-            {worker.name: worker.http_endpoint for worker in self.workers},
+            {
+                "grpc": {worker.name: worker.grpc_endpoint for worker in self.workers},
+                "http": {worker.name: worker.http_endpoint for worker in self.workers},
+            }
         )
         self.router.read_headers(HeaderNames())
         self.router.serve(True)

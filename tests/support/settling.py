@@ -1,5 +1,6 @@
 """Requests for the program `settle`, and what a router in this process makes of them."""
 
+import dataclasses
 import math
 import subprocess
 import time
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from balancer.discovery.workers import PortName
+from balancer.extproc.prompts import NO_SEED, TokenShares, prefix_of, seed_of
 from balancer.kernel.compiled.library import Library
 from balancer.kernel.settings import (
     EstimatorSettings,
@@ -22,7 +25,7 @@ from balancer.native.router import SharedRouter
 from balancer.native.state import Folder
 from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
 from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
-from balancer.scheduler.events import Finished, ModelReport, Report, WorkerAdded
+from balancer.scheduler.events import Finished, FirstToken, ModelReport, Report, WorkerAdded
 from balancer.scheduler.router import Router
 from policies import BUILTIN
 from policies.base import Policy, Request
@@ -85,6 +88,15 @@ def begin(router: Router, now_s: float) -> None:
     router.tick(now_s + 0.05)
 
 
+def endpoints_of(names: Iterable[str]) -> dict[PortName, dict[str, str]]:
+    """Of workers that are Tritons."""
+    listed = list(names)
+    return {
+        "grpc": {name: endpoint(name, True) for name in listed},
+        "http": {name: endpoint(name, False) for name in listed},
+    }
+
+
 def endpoint(worker: str, grpc: bool) -> str:
     return f"10.0.0.{worker[1:]}:{8001 if grpc else 8000}"
 
@@ -94,7 +106,7 @@ def a_shared(path: Path, policy: Policy, settings: Settings) -> SharedRouter:
     library = Library()
     shared = SharedRouter(policy, settings, SEED, library, Module(library), Folder(path))
     names = [f"w{number}" for number in range(WORKERS)]
-    shared.list_endpoints({n: endpoint(n, True) for n in names}, {n: endpoint(n, False) for n in names})
+    shared.list_endpoints(endpoints_of(names))
     return shared
 
 
@@ -135,10 +147,25 @@ def request_of(number: int) -> tuple[Request, bool]:
     return request, number % 4 != 0
 
 
-def line_of(request: Request, grpc: bool, at_ns: int) -> str:
+def prompt_of(number: int) -> tuple[str, int]:
+    """A word that is said again and again, and up to how many bytes; a dash: there is no prompt."""
+    return ("-", 0) if number % 3 == 2 else (f"{'abcd'[number % 4]}tide", 100 + 977 * (number % 23))
+
+
+def with_prompt(request: Request, prompt: tuple[str, int]) -> Request:
+    word, size_bytes = prompt
+    if word == "-":
+        return request
+    text = (word * (size_bytes // len(word) + 1)).encode()[:size_bytes]
+    tokens = max(size_bytes * TokenShares().of(request.model), 1.0)
+    prefix = prefix_of(text, tokens, seed_of(request.model, "", NO_SEED))
+    return dataclasses.replace(request, prompt_tokens=tokens, prefix=prefix)
+
+
+def line_of(request: Request, grpc: bool, at_ns: int, prompt: tuple[str, int] = ("-", 0)) -> str:
     numbers = (at_ns, 0, int(grpc), int(request.sequence), int(request.key is not None), request.key or 0)
     words = (float(request.deadline_s), float(request.priority), float(request.rows))
-    return " ".join(map(str, ("ask", *numbers, *words, request.model or "-", request.version or "-")))
+    return " ".join(map(str, ("ask", *numbers, *words, request.model or "-", request.version or "-", *prompt)))
 
 
 def expected(own: Router, request: Request, grpc: bool, now_s: float) -> tuple[str, str]:
@@ -159,17 +186,23 @@ def parts(line: str) -> tuple[object, ...]:
     return answer, number, http, status, float.fromhex(propensity), words
 
 
-def script(own: Router, began_ns: int) -> Iterator[tuple[str, str]]:
-    """Lines for the program, and what it is to write; the router of this process does the same."""
+def script(own: Router, began_ns: int, prompts: bool = False) -> Iterator[tuple[str, str]]:
+    """Lines for the program, and what it is to write; the router of this process does the same. `prompts`: some
+    requests have one."""
     served: list[tuple[int, str, bool]] = []
     for k in range(REQUESTS):
         at_ns = began_ns + 700_000 * k
         now_s = at_ns * 1e-9
         request, grpc = request_of(k)
+        prompt = prompt_of(k) if prompts else ("-", 0)
+        request = with_prompt(request, prompt)
         number = own.next_number
         line, worker = expected(own, request, grpc, now_s)
-        yield line_of(request, grpc, at_ns), line
+        yield line_of(request, grpc, at_ns, prompt), line
         served.append((number, worker, grpc))
+        if prompts and k % 4 == 3 and served[k - 3][1]:
+            own.observe(FirstToken(served[k - 3][0]), now_s)
+            yield f"token {at_ns} {k - 3}", ""
         if k % 3 == 2 and served[2 * k // 3][1]:
             number, worker, grpc = served[2 * k // 3]
             served[2 * k // 3] = (number, "", grpc)
@@ -178,5 +211,6 @@ def script(own: Router, began_ns: int) -> Iterator[tuple[str, str]]:
             ok, void = {0: (True, ""), 14: (False, ""), 13: (False, "request"), 3: (False, "client")}.get(
                 status, (False, "deadline")
             )
-            own.observe(Finished(number, by, latency_s, ok, void), now_s)  # type: ignore[arg-type]  # of a table
-            yield f"end {at_ns} {2 * k // 3} {latency_s!r} {status} {endpoint(by, grpc)}", ""
+            tokens = k % 90 if prompts else 0
+            own.observe(Finished(number, by, latency_s, ok, void, tokens), now_s)  # type: ignore[arg-type]  # of a table
+            yield f"end {at_ns} {2 * k // 3} {latency_s!r} {status} {endpoint(by, grpc)} {tokens}", ""

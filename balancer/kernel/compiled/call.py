@@ -59,9 +59,9 @@ FLEET_STATE = tuple(RECORDS)
 
 (
     MODEL, ROWS, KEY, KEYED, PROMPT_TOKENS, DEADLINE_S, PRIORITY, NUMBER, NOW_S, SEED, HOW, PICKED,
-    SERVED, LATENCY_S, OK, SHARE, LINES, BATCHES, BALANCERS, BEGINS,
+    SERVED, LATENCY_S, OK, SHARE, LINES, BATCHES, BALANCERS, BEGINS, TO_COMPUTE, AHEAD, BESIDE, OUTPUT_TOKENS,
     BID, REFUSED_AT, PROPENSITY, AMONG, NAMED, FALLBACKS,
-) = range(26)  # fmt: skip
+) = range(30)  # fmt: skip
 DECLARED = {
     "MODEL": ("q", "column of the request's model, below `models`"),
     "ROWS": ("d", "of its inputs; for a request that is counted, those that it was counted in with"),
@@ -83,6 +83,13 @@ DECLARED = {
     "BATCHES": ("q", "how many of the batches hold"),
     "BALANCERS": ("q", "that the worker's agent counts"),
     "BEGINS": ("q", "1: the report begins an incarnation of the worker"),
+    "TO_COMPUTE": (
+        "d",
+        "tokens of a prompt that count as waiting, as `to_compute` had them at the pick",
+    ),
+    "AHEAD": ("d", "likewise, as `ahead`"),
+    "BESIDE": ("d", "likewise, as `beside`"),
+    "OUTPUT_TOKENS": ("d", "of an answer; 0: it is not to be learned from"),
     "BID": ("d", "written: what the worker `picked` bids for the key; the least one has the sequence"),
     "REFUSED_AT": ("d", "written: of FULL, how many pending are too many; of LATE, the seconds that it takes at best"),
     "PROPENSITY": ("d", "written: the probability with which the worker was picked"),

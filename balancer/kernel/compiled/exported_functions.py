@@ -9,9 +9,11 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from balancer.bounds import MAX_FALLBACKS
 from balancer.kernel import counting, deciding, limits_and_draw, reports, worker_columns
 from balancer.kernel.compiled.call import (
+    AHEAD,
     BALANCERS,
     BATCHES,
     BEGINS,
+    BESIDE,
     BID,
     DEADLINE_S,
     FALLBACKS,
@@ -24,6 +26,7 @@ from balancer.kernel.compiled.call import (
     NOW_S,
     NUMBER,
     OK,
+    OUTPUT_TOKENS,
     PICKED,
     PRIORITY,
     PROMPT_TOKENS,
@@ -32,10 +35,12 @@ from balancer.kernel.compiled.call import (
     SEED,
     SERVED,
     SHARE,
+    TO_COMPUTE,
     KernelCall,
     symbol_of,
 )
 from balancer.kernel.compiled.numba_functions import from_source, inlined
+from balancer.kernel.estimators.prefixes import computed
 from balancer.kernel.policy_answers import PROGRAM, Compiler, answering, by_program
 from balancer.kernel.state import FOUND_COLUMNS, FleetState, Options, RequestFeatures
 from policies import BUILTIN
@@ -49,6 +54,8 @@ _mix = from_source(mix_array)
 _count_peer_prompt = from_source(counting.count_peer_prompt)
 _count_out = from_source(counting.count_out)
 _finish, _fade = from_source(counting.finish), from_source(counting.fade)
+_computed = from_source(computed)
+_learn_first_token, _learn_tokens = from_source(counting.learn_first_token), from_source(counting.learn_tokens)
 _remember_outcome = from_source(counting.remember_outcome)
 _match = from_source(worker_columns.match)
 _fill_cached = from_source(worker_columns.fill_cached)
@@ -94,6 +101,24 @@ def look_up(x: FleetState, options: Options, call: KernelCall) -> int:
 def match(x: FleetState, options: Options, call: KernelCall) -> int:
     """Write what each worker has of the prompt that begins as `checkpoint` says, for `MODEL`, to `matched`."""
     _match(x, 0, 0, call.wholes[MODEL])
+    return 0
+
+
+def first_token(x: FleetState, options: Options, call: KernelCall) -> int:
+    """The worker `PICKED` began to answer a prompt for `MODEL`, `LATENCY_S` after it was sent."""
+    f, i = call.numbers, call.wholes
+    _computed(x.prefixes, i[PICKED], f[TO_COMPUTE])
+    _learn_first_token(x, 0, i[PICKED], i[MODEL], f[AHEAD], f[LATENCY_S])
+    return 0
+
+
+def end_prompt(x: FleetState, options: Options, call: KernelCall) -> int:
+    """A request with a prompt ended, before it is counted out: what waits of it, `TO_COMPUTE`, no longer does. Learn
+    from `OUTPUT_TOKENS` that came in the `LATENCY_S` after the first; 0: that was not seen."""
+    f, i = call.numbers, call.wholes
+    _computed(x.prefixes, i[PICKED], f[TO_COMPUTE])
+    if f[OUTPUT_TOKENS] > 0:
+        _learn_tokens(x, 0, i[PICKED], i[MODEL], f[BESIDE], f[LATENCY_S], f[OUTPUT_TOKENS])
     return 0
 
 
@@ -154,7 +179,7 @@ def bid(x: FleetState, options: Options, call: KernelCall) -> int:
 
 FIXED: tuple[Entry, ...] = (
     *(keep_fresh, fresh_until_s, admit, take, count_out, finish, fade),
-    *(take_report, count_peer_prompt, bid, look_up, match),
+    *(take_report, count_peer_prompt, first_token, end_prompt, bid, look_up, match),
 )
 
 

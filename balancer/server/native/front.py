@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import Metric
 
 from balancer.config.config import Config
-from balancer.discovery.workers import WorkerSpec
+from balancer.discovery.workers import WorkerSpec, endpoints_by_port
 from balancer.extproc.kserve import HeaderNames
 from balancer.kernel.compiled.library import Compiled, Library, LibraryError
 from balancer.native.envoy_module import Module, ModuleError
@@ -49,7 +49,7 @@ def router_of(config: Config, seed: int) -> AnyRouter:
     return Router(policy, settings, seed, Compiled(library))
 
 
-_LOST = ("outcomes_lost", "lines_lost", "canary_events_lost")
+_LOST = ("outcomes_lost", "lines_lost", "canary_events_lost", "prompts_lost")
 
 
 def native_metrics(router: SharedRouter) -> Iterator[Metric]:
@@ -66,19 +66,18 @@ def native_metrics(router: SharedRouter) -> Iterator[Metric]:
 class NativeFront:
     def __init__(self, router: SharedRouter, metrics: Metrics, recorder: Recorder) -> None:
         self._router, self._internal_errors = router, recorder.internal_errors
-        self._outcomes = NativeOutcomes(router, recorder.tally, recorder.decision_lines, recorder.compare)
+        self._outcomes = NativeOutcomes(
+            router, recorder.tally, recorder.decision_lines, recorder.compare, recorder.take_answer
+        )
         router.directory.share_splits(recorder.splits)
+        router.directory.tokens = recorder.shares
         metrics.register(lambda: native_metrics(router))
         metrics.catch_up = self.catch_up
         self._warned_of = ""
         self._worked_s = self._given_up_s = self._outcomes_s = self._looked_s = 0.0
 
     def workers(self, workers: Iterable[WorkerSpec]) -> None:
-        listed = list(workers)
-        self._router.list_endpoints(
-            {worker.name: worker.grpc_endpoint for worker in listed},
-            {worker.name: worker.http_endpoint for worker in listed},
-        )
+        self._router.list_endpoints(endpoints_by_port(workers))
 
     def configure(self, names: HeaderNames, lines_share: float, limits_tenants: bool = False) -> None:
         """Headers that may say what a body does not, the share of decisions that the log tells of, and whether tenants

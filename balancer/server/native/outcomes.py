@@ -8,8 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.extproc.kserve import Kind
+from balancer.extproc.prompts import Usage
 from balancer.extproc.responses import ERRORS, INVALID_CODES, By
-from balancer.native.layouts import ENDERS, LINE, OUTCOME, UNKNOWN_MODEL, VOIDS, DrawFlags, Source
+from balancer.native.enums import DrawFlags, Source
+from balancer.native.layouts import ENDERS, LINE, OUTCOME, PORTS, UNKNOWN_MODEL, VOIDS
 from balancer.native.router import SharedRouter
 from balancer.scheduler.canary.split import VersionDraw
 from balancer.server.logs import DecisionLines
@@ -21,14 +23,20 @@ _DecisionRow: Any = namedtuple("_DecisionRow", LINE.names or ())  # type: ignore
 _INVALID = INVALID_CODES[1]
 _MULTIPLIERS = np.random.default_rng().integers(2**64, size=OUTCOME.itemsize // 8, dtype=np.uint64) | np.uint64(1)
 _KINDS = tuple(Kind)
+_ANSWER = ("prompt_tokens", "cached_tokens", "output_tokens", "bytes_in", "first_token_s", "answering_s")
+TakeAnswer = Callable[[str, str, Usage, int, float, float], None]
+"""As `Recorder.take_answer`."""
 Compare = Callable[[VersionDraw, int, int, By, float, float], None]
 
 
 class NativeOutcomes:
     """Counts what ended. The estimators have learned of it already."""
 
-    def __init__(self, router: SharedRouter, tally: Tally, lines: DecisionLines, compare: Compare) -> None:
+    def __init__(
+        self, router: SharedRouter, tally: Tally, lines: DecisionLines, compare: Compare, take_answer: TakeAnswer
+    ) -> None:
         self._router, self._tally, self._lines, self._compare = router, tally, lines, compare
+        self._take_answer = take_answer
 
     def take(self, batch: npt.NDArray[Any]) -> None:
         """As `OUTCOME`. Not empty."""
@@ -68,6 +76,11 @@ class NativeOutcomes:
         self._tally.served(ended, Measured(*times, *moved))
         self._tally.placed(picked, first.attempts, len(rows))
         self._compare_versions(first, rows, ended)
+        if first.prompt and first.ok:
+            for row in rows[[*_ANSWER]].tolist():
+                prompt, cached, output, bytes_in, first_token_s, answering_s = row
+                usage = Usage(float(prompt), float(cached), float(output))
+                self._take_answer(ended.model, ended.worker, usage, bytes_in, first_token_s, answering_s)
 
     def _compare_versions(self, first: Any, rows: npt.NDArray[Any], ended: Ended) -> None:
         split = self._router.directory.split_of(first.directory, first.split) if first.split else None
@@ -105,9 +118,9 @@ def _ended_as(first: Any, models: dict[int, str], worker: str, policy: str = "")
     return Ended(
         model=models.get(first.column, OTHER),
         worker=worker,
-        grpc_status=first.grpc_status if first.grpc else -1,
+        grpc_status=first.grpc_status if PORTS[first.port] == "grpc" else -1,
         http_status=first.http_status,
-        inference=_KINDS[first.kind] is Kind.INFERENCE,
+        inference=_KINDS[first.kind] is Kind.INFERENCE or PORTS[first.port] == "openai",
         picked=first.source == Source.BY_POLICY,
         ok=bool(first.ok),
         void=VOIDS[first.void_kind],

@@ -17,7 +17,7 @@ from support.waiting import PATIENCE_S, eventually
 from balancer.bootstrap.native import NativeOptions
 from balancer.kernel.compiled.library import PATH
 from balancer.native import envoy_module as module
-from balancer.native.layouts import Source
+from balancer.native.enums import Source
 from balancer.scheduler.events import WorkerAdded, WorkerRemoved
 
 pytestmark = pytest.mark.integration

@@ -1,8 +1,9 @@
 /* Decides as an Envoy would that shares a balancer's folder, at the times it is told.
 
    settle KERNEL.so FOLDER: reads lines from standard input. `ask NOW_NS KIND GRPC SEQUENCE KEYED KEY DEADLINE PRIORITY
-   ROWS MODEL VERSION` (a dash: none) writes what was decided, `end NOW_NS NTH LATENCY GRPC_STATUS ENDPOINT` ends the
-   request of the NTH line, counted from 0. `sync` writes a line, when all before it is done. From `mute` on the balancer gives
+   ROWS MODEL VERSION PROMPT BYTES` (a dash: none) writes what was decided: the prompt is that word, again and again, up to so
+   many bytes. `end NOW_NS NTH LATENCY GRPC_STATUS ENDPOINT TOKENS` ends the request of the NTH line, counted from 0; of
+   its answer `token NOW_NS NTH` is the first token. `sync` writes a line, when all before it is done. From `mute` on the balancer gives
    no sign of life. */
 #define _GNU_SOURCE
 #include "decide.h"
@@ -26,13 +27,33 @@ static void end(struct source *source, const struct features *asks, const struct
   unsigned nth;
   struct ending ending = {.http_status = 200, .first_byte_s = 0};
   char endpoint[ENDPOINT_BYTES];
-  if (scanf("%" SCNu64 " %u %lf %d %63s", &now, &nth, &ending.latency_s, &ending.grpc_status, endpoint) != 5) exit(2);
+  if (scanf("%" SCNu64 " %u %lf %d %63s %" SCNu32, &now, &nth, &ending.latency_s, &ending.grpc_status, endpoint,
+            &ending.answered.output_tokens) != 6)
+    exit(2);
   if (nth >= MOST_ASKED || !states[nth]) exit(2);
   if (strcmp(endpoint, "-")) memcpy(ending.endpoint, endpoint, sizeof endpoint);
   atomic_store(&states[nth]->control->heartbeat_ns, now);
   judge(&ending, TEXT("via_upstream"), true);
   const struct decision *decision = decisions[nth].answer == TAKEN ? &decisions[nth] : NULL;
   if (!finish(source, states[nth], &asks[nth], decision, &ending)) exit(4);
+}
+
+static void token(struct source *source, struct decision *decisions, struct attached *const *states) {
+  unsigned nth;
+  if (scanf("%" SCNu64 " %u", &now, &nth) != 2 || nth >= MOST_ASKED || !states[nth]) exit(2);
+  atomic_store(&states[nth]->control->heartbeat_ns, now);
+  place_begins(source, states[nth], &decisions[nth]);
+}
+
+static const struct balancer_prompt *prompt_of(const char *word, uint64_t bytes, struct text model) {
+  struct balancer_prompt *prompt = calloc(1, sizeof *prompt);
+  size_t length = strlen(word);
+  if (!prompt) exit(2);
+  balancer_prompt_start(prompt);
+  for (uint64_t done = 0; done < bytes; done += length)
+    balancer_prompt_add(prompt, (const uint8_t *)word, bytes - done < length ? (size_t)(bytes - done) : length);
+  balancer_prompt_end(prompt, model, TEXT(""));
+  return prompt;
 }
 
 int main(int count, char **arguments) {
@@ -63,18 +84,26 @@ int main(int count, char **arguments) {
       end(source, asks, decisions, states);
       continue;
     }
+    if (!strcmp(what, "token")) {
+      token(source, decisions, states);
+      continue;
+    }
     int kind, grpc, sequence, keyed;
+    char word[MOST_TEXT + 1];
     struct features *features = &asks[nth];
     char *model = names[nth][0], *version = names[nth][1];
-    if (scanf("%" SCNu64 " %d %d %d %d %" SCNu64 " %lf %lf %lf %256s %256s", &now, &kind, &grpc, &sequence, &keyed,
-              &features->key, &features->deadline_s, &features->priority, &features->rows, model, version) != 11)
+    if (scanf("%" SCNu64 " %d %d %d %d %" SCNu64 " %lf %lf %lf %256s %256s %256s %" SCNu64, &now, &kind, &grpc, &sequence,
+              &keyed, &features->key, &features->deadline_s, &features->priority, &features->rows, model, version, word,
+              &features->body_bytes) != 13)
       return 2;
     features->kind = (enum balancer_kind)kind;
     features->grpc = grpc;
+    features->port = grpc ? BALANCER_GRPC_PORT : BALANCER_HTTP_PORT;
     features->sequence = sequence;
     features->keyed = keyed;
     features->model = text_of(model);
     features->version = text_of(version);
+    if (text_of(word).length) features->prompt = prompt_of(word, features->body_bytes, features->model);
     struct attached *attached = states[nth] = source_take(source);
     if (!attached) {
       printf("none\n");

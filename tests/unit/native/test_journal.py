@@ -16,7 +16,7 @@ from support.settling import (
     a_shared,
     begin,
     crossed,
-    endpoint,
+    endpoints_of,
     expected,
     line_of,
     parts,
@@ -313,7 +313,7 @@ def test_a_config_begins_and_ends_it(settle: Path, tmp_path: Path) -> None:
     assert isinstance(shared, SharedRouter)
     at_ns = time.monotonic_ns()
     begin(shared, at_ns * 1e-9)
-    shared.list_endpoints({n: endpoint(n, True) for n in NAMES}, {n: endpoint(n, False) for n in NAMES})
+    shared.list_endpoints(endpoints_of(NAMES))
     log = {"decision_log": {"folder": str(tmp_path / "decisions")}}
     for number, wanted in enumerate([config("wlpr"), config("wlpr", **log), config("prequal", **log), config("wlpr")]):
         files = app._decision_log.files

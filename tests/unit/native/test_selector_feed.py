@@ -9,7 +9,8 @@ import pytest
 from support.guarded import Moody, guarded
 
 from balancer.kernel.settings import GuardSettings, RolloutSettings
-from balancer.native.layouts import CANARY_EVENT, SELECTOR, Decider, GuardEvent
+from balancer.native.enums import Decider, GuardEvent
+from balancer.native.layouts import CANARY_EVENT, SELECTOR
 from balancer.native.selector_feed import SelectorFeed
 from balancer.native.state import SharedState
 from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector

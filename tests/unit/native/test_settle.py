@@ -20,6 +20,7 @@ from support.settling import (
     line_of,
     parts,
     printed_by,
+    prompt_of,
     request_of,
     script,
 )
@@ -28,7 +29,8 @@ from unit.native.conftest import compiled
 
 from balancer.kernel.compiled.library import PATH, Compiled, Library, stamp
 from balancer.kernel.settings import Settings
-from balancer.native.layouts import UNKNOWN_MODEL, Source
+from balancer.native.enums import Source
+from balancer.native.layouts import UNKNOWN_MODEL
 from balancer.native.router import SharedRouter
 from balancer.scheduler.events import WorkerAdded
 from balancer.scheduler.router import Router
@@ -47,7 +49,7 @@ TOOLS = "gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-user"
 
 
 def decide(
-    shared: SharedRouter, *program: object, began_ns: int | None = None
+    shared: SharedRouter, *program: object, began_ns: int | None = None, prompts: bool = False
 ) -> tuple[list[str], list[tuple[object, ...]]]:
     """Have the program and a router of this process decide the same; the lines that asked, and what both answered."""
     policy, settings = shared.policy, shared.settings
@@ -56,10 +58,10 @@ def decide(
     for router in (shared, own):
         begin(router, began_ns * 1e-9)
     shared.serve(True)
-    lines = list(script(own, began_ns + 60_000_000))
+    lines = list(script(own, began_ns + 60_000_000, prompts))
     wanted = [parts(line) for _, line in lines if line]
     assert [parts(line) for line in printed_by(program, [line for line, _ in lines])] == wanted
-    for record in ("queue", "service", "latency", "tokens", "caches"):
+    for record in ("queue", "service", "latency", "tokens", "caches", "prefixes", "prefill", "decode", "lengths"):
         for array, there in vars(getattr(own.fleet, record)).items():
             np.testing.assert_array_equal(getattr(getattr(shared.fleet, record), array), there, err_msg=array)
     return [line for line, _ in lines], wanted
@@ -96,9 +98,33 @@ def test_it_decides_counts_and_learns_as_the_router_does(settle: Path, tmp_path:
     assert len(outcomes) == len(wanted) - taken + ended
     assert outcomes["matched"].sum() == ended
     # What asks for a model that nobody has is refused.
-    nobody = sum(line.startswith("ask") and line.split()[-2] == "nobody" for line in lines)
+    nobody = sum(line.startswith("ask") and line.split()[-4] == "nobody" for line in lines)
     assert (outcomes["column"] == UNKNOWN_MODEL).sum() == nobody
     assert set(outcomes["column"][outcomes["source"] == Source.BY_POLICY]) <= set(shared.fleet.models.values()) - {0}
+
+
+OF_PROMPTS = ("expected_latency", "least_tokens", "prefix_score", "prefix_load_cost", "cache_aware", "round_robin")
+
+
+@pytest.mark.parametrize("name", OF_PROMPTS)
+def test_it_does_so_with_prompts(settle: Path, tmp_path: Path, name: str) -> None:
+    shared = a_shared(tmp_path / "shared", POLICIES[name], SETTINGS["limits"])
+    _, wanted = decide(shared, settle, PATH, tmp_path / "shared", prompts=True)
+    prefixes = shared.fleet.prefixes
+    assert prefixes.key.any()
+    assert prefixes.waiting_tokens.any()
+    assert shared.fleet.lengths.ended_tokens.any()
+    # Other balancers are to hear of each prompt that was sent, the last ones of each worker.
+    shared.tick(time.monotonic())
+    told = [prompt for worker in shared.fleet.names for prompt in shared.fleet.untold_prompts.take(worker)]
+    sent = sum(line[0] == str(TAKEN) and prompt_of(k)[0] != "-" for k, line in enumerate(wanted))
+    assert len(told) == sent
+    assert all(prompt.tokens >= prompt.prefix[-1][1] for prompt in told if prompt.prefix)
+    assert not {len(prompt.prefix) for prompt in told} <= {0, 1}
+    # What is given up waits no more.
+    shared.give_up(time.monotonic() + 2 * shared.settings.outcome_timeout_s)
+    assert shared.state.in_flight == 0
+    assert not prefixes.waiting_tokens.any()
 
 
 def test_decisions_are_what_they_have_been(settle: Path, tmp_path: Path) -> None:

@@ -13,12 +13,23 @@ from typing import Any
 
 import pytest
 from support.guarded import Moody
-from support.settling import MODELS, SEED, TAKEN, TURNED_AWAY, begin, busy_report, endpoint, line_of, parts
+from support.settling import (
+    MODELS,
+    SEED,
+    TAKEN,
+    TURNED_AWAY,
+    begin,
+    busy_report,
+    endpoint,
+    endpoints_of,
+    line_of,
+    parts,
+)
 
 from balancer.kernel.compiled.library import PATH, Compiled, Library
 from balancer.kernel.settings import EstimatorSettings, GuardSettings, RolloutSettings, Settings, TokenSettings
+from balancer.native.enums import Source
 from balancer.native.envoy_module import Module
-from balancer.native.layouts import Source
 from balancer.native.router import SharedRouter
 from balancer.native.state import Folder
 from balancer.scheduler.after_decision import Decision
@@ -116,7 +127,7 @@ class Pair:
         if place is None:
             routers.append((self.shared, together))
         else:
-            self.write(f"end {self.now_ns} {place} {latency_s!r} {status} {endpoint(together.worker, grpc)}")
+            self.write(f"end {self.now_ns} {place} {latency_s!r} {status} {endpoint(together.worker, grpc)} 0")
             self.ended[alone.policy] += 1
         for router, decision in routers:
             router.observe(Finished(decision.number, decision.worker, latency_s, ok, void), self.now_s)  # type: ignore[arg-type]  # of a table
@@ -152,7 +163,7 @@ def pair(settle: Path, path: Path, plan: CanaryPlan, policy: Policy = POLICY) ->
         begin(router, began_ns * 1e-9)
         router.configure(policy, SETTINGS, PolicySelector(policy, plan, SEED))
     names = own.fleet.names
-    shared.list_endpoints({n: endpoint(n, True) for n in names}, {n: endpoint(n, False) for n in names})
+    shared.list_endpoints(endpoints_of(names))
     shared.serve(True)
     with subprocess.Popen([settle, PATH, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as envoy:
         assert envoy.stdin is not None

@@ -13,8 +13,9 @@ from support.exposition import Samples, counted
 
 from balancer.kernel.compiled.library import Library
 from balancer.kernel.settings import Settings
+from balancer.native.enums import Decider, Source
 from balancer.native.envoy_module import Module
-from balancer.native.layouts import ENDERS, OUTCOME, VOIDS, Decider, Source
+from balancer.native.layouts import ENDERS, OUTCOME, PORTS, VOIDS
 from balancer.native.router import SharedRouter
 from balancer.native.state import Folder
 from balancer.scheduler.events import WorkerAdded
@@ -42,12 +43,19 @@ def take(router: SharedRouter) -> Take:
     """Take one outcome in; then values of metrics by their labels."""
     metrics = Metrics(router, lambda: 1.0)
     metrics.register(lambda: native_metrics(router))
-    outcomes = NativeOutcomes(router, Tally(metrics, Recent()), None, None)  # type: ignore[arg-type]  # neither is wanted
-    router.list_endpoints({"w0": "10.0.0.1:8001"}, {"w0": "10.0.0.1:8000"})
+    outcomes = NativeOutcomes(router, Tally(metrics, Recent()), None, None, None)  # type: ignore[arg-type]  # none is wanted
+    router.list_endpoints({"grpc": {"w0": "10.0.0.1:8001"}, "http": {"w0": "10.0.0.1:8000"}})
 
     def taken(**fields: Any) -> Callable[[str], Samples]:
         row = np.zeros(1, OUTCOME)
-        usual = {"latency_s": 0.02, "first_byte_s": 0.01, "decision_s": 3e-6, "pick_s": 1e-4, "grpc": 1, "attempts": 1}
+        usual = {
+            "latency_s": 0.02,
+            "first_byte_s": 0.01,
+            "decision_s": 3e-6,
+            "pick_s": 1e-4,
+            "port": PORTS.index("grpc"),
+            "attempts": 1,
+        }
         usual |= {"source": Source.BY_POLICY, "http_status": 200, "ok": 1, "matched": 1, "endpoint": b"10.0.0.1:8001"}
         for name, value in (usual | {"column": router.fleet.models["m"]} | fields).items():
             row[name] = value
