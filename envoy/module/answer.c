@@ -42,6 +42,10 @@ void answer_feed(struct answer_reader *answer, struct text data) {
 
 static bool is_space(char byte) { return byte == ' ' || (byte >= '\t' && byte <= '\r'); }
 
+static bool is_of_word(char byte) {
+  return (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z') || (byte >= '0' && byte <= '9') || byte == '_';
+}
+
 /* The number behind the last such key, quotes and all; 0: there is none. */
 static uint32_t number_at(struct text text, struct text key) {
   uint32_t found = 0;
@@ -54,7 +58,8 @@ static uint32_t number_at(struct text text, struct text key) {
     while (value < end && is_space(*value)) value++;
     uint64_t number;
     size_t digits = digits_of((struct text){value, (size_t)(end - value)}, &number);
-    if (digits && digits <= MOST_DIGITS) found = (uint32_t)number;
+    bool goes_on = value + digits < end && is_of_word(value[digits]);
+    if (digits && digits <= MOST_DIGITS && !goes_on) found = (uint32_t)number;
   }
   return found;
 }

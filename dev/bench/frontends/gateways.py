@@ -13,7 +13,7 @@ import yaml
 
 from balancer.bootstrap.bootstrap import BootstrapOptions, render
 from balancer.bootstrap.nodes import manager_of
-from balancer.discovery.workers import WorkerSpec
+from balancer.discovery.workers import WorkerProtocol, WorkerSpec
 from balancer.kernel.compiled.c_compiler import compiler
 from balancer.stack.envoyproxy import EnvoyProcess
 from balancer.stack.process import free_port_range, free_ports
@@ -41,10 +41,10 @@ class Gateway:
         return {"Envoy": [self.envoy.process.pid], "Python": python}
 
 
-def new_workers(count: int = UPSTREAMS) -> list[WorkerSpec]:
+def new_workers(count: int = UPSTREAMS, protocol: WorkerProtocol = "triton") -> list[WorkerSpec]:
     ports = free_ports(2 * count)
     return [
-        WorkerSpec(name=f"w{k}", address="127.0.0.1", grpc_port=ports[k], http_port=ports[count + k])
+        WorkerSpec(name=f"w{k}", address="127.0.0.1", grpc_port=ports[k], http_port=ports[count + k], protocol=protocol)
         for k in range(count)
     ]
 
@@ -136,6 +136,7 @@ def without_balancer(options: BootstrapOptions, workers: Sequence[WorkerSpec]) -
     for name, ports in (
         ("triton_grpc", [worker.grpc_port for worker in workers]),
         ("triton_http", [worker.http_port for worker in workers]),
+        ("openai", [worker.http_port for worker in workers]),
     ):
         cluster = clusters[name]
         del cluster["eds_cluster_config"]

@@ -1,16 +1,22 @@
-/* An HTTP/1.1 server that costs as little as can be: any request, once it is whole, gets the same JSON and status 200.
+/* An HTTP/1.1 server that costs as little as can be: any request, once it is whole, gets the same JSON and status 200; one
+   that asks for a stream, as many events of OpenAI's API as `EVENTS` says.
 
    http PORT...: listens on all of them, in one thread, until it is killed. Bodies have a content-length; who sends
    chunks is told so (411). */
 #include "server.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
-enum { IN_BYTES = 1 << 18 };
+enum { IN_BYTES = 1 << 18, EVENTS = 200, WRITES = 10, MOST_OUT = 1 << 14 };
 
 static const char GOOD[] = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 13\r\n\r\n{\"text\":\"ok\"}";
 static const char NO_LENGTH[] = "HTTP/1.1 411 Length Required\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+
+#define EVENT "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"tide\"}}]}\n\n"
+#define DONE "data: [DONE]\n\n"
+static const char STREAM[] = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
 
 struct connection {
   int file;
@@ -24,6 +30,24 @@ static const char *header(const char *head, const char *name) {
   for (const char *line = strstr(head, "\r\n"); line; line = strstr(line + 2, "\r\n"))
     if (!strncasecmp(line + 2, name, length) && line[2 + length] == ':') return line + 3 + length;
   return NULL;
+}
+
+static int good(int file, const char *data, size_t length) {
+  return send(file, data, length, MSG_NOSIGNAL) == (ssize_t)length;
+}
+
+/* As a model writes it: some events at a time. */
+static int answer_stream(int file) {
+  static char out[MOST_OUT];
+  if (!good(file, STREAM, sizeof STREAM - 1)) return 0;
+  for (int i = 0; i < WRITES; i++) {
+    size_t length = 0;
+    for (int k = 0; k < EVENTS / WRITES; k++)
+      length += (size_t)sprintf(out + length, "%zx\r\n" EVENT "\r\n", sizeof EVENT - 1);
+    if (i == WRITES - 1) length += (size_t)sprintf(out + length, "%zx\r\n" DONE "\r\n0\r\n\r\n", sizeof DONE - 1);
+    if (!good(file, out, length)) return 0;
+  }
+  return 1;
 }
 
 /* Answers the whole requests that are there; whether the connection is still good. The answers are small enough for the
@@ -43,7 +67,8 @@ static int take(struct connection *c) {
       return 0;
     }
     if (next > c->length) break;
-    if (send(c->file, GOOD, sizeof GOOD - 1, MSG_NOSIGNAL) != (ssize_t)(sizeof GOOD - 1)) return 0;
+    int streams = memmem(end, (size_t)(c->in + next - end), "\"stream\": true", 14) != NULL;
+    if (!(streams ? answer_stream(c->file) : good(c->file, GOOD, sizeof GOOD - 1))) return 0;
     at = next;
   }
   memmove(c->in, c->in + at, c->length - at);
