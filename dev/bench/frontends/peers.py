@@ -24,7 +24,7 @@ from balancer.discovery.workers import WorkerSpec
 from balancer.errors import OperatorError
 from balancer.extproc.names import CHAT
 from balancer.stack.process import LocalProcess, free_ports
-from dev.bench.frontends.gateways import UPSTREAMS, gateways, new_workers, upstream
+from dev.bench.frontends.gateways import PICK, UPSTREAMS, gateways, new_workers, upstream
 from dev.bench.frontends.rounds import Found, Load, Target, in_turn, table
 from dev.bench.machine import tree
 from dev.bench.results import Options, Table
@@ -39,6 +39,8 @@ _LOADS = {_ONE: Load(1, 1), _FULL: Load(16, 1)}
 _ANSWER_BYTES = len('{"text":"ok"}')
 _EVENT = 'data: {"choices":[{"index":0,"delta":{"content":"tide"}}]}\n\n'
 _STREAM_BYTES = 200 * len(_EVENT) + len("data: [DONE]\n\n")
+_MODEL = "unknown"
+"""As smg calls one whose server tells no name; all others take any."""
 _PROMPTS = {
     "prompts of 1 kB": (1_000, False),
     "prompts of 100 kB": (100_000, False),
@@ -114,13 +116,18 @@ async def _measure_prompts(options: Options, python: Path, folder: Path) -> dict
         for title, (size_bytes, streams) in _PROMPTS.items():
             body = folder / "prompt.json"
             said = [{"role": "user", "content": "tide " * (size_bytes // 5)}]
-            body.write_text(json.dumps({"model": "m", "messages": said, "stream": streams}))
+            body.write_text(json.dumps({"model": _MODEL, "messages": said, "stream": streams}))
             answer_bytes = _STREAM_BYTES if streams else _ANSWER_BYTES
+            # These make chunks of streams, on which h2load 1.52 hangs.
+            without = (PICK, *routers) if streams else ()
             targets = {
                 name: Target(gateway.envoy.endpoint, body, answer_bytes, gateway.processes, CHAT, http1=True)
                 for name, gateway in envoys.items()
+                if name not in without
             }
             for name, router in routers.items():
+                if name in without:
+                    continue
                 processes = {"peer": [router.process.pid]}
                 targets[name] = Target(router.endpoint, body, answer_bytes, processes, CHAT, http1=True)
             found[f"OpenAI's API, {title}, 16 in flight"] = await in_turn(
