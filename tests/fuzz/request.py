@@ -15,6 +15,7 @@ from tritonclient.grpc import service_pb2
 
 from balancer import bounds
 from balancer.extproc.kserve import SERVICE
+from balancer.extproc.names import CHAT, COMPLETIONS
 from fuzz import hostile
 
 _GRPC, _REST = {":path": INFER, "content-type": "application/grpc"}, {":path": "/v2/models/m/infer"}
@@ -28,6 +29,15 @@ _WORDS = (
         b"sequence_id",
         b"priority",
         b"timeout",
+        *(
+            b'"model":"m"',
+            b'"messages":[',
+            b'"prompt":"',
+            b'"text_input":"',
+            b'"stream":true',
+            b'"tools":',
+            b'"cache_salt":',
+        ),
         b"\\ud83d",
         b"\\u0000",
     ),
@@ -76,6 +86,11 @@ def _check(read: Understood | Refused) -> None:
     assert 0 <= read.priority <= bounds.MAX_PRIORITY, "the priority is within bounds"
     assert read.deadline_s >= 0, "the deadline is a time"
     assert read.key is not None or not read.sequence, "a sequence has a key"
+    if read.prompt is not None:
+        tokens, prefix = read.prompt
+        lengths = [length for _, length in prefix]
+        assert lengths == sorted(set(lengths)), "each beginning is longer than the one before"
+        assert all(0 < length <= tokens and 0 < value < 2**64 for value, length in prefix), "hashes of what is there"
     assert read.model or read.kind in {"server", "per_server"}, "a call about a model names one"
 
 
@@ -141,3 +156,12 @@ def corpus() -> Iterator[Request]:
     yield _REST | {"content-encoding": "gzip"}, gzip.compress(json)
     yield _REST | {"content-encoding": "deflate"}, zlib.compress(json, 0)
     yield _REST | {":path": "/v2/models/%c3%a9%20x/versions/2/infer?q=%2f"}, json
+    said = b'[{"role": "user", "content": [{"type": "text", "text": "t\\u00e9\\"' + b"tide " * 300 + b'"}]}]'
+    chat = b'{"messages": ' + said + b', "tools": [{}], "cache_salt": "s", "stream": true, "model": "m"}'
+    yield _REST | {":path": CHAT, "x-tenant": "a"}, chat
+    yield _REST | {":path": CHAT, "content-encoding": "gzip"}, gzip.compress(chat)
+    yield _REST | {":path": COMPLETIONS}, b'{"model":"m","prompt":[' + b"[1,2,3]," * 200 + b"[4]]}"
+    yield (
+        _REST | {":path": "/v2/models/m/generate_stream"},
+        b'{"text_input":"' + b"tide " * 300 + b'","parameters":{"n":1}}',
+    )

@@ -203,10 +203,21 @@ static uint64_t decide_some(struct source *source, size_t between) {
     struct attached *attached = source_take(source);
     if (!attached) return taken;
     const char *model = models[below(5)];
-    struct features features = {.kind = (enum balancer_kind)below(3), .grpc = below(2), .keyed = below(2), .rows = (double)below(9)};
+    struct features features = {.kind = (enum balancer_kind)below(3), .keyed = below(2), .rows = (double)below(9)};
     struct decision decision;
     struct ending ending = {.http_status = 200, .grpc_status = (int)below(16), .latency_s = 0.001};
+    static struct balancer_prompt prompt;
+    features.port = (enum balancer_port)below(3);
+    features.grpc = features.port == BALANCER_GRPC_PORT;
     features.sequence = features.keyed && below(2);
+    if (below(2)) {
+      static const uint8_t text[4096];
+      features.body_bytes = below(sizeof text) + 1;
+      balancer_prompt_start(&prompt);
+      balancer_prompt_add(&prompt, text, features.body_bytes);
+      balancer_prompt_end(&prompt, TEXT("a"), TEXT(""));
+      features.prompt = &prompt;
+    }
     features.key = draw();
     features.deadline_s = below(2) ? INFINITY : 0.01;
     features.model = (struct text){model, strlen(model)};
@@ -218,6 +229,8 @@ static uint64_t decide_some(struct source *source, size_t between) {
     size_t length = comma ? (size_t)(comma - decision.words) : decision.length;
     if (decision.answer == TAKEN && length < sizeof ending.endpoint) memcpy(ending.endpoint, decision.words, length);
     if (between < count) spoil(between);
+    if (decision.answer == TAKEN && below(2)) place_begins(source, attached, &decision);
+    ending.answered.output_tokens = (uint32_t)below(99);
     judge(&ending, TEXT("via_upstream"), true);
     finish(source, attached, &features, decision.answer == TAKEN ? &decision : NULL, &ending);
     source_give(source, attached);

@@ -78,7 +78,7 @@ async def test_a_client_that_leaves_amid_its_prompt_is_not_picked_for() -> None:
 async def test_a_prompt_that_cannot_be_read_or_is_too_large_is_refused_as_openai_has_it() -> None:
     chunk = ext_proc.ProcessingRequest(request_body=ext_proc.HttpBody(body=b"x" * 2**21))
     async with gateway(specs=SPEAKING_OPENAI) as g:
-        for body, words in (([*chunks_of([], 1)], "is no JSON object"), ([chunk] * 9, "has more than 16777216 bytes")):
+        for body, words in (([*chunks_of([], 1)], "is no JSON"), ([chunk] * 9, "has more than 16777216 bytes")):
             (response,) = await g.all_of(headers("/v1/chat/completions"), *body)
             assert response.immediate_response.status.code == 400
             error = json.loads(response.immediate_response.body)["error"]

@@ -13,10 +13,12 @@ from support.settling import (
     SEED,
     SETTINGS,
     TAKEN,
+    WORKERS,
     a_shared,
     begin,
     crossed,
     endpoint,
+    endpoints_of,
     line_of,
     parts,
     printed_by,
@@ -163,3 +165,21 @@ def test_sequences_stay_with_their_workers_when_the_balancer_is_silent(settle: P
         assert after[-1] == before[-1] if kept else named.isdisjoint(drained)
         stayed += kept
     assert stayed > 40
+
+
+def test_who_speaks_another_protocol_is_not_asked(settle: Path, tmp_path: Path) -> None:
+    """Whoever has the model: half of the workers have no port of the kind."""
+    shared = a_shared(tmp_path / "shared", POLICIES["expected_latency"], Settings())
+    tritons, others = ([f"w{number}" for number in range(first, WORKERS, 2)] for first in (0, 1))
+    shared.list_endpoints({**endpoints_of(tritons), "openai": {name: endpoint(name, False) for name in others}})
+    began_ns = time.monotonic_ns()
+    begin(shared, began_ns * 1e-9)
+    shared.serve(True)
+    lines = [line_of(request, grpc, began_ns + 60_000_000) for request, grpc in map(request_of, range(REQUESTS))]
+    printed = [parts(line) for line in printed_by((settle, PATH, tmp_path / "shared"), lines)]
+    named = {one for line in printed if line[0] == str(TAKEN) for one in str(line[-1]).split(",")}
+    may = {endpoint(name, grpc) for name in tritons for grpc in (True, False)}
+    assert named
+    assert named <= may
+    silent = [parts(line) for line in printed_by((settle, PATH, tmp_path / "shared"), ["mute", *lines])]
+    assert {one for line in silent if line[0] == str(LEAST_REQUEST) for one in str(line[-1]).split(",") if one} <= may
