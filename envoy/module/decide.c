@@ -203,9 +203,9 @@ static void decide_locked(struct attached *attached, const struct features *feat
   POKE(attached->control->number, out->number + 1);
   const struct entry *entry = entry_for(attached->directory, features, out);
   if (out->answer == TURNED_AWAY) journal_refusal(attached, features, out);
-  if (!entry || (uint64_t)entry->column >= attached->models || !select_decider(attached, features, out)) return;
-  /* Its record would lack what the decision was made by. */
-  if (features->prompt && attached->writer.journal) return;
+  /* The record of a prompt would lack what the decision was made by. */
+  if (!entry || (uint64_t)entry->column >= attached->models || (features->prompt && attached->writer.journal)) return;
+  if (!select_decider(attached, features, out)) return;
   /* Before anything is counted in. */
   if ((out->slot = slot_take(attached->control)) == NO_SLOT) {
     add(attached->control, SLOTS_FULL, 1);
