@@ -129,7 +129,7 @@ def read_request(headers: Mapping[str, str], body: bytes, names: HeaderNames, sh
         bounds.at_most("input", rows, bounds.MAX_ROWS)
         return call_of(headers, names, Kind.INFERENCE, model, rows=rows)
     call = call_of(headers, names, Kind.STREAM if asked.stream is True else Kind.INFERENCE, model)
-    return _with_prompt(call, asked.prompt, len(body), shares, asked.seed)
+    return _with_prompt(call, asked.prompt, len(body.rstrip()), shares, asked.seed)
 
 
 def _read_generate(headers: Mapping[str, str], body: bytes, names: HeaderNames, shares: TokenShares) -> Call:
@@ -140,7 +140,7 @@ def _read_generate(headers: Mapping[str, str], body: bytes, names: HeaderNames, 
         prompt = _read(body, (TRITON_PROMPT,)).prompt
     except RefusedInputError:
         return call
-    return _with_prompt(call, prompt, len(body), shares) if prompt.startswith(b'"') else call
+    return _with_prompt(call, prompt, len(body.rstrip()), shares) if prompt.startswith(b'"') else call
 
 
 def _with_prompt(call: Call, prompt: bytes, size_bytes: int, shares: TokenShares, seed: bytes = NO_SEED) -> Call:

@@ -364,10 +364,12 @@ static enum balancer_progress over(const struct balancer_facts *facts) {
   return facts->field ? BALANCER_REFUSED : BALANCER_DONE;
 }
 
-enum balancer_progress balancer_json_feed(struct balancer_json *reader, struct balancer_facts *facts,
-                                          const uint8_t *data, size_t length) {
+/* `taken`: how many of the bytes were read. */
+static enum balancer_progress feed(struct balancer_json *reader, struct balancer_facts *facts, const uint8_t *data,
+                                   size_t length, size_t *taken) {
   enum balancer_progress progress = BALANCER_MORE;
-  for (size_t at = 0; at < length && progress == BALANCER_MORE;) {
+  size_t at = 0;
+  for (; at < length && progress == BALANCER_MORE; *taken = at) {
     size_t from = at;
     if (reader->place == OVER || (reader->token == NONE && all_read(reader, facts))) return over(facts);
     switch ((enum token)reader->token) {
@@ -395,5 +397,13 @@ enum balancer_progress balancer_json_feed(struct balancer_json *reader, struct b
   }
   if (progress == BALANCER_MORE && (reader->place == OVER || (reader->token == NONE && all_read(reader, facts))))
     return over(facts);
+  return progress;
+}
+
+enum balancer_progress balancer_json_feed(struct balancer_json *reader, struct balancer_facts *facts,
+                                          const uint8_t *data, size_t length) {
+  size_t taken = 0;
+  enum balancer_progress progress = feed(reader, facts, data, length, &taken);
+  reader->bytes += taken;
   return progress;
 }

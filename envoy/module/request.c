@@ -314,7 +314,7 @@ const struct features *balancer_reader_finish(struct balancer_reader *reader, co
   if (openai || (reader->asks == BALANCER_ASKS_GENERATE && reader->body == BALANCER_JSON_BODY && reader->prompt.is_text)) {
     balancer_prompt_end(&reader->prompt, features->model, features->tenant);
     features->prompt = &reader->prompt;
-    features->body_bytes = reader->seen;
+    features->body_bytes = reader->of.json.bytes;
   }
   return features;
 }

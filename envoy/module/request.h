@@ -89,6 +89,7 @@ void balancer_prompt_end(struct balancer_prompt *prompt, struct text model, stru
 struct balancer_json {
   struct balancer_text *text; /* that the string at hand goes to */
   struct balancer_prompt *prompt;
+  uint64_t bytes;             /* that were read: up to the end of the outermost object */
   uint32_t skipped;           /* containers that are open within what is skipped */
   uint32_t point, high;       /* of an escape at hand; a surrogate that awaits the other */
   uint8_t asks;
