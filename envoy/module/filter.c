@@ -604,7 +604,8 @@ HOOKED void HOOK(http_filter_downstream_below_write_buffer_low_watermark)(void *
 static void await_answer(void *filter, struct request *request) {
   struct text kind = {NULL, 0};
   CALLBACK(http_get_header)(filter, RESPONSE_HEADERS, TEXT("content-type"), &kind, 0, NULL);
-  if ((request->answer = malloc(sizeof *request->answer)))
+  /* A second head comes where Envoy answers in a worker's place. */
+  if (request->answer || (request->answer = malloc(sizeof *request->answer)))
     answer_start(request->answer, kind.ptr && begins(kind, "text/event-stream"));
 }
 
