@@ -121,6 +121,7 @@ static void leave(struct balancer_json *reader, char bracket) {
     return;
   }
   reader->place = (uint8_t)of[place].outer;
+  reader->whole = reader->place == OVER;
   reader->member = (uint8_t)of[place].member;
   end_value(reader);
 }

@@ -293,6 +293,13 @@ const struct features *balancer_reader_finish(struct balancer_reader *reader, co
   struct balancer_facts *facts = &reader->facts;
   struct features *features = &reader->features;
   refusal->exhausted = false;
+  bool json = reader->body == BALANCER_JSON_BODY, openai = json && reader->asks == BALANCER_ASKS_OPENAI;
+  /* Behind what was read, it may name another model. */
+  if (openai && reader->progress == BALANCER_DONE && !reader->of.json.whole) {
+    bool too_long = reader->seen == reader->limit;
+    reader->progress =
+      balancer_refused(facts, "body", too_long ? BALANCER_MORE_THAN(BALANCER_MAX_PROMPT_BYTES, "bytes") : "is no JSON object");
+  }
   if (reader->progress == BALANCER_REFUSED) return refuse_body(facts, refusal), NULL;
   features->deadline_s = INFINITY;
   features->compressed = reader->body == BALANCER_GRPC_BODY && reader->of.protobuf.compressed;
@@ -309,9 +316,8 @@ const struct features *balancer_reader_finish(struct balancer_reader *reader, co
   features->tenant = kept_of(&reader->tenant);
   features->request_id = kept_of(&reader->request_id);
   features->id = kept_of(&facts->id);
-  bool openai = reader->asks == BALANCER_ASKS_OPENAI && reader->body == BALANCER_JSON_BODY;
   if (openai && reader->prompt.streams) features->kind = BALANCER_STREAM;
-  if (openai || (reader->asks == BALANCER_ASKS_GENERATE && reader->body == BALANCER_JSON_BODY && reader->prompt.is_text)) {
+  if (openai || (json && reader->asks == BALANCER_ASKS_GENERATE && reader->prompt.is_text)) {
     balancer_prompt_end(&reader->prompt, features->model, features->tenant);
     features->prompt = &reader->prompt;
     features->body_bytes = reader->of.json.bytes;

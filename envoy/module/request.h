@@ -92,6 +92,7 @@ struct balancer_json {
   uint64_t bytes;             /* that were read: up to the end of the outermost object */
   uint32_t skipped;           /* containers that are open within what is skipped */
   uint32_t point, high;       /* of an escape at hand; a surrogate that awaits the other */
+  bool whole; /* the outermost object came to its end */
   uint8_t asks;
   uint8_t place, expected, token, member, digits;
   uint16_t seen, read; /* members, as bits: the first of a name counts, as Triton has it */

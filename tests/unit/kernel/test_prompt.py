@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.understand import Reader, Refused, Understood, gateway
 
+from balancer.bounds import MAX_PROMPT_BYTES
 from balancer.extproc.names import CHAT, COMPLETIONS
 from balancer.extproc.prompts import BLOCK_BYTES
 
@@ -83,6 +84,30 @@ def test_long_prompts_are_hashed_at_the_same_lengths(reader: Reader, size_bytes:
     assert read.kind == "stream"
     assert read.prompt is not None
     assert bool(read.prompt[1]) == (size_bytes > BLOCK_BYTES - 40)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model": "m", "prompt": "x"',
+        b'{"model": "m", "prompt": "x',
+        b'{"model": "m", "prompt": "x", \'model\': "other"}',
+        b'{"model": "m", "prompt": "x"], "model": "other"}',
+        b'{"model": "m", /* */ "model": "other"}',
+        b'{"model": "m", "prompt": "' + b"x" * MAX_PROMPT_BYTES + b'", "model": "other"}',
+    ],
+    ids=["no end", "no end of a text", "quotes", "brackets", "comment", "too long"],
+)
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+def test_what_is_not_read_to_its_end_cannot_name_another_model(reader: Reader, body: bytes, encoding: str) -> None:
+    """Nor can what a compressed body has beyond the bound, which is short as it is sent."""
+    sent = gzip.compress(body) if encoding == "gzip" else body
+    read = reader.ask(headers(COMPLETIONS, **{"content-encoding": encoding}), [sent])
+    assert isinstance(read, Refused)
+    assert read.field == "body"
+    words = "has more than 16777216 bytes" if len(body) > MAX_PROMPT_BYTES else "is no JSON object"
+    assert read.text == f"body: {words}, which is refused"
+    assert isinstance(gateway(headers(COMPLETIONS), {}, body), Refused)
 
 
 def test_a_compressed_body_is_that_of_its_content(reader: Reader) -> None:
