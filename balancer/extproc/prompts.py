@@ -227,7 +227,7 @@ def _members(body: bytes) -> Iterator[tuple[str, Any, bytes]]:
         begin = _expect(text, at, ":")
         value, end = _DECODER.raw_decode(text, begin)
         yield name, value, body[skipped + begin : skipped + end]
-        at = _SPACE.match(text, end).end()  # type: ignore[union-attr]  # it may be empty
+        at = _past_space(text, end)
         more = text[at : at + 1] == ","
         if more:
             at = _expect(text, at, ",")
@@ -238,10 +238,16 @@ def _members(body: bytes) -> Iterator[tuple[str, Any, bytes]]:
 
 def _expect(text: str, at: int, what: str) -> int:
     """Where what stands behind it begins."""
-    at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # as above
+    at = _past_space(text, at)
     if text[at : at + 1] != what:
         raise ValueError(f"{what!r} is missing at byte {at}")
-    return _SPACE.match(text, at + 1).end()  # type: ignore[union-attr]  # as above
+    return _past_space(text, at + 1)
+
+
+def _past_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    assert found is not None  # it may be empty
+    return found.end()
 
 
 def _refused(words: str) -> RefusedInputError:

@@ -78,7 +78,7 @@ class Directory:
         self._endpoints: Mapping[PortName, Mapping[str, str]] = {}
         self.tokens = TokenShares()
         """Replaced by whoever learns them."""
-        self._tokens: dict[str, float] = {}
+        self._tokens: Mapping[str, float] = {}
         """As in the file."""
         self._names: dict[str, str] = {}
         self._headers: tuple[str | None, ...] = (None,) * 7
@@ -155,6 +155,7 @@ class Directory:
     def _write(self, fleet: Fleet, journal: Journal | None) -> None:
         serial = self.serial + 1
         deciders = self._candidates(fleet, serial)
+        self._tokens = self.tokens.all()
         self._folder.write(f"directory-{serial}", self._content(fleet, deciders, journal is not None, serial))
         if journal is not None:
             policy, baseline, new = self._policies
@@ -193,7 +194,6 @@ class Directory:
         """The bytes of directory number `serial`; `recorded`: whether decisions are written into the journal."""
         settings, strings, splits = fleet.settings, _Strings(), self._splits.of
         endpoints = [[self._endpoints.get(port, {}).get(name, "") for port in PORTS] for name in fleet.names]
-        self._tokens = dict(self.tokens.all())
         masks: dict[bytes, int] = {}
         entries: dict[tuple[str, str], tuple[Any, ...]] = {}
         listed = set(fleet.listed())

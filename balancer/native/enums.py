@@ -45,10 +45,10 @@ class Flag(IntFlag):
     """Decisions are written into the journal."""
     GIVES_VERSIONS = 8
     """Requests for some model that name no version get one."""
-    SEVERAL_PROTOCOLS = 32
-    """Not all workers have all kinds of ports."""
     LIMITS_TENANTS = 16
     """Of models that the balancer forwards: it decides those of their requests that it does not."""
+    SEVERAL_PROTOCOLS = 32
+    """Not all workers have all kinds of ports."""
 
 
 class DrawFlags(IntFlag):

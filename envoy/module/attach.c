@@ -248,11 +248,10 @@ static bool has_directory(const struct attached *attached, uint64_t serial) {
   return attached->directory && attached->directory->head.serial == serial;
 }
 
-/* Null: it is not within the block. */
-static void *words_at(const struct attached *attached, int array, size_t words) {
-  char *start = attached->fleet_state.memory, *at = balancer_at(start, array);
-  bool within = at >= start && (uint64_t)(at - start) + words * 8 <= attached->fleet_state.bytes;
-  return within && (uintptr_t)at % 8 == 0 ? at : NULL;
+void *words_at(const struct attached *attached, int array, uint64_t words) {
+  char *start = attached->fleet_state.memory, *end = start + attached->fleet_state.bytes, *at = balancer_at(start, array);
+  bool within = at >= start && at <= end && (uint64_t)(end - at) / sizeof(uint64_t) >= words;
+  return within && (uintptr_t)at % sizeof(uint64_t) == 0 ? at : NULL;
 }
 
 static bool bind_prompt(struct attached *attached) {

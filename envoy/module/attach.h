@@ -123,6 +123,9 @@ bool attached_readable(const struct attached *attached);
 /* With the lock held: what has changed is looked up anew; false: there is nothing that can be decided by. */
 bool attached_refresh(struct source *source, struct attached *attached);
 
+/* Where that array of so many words lies in the fleet's state; null: not within it. */
+void *words_at(const struct attached *attached, int array, uint64_t words);
+
 void log_warning(struct source *source, const char *what, const char *why);
 
 #endif

@@ -52,14 +52,13 @@ bool journal_open(struct writer *writer, int folder) {
 }
 
 bool journal_bind(struct attached *attached) {
-  const char *start = attached->fleet_state.memory, *end = start + attached->fleet_state.bytes;
   for (int i = 0; i <= JOURNAL_SEEN; i++) {
     bool of_model = i < JOURNAL_SEEN && SEEN[i].of_model;
-    const char *array = balancer_at(attached->fleet_state.memory, i < JOURNAL_SEEN ? (int)SEEN[i].array : BALANCER_DECISION_SHARES);
-    uint64_t bytes = sizeof(double) * attached->workers * (of_model ? attached->models : 1);
-    if (array < start || array > end || (uint64_t)(end - array) < bytes || (uintptr_t)array % 8) return false;
-    if (i < JOURNAL_SEEN) attached->writer.seen[i] = (const double *)array;
-    else attached->writer.answer = (const double *)array;
+    int which = i < JOURNAL_SEEN ? (int)SEEN[i].array : BALANCER_DECISION_SHARES;
+    const double *array = words_at(attached, which, attached->workers * (of_model ? attached->models : 1));
+    if (!array) return false;
+    if (i < JOURNAL_SEEN) attached->writer.seen[i] = array;
+    else attached->writer.answer = array;
   }
   return true;
 }

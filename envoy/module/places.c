@@ -10,10 +10,14 @@ static bool enter(struct attached *attached) {
   return attached_alive(attached) && balancer_state_lock(attached->control, WAIT_NS);
 }
 
+static bool is_there(const struct attached *attached, int64_t row, int64_t column) {
+  return row >= 0 && (uint64_t)row < attached->workers && (uint64_t)column < attached->models;
+}
+
 /* With the lock held. */
 static void count(struct attached *attached, balancer_function *how, int64_t row, int64_t column, double rows) {
   struct balancer_call *call = &attached->call;
-  if (row < 0 || (uint64_t)row >= attached->workers || (uint64_t)column >= attached->models) return;
+  if (!is_there(attached, row, column)) return;
   call->picked = row;
   call->model = column;
   call->rows = rows;
@@ -25,9 +29,7 @@ static void count(struct attached *attached, balancer_function *how, int64_t row
 
 void end_prompt(struct attached *attached, struct slot *slot, double answering_s, double output_tokens) {
   struct balancer_call *call = &attached->call;
-  if (!(slot->beside > 0) || slot->row < 0 || (uint64_t)slot->row >= attached->workers ||
-      (uint64_t)slot->column >= attached->models)
-    return;
+  if (!(slot->beside > 0) || !is_there(attached, slot->row, slot->column)) return;
   call->picked = slot->row;
   call->model = slot->column;
   call->to_compute = slot->to_compute;
@@ -42,8 +44,7 @@ void place_begins(struct source *source, struct attached *attached, struct decis
   if (decision->left || !enter(attached)) return;
   struct slot *slot = slot_of(attached, decision);
   struct balancer_call *call = &attached->call;
-  if (slot && slot->to_compute > 0 && attached_refresh(source, attached) && slot->row >= 0 &&
-      (uint64_t)slot->row < attached->workers && (uint64_t)slot->column < attached->models) {
+  if (slot && slot->to_compute > 0 && attached_refresh(source, attached) && is_there(attached, slot->row, slot->column)) {
     slot->first_token_s = seconds_of(now_ns());
     call->picked = slot->row;
     call->model = slot->column;

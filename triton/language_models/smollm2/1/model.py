@@ -10,8 +10,8 @@ import triton_python_backend_utils as pb_utils
 import xllamacpp
 
 SLOTS, SLOT_TOKENS = 4, 2048
-MAX_TOKENS = 16
-"""Of an answer, unless the request says otherwise; as vLLM."""
+OPTIONS = {"max_tokens": 16, "temperature": 0.0}
+"""Unless the request's parameters say otherwise."""
 
 
 class TritonPythonModel:
@@ -27,8 +27,9 @@ class TritonPythonModel:
         for request in requests:
             text = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy()[0].decode()
             stream = pb_utils.get_input_tensor_by_name(request, "stream")
-            asked = {"prompt": text, "stream": True, "max_tokens": MAX_TOKENS, "temperature": 0.0}
-            asked |= {key: value for key, value in json.loads(request.parameters() or "{}").items() if key in asked}
+            given = json.loads(request.parameters() or "{}")
+            options = {name: given.get(name, usual) for name, usual in OPTIONS.items()}
+            asked = {"prompt": text, "stream": True} | options
             whole = stream is None or not stream.as_numpy()[0]
             self._running.submit(self._answer, request.get_response_sender(), asked, whole)
 
