@@ -22,12 +22,13 @@ MAX_PREFIX_BYTES = 65_536
 MAX_JSON_BYTES = 2**20
 """Of JSON that is read for what concerns routing: as much is held until a worker is chosen."""
 MAX_JSON_NODES = 262_144
-"""Of the body of a request to OpenAI's API: each opening bracket counts as an object or array, which takes 100 bytes
-and more once read."""
+"""The balancer reads no body with a prompt that has more opening brackets: each may begin an object or array, which
+takes 100 bytes and more once read."""
 MAX_JSON_VALUES = 2**20
-"""Of such a body, as its commas are counted: more would take longer to read than Envoy waits."""
+"""Nor one that has more commas: reading it would take longer than Envoy waits."""
 MAX_PROMPT_BYTES = 16 * 2**20
-"""Of the body of a request to OpenAI's API: the balancer reads all of it. Envoy's bootstrap has the same bound."""
+"""Envoy holds a body with a prompt until all of it was read, and refuses one that has more bytes. The bootstrap has the
+same bound."""
 MAX_INFLATED_BYTES = 80 * 2**20
 """Of a compressed message, inflated: it is read to its end."""
 MAX_INFLATED_TOTAL_BYTES = 256 * 2**20

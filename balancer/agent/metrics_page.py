@@ -110,7 +110,8 @@ _FIELDS = {
     b"nv_inference_compute_output_duration_us": "compute_us",
 }
 _BLOCKS = b"nv_trt_llm_kv_cache_block_metrics"
-"""Of the memory of TensorRT-LLM's engine, by the label `kv_cache_block_type`."""
+"""The metric by which TensorRT-LLM's backend reports its engine's KV cache; the label `kv_cache_block_type` says which
+number it is."""
 _BLOCK_FIELDS = {"max": "blocks", "used": "used_blocks", "tokens_per": "tokens_a_block"}
 _LABEL = re.compile(rb'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
 _ESCAPE = re.compile(r"\\(.)")
@@ -132,7 +133,7 @@ class ModelMetrics:
     compute_us: float = 0.0
     """Microseconds of input, inference and output, of every request that succeeded: a batch of 8 counts 8 times."""
     blocks: float = 0.0
-    """Of a language model's memory; 0: it is none, or does not tell."""
+    """Blocks of the engine's KV cache; 0: the model has no such engine."""
     used_blocks: float = 0.0
     tokens_a_block: float = 0.0
 

@@ -47,7 +47,7 @@ _VERSION = "1"
 _PERIOD_S, _TIMEOUT_S = 0.5, 5.0
 _PAGE_PERIOD_S, _PAGE_TIMEOUT_S = 0.1, 30.0
 _MOST_BYTES = 2**22
-"""Of an answer in JSON."""
+"""The agent reads no longer answers in JSON."""
 _NOT_THERE = (
     "is the server up at that address, with its metrics on (llama-server: --metrics)? "
     "The agent's --openai names another"

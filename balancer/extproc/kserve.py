@@ -158,12 +158,12 @@ def declared_bytes(headers: Mapping[str, str]) -> int:
 
 
 def is_openai(path: str) -> bool:
-    """Of a path with its query, whether it is one of OpenAI's API that is served."""
+    """Whether the path, which may have a query, is one of those that Envoy routes to servers of OpenAI's API."""
     return path.partition("?")[0] in (CHAT, COMPLETIONS, EMBEDDINGS, MODELS)
 
 
 def port_of(headers: Mapping[str, str]) -> PortName:
-    """Of the workers, for a request with such headers."""
+    """The kind of port of a worker that takes a request with such headers."""
     return "grpc" if is_grpc(headers) else "openai" if is_openai(headers.get(":path", "")) else "http"
 
 
