@@ -19,19 +19,16 @@ _INSTALL = "install it: pip install 'balancer[llm]', and pip install --no-deps l
 
 
 @dataclass(slots=True, kw_only=True)
-class LlamaServer(LocalProcess):
-    title: ClassVar[str] = "llama-server"
+class OpenAIServer(LocalProcess):
+    """Of OpenAI's API, with an agent beside it."""
+
     name: str
     http_port: int
     address: str = "127.0.0.1"
-    slots: int = 4
-    """Requests that run at once."""
-    slot_tokens: int = 2048
-    threads: int = 1
 
     @property
     def called(self) -> str:
-        return f"llama-server {self.name}"
+        return f"{self.title} {self.name}"
 
     @property
     def http_endpoint(self) -> str:
@@ -46,6 +43,19 @@ class LlamaServer(LocalProcess):
     def agent_arguments(self) -> list[str]:
         """By which `balancer agent` reads it."""
         return ["--openai", self.http_endpoint]
+
+    async def wait_ready(self, timeout_s: float = 60.0) -> None:
+        """Return once it takes requests."""
+        await self.answers(f"http://{self.http_endpoint}/health", timeout_s)
+
+
+@dataclass(slots=True, kw_only=True)
+class LlamaServer(OpenAIServer):
+    title: ClassVar[str] = "llama-server"
+    slots: int = 4
+    """Requests that run at once."""
+    slot_tokens: int = 2048
+    threads: int = 1
 
     async def start(self) -> None:
         """Spawn the server; it is not ready yet when this returns.
@@ -65,10 +75,6 @@ class LlamaServer(LocalProcess):
             *("--metrics", "--no-ui", "--offline"),
             environment=os.environ | {"LD_LIBRARY_PATH": str(binaries)},
         )
-
-    async def wait_ready(self, timeout_s: float = 60.0) -> None:
-        """Return once it takes requests."""
-        await self.answers(f"http://{self.http_endpoint}/health", timeout_s)
 
 
 @functools.cache

@@ -25,7 +25,7 @@ from balancer.errors import OperatorError
 from balancer.extproc.names import CLUSTERS
 from balancer.files.yaml_document import dump
 from balancer.stack.envoyproxy import EnvoyProcess
-from balancer.stack.llama import LlamaServer
+from balancer.stack.llama import LlamaServer, OpenAIServer
 from balancer.stack.process import Child, LocalProcess, free_port_range, free_ports
 from balancer.stack.tritonserver import EMULATED_GPU, TritonServer
 
@@ -73,7 +73,7 @@ class Stack:
     config: Config
     serve_arguments: Sequence[str]
     tritons: list[TritonServer] = field(default_factory=list)
-    language_models: list[LlamaServer] = field(default_factory=list)
+    language_models: Sequence[OpenAIServer] = field(default_factory=list)
     agent_arguments: Sequence[str] = ()
     envoy_arguments: Sequence[str] = ()
     envoy_threads: int = 2
@@ -86,7 +86,7 @@ class Stack:
         return [server.spec for server in self.servers]
 
     @property
-    def servers(self) -> list[TritonServer | LlamaServer]:
+    def servers(self) -> list[TritonServer | OpenAIServer]:
         return [*self.tritons, *self.language_models]
 
     @property
@@ -167,7 +167,7 @@ class Stack:
         )
 
     def new_agent(
-        self, server: TritonServer | LlamaServer, further: Sequence[str] = (), control: Path | None = None
+        self, server: TritonServer | OpenAIServer, further: Sequence[str] = (), control: Path | None = None
     ) -> Child:
         """`balancer agent` for this server, to be started; `control` is the socket of `balancer agent drain`."""
         balancers = [self.config.listen.reports_address(process) for process in range(self.config.processes)]

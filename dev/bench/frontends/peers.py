@@ -9,30 +9,17 @@ be another hop. Prompts go to the same upstreams by OpenAI's API, and the router
 import asyncio
 import contextlib
 import json
-import os
-import subprocess
-import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
-import psutil
-
-from balancer.discovery.workers import WorkerSpec
-from balancer.errors import OperatorError
 from balancer.extproc.names import CHAT
-from balancer.stack.process import LocalProcess, free_ports
+from balancer.stack.process import free_ports
 from dev.bench.frontends.gateways import PICK, UPSTREAMS, gateways, new_workers, upstream
 from dev.bench.frontends.rounds import Found, Load, Target, in_turn, table
-from dev.bench.machine import tree
 from dev.bench.results import Options, Table
+from dev.peers import RAY, ROUTERS, SGLANG, Peer, installed, new_router, running
 from dev.stack import MODEL, POLICY
 
-SGLANG, SMG, RAY = "SGLang's router", "SGLang's gateway (smg)", "Ray Serve"
-PACKAGES = ("sglang-router==0.3.2", "smg==1.13.0", "ray[serve]==2.60.0")
-_LAUNCH = {SGLANG: ("sglang_router.launch_router",), SMG: ("smg", "launch")}
 ROUNDS, ROUND_S = 11, 1.0
 _ONE, _FULL = "HTTP/1.1, one client", "HTTP/1.1, saturated (16 in flight)"
 _LOADS = {_ONE: Load(1, 1), _FULL: Load(16, 1)}
@@ -46,12 +33,10 @@ _PROMPTS = {
     "prompts of 100 kB": (100_000, False),
     "prompts of 1 kB, answers of 200 events": (1_000, True),
 }
-_READY_S = 90.0
-_GRACE_S = 30.0
 
 
 def measure(options: Options) -> list[Table]:
-    python = _installed(Path("out/peers"))
+    python = installed()
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
         found = asyncio.run(_measure(options, python, Path(folder)))
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
@@ -67,21 +52,6 @@ def measure(options: Options) -> list[Table]:
     ]
 
 
-def _installed(folder: Path) -> Path:
-    """The Python of an environment that has the peers; made at the first time."""
-    python, stamp = (folder / "bin" / "python").absolute(), folder / "installed"
-    wanted = "\n".join(PACKAGES)
-    if stamp.exists() and stamp.read_text() == wanted:
-        return python
-    try:
-        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
-    except subprocess.CalledProcessError as error:
-        raise OperatorError(f"{', '.join(PACKAGES)} could not be installed into {folder}; see above") from error
-    stamp.write_text(wanted)
-    return python
-
-
 async def _measure(options: Options, python: Path, folder: Path) -> dict[str, Found]:
     workers = new_workers()
     tensor, text = _bodies(folder)
@@ -89,8 +59,8 @@ async def _measure(options: Options, python: Path, folder: Path) -> dict[str, Fo
         stack.enter_context(upstream("http.c", [worker.http_port for worker in workers], folder))
         envoys = await stack.enter_async_context(gateways(workers, folder))
         # The nearest that it has to least-request.
-        sglang = await stack.enter_async_context(_running(_router(SGLANG, "power_of_two", python, workers, folder)))
-        ray = await stack.enter_async_context(_running(_ray(python, folder)))
+        sglang = await stack.enter_async_context(running(new_router(SGLANG, "power_of_two", python, workers, folder)))
+        ray = await stack.enter_async_context(running(_ray(python, folder)))
         targets = {
             name: _target(gateway.envoy.endpoint, tensor, gateway.processes, f"/v2/models/{MODEL}/infer")
             for name, gateway in envoys.items()
@@ -109,8 +79,8 @@ async def _measure_prompts(options: Options, python: Path, folder: Path) -> dict
         stack.enter_context(upstream("http.c", [worker.http_port for worker in workers], folder))
         envoys = await stack.enter_async_context(gateways(workers, folder))
         routers = {
-            name: await stack.enter_async_context(_running(_router(name, "cache_aware", python, workers, folder)))
-            for name in _LAUNCH
+            name: await stack.enter_async_context(running(new_router(name, "cache_aware", python, workers, folder)))
+            for name in ROUTERS
         }
         found = {}
         for title, (size_bytes, streams) in _PROMPTS.items():
@@ -149,60 +119,8 @@ def _bodies(folder: Path) -> tuple[Path, Path]:
     return paths
 
 
-@dataclass(slots=True, kw_only=True)
-class _Peer(LocalProcess):
-    title: ClassVar[str] = "peer"
-    name: str
-    command: Sequence[str | Path]
-    port: int
-    ready_path: str
-    """That answers 200 once it serves."""
-
-    @property
-    def called(self) -> str:
-        return self.name
-
-    @property
-    def endpoint(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    async def start(self) -> None:
-        self._check_not_started()
-        # Of its own environment alone.
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        environment["RAY_USAGE_STATS_ENABLED"] = "0"
-        await self._spawn(*map(str, self.command), at_our_end="TERM", environment=environment)
-
-
-def _router(name: str, policy: str, python: Path, workers: Sequence[WorkerSpec], folder: Path) -> _Peer:
-    port, metrics_port = free_ports(2)
-    urls = [f"http://{worker.address}:{worker.http_port}" for worker in workers]
-    listening = ("--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics_port))
-    quiet = ("--log-level", "warn")
-    how = ("--policy", policy, "--worker-urls", *urls)
-    command: list[str | Path] = [python, "-m", *_LAUNCH[name], *listening, *quiet, *how]
-    return _Peer(name=name, command=command, port=port, ready_path="/readiness", log_path=folder / f"{name}.log")
-
-
-def _ray(python: Path, folder: Path) -> _Peer:
+def _ray(python: Path, folder: Path) -> Peer:
     (port,) = free_ports(1)
     script = Path(__file__).with_name("replicas.py")
     command: list[str | Path] = [python, script, str(port), str(UPSTREAMS), folder / "ray"]
-    return _Peer(name=RAY, command=command, port=port, ready_path="/", log_path=folder / "ray.log")
-
-
-@contextlib.asynccontextmanager
-async def _running(peer: _Peer) -> AsyncIterator[_Peer]:
-    """Ready, and ended with all that it started, some of which is in sessions of its own."""
-    started: set[psutil.Process] = set()
-    try:
-        await peer.start()
-        await peer.answers(f"http://{peer.endpoint}{peer.ready_path}", _READY_S)
-        yield peer
-    finally:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            started.update(tree(peer.process.pid))
-        await peer.stop(_GRACE_S)
-        for process in started:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+    return Peer(name=RAY, command=command, port=port, ready_path="/", log_path=folder / "ray.log")

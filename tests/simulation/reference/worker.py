@@ -8,9 +8,9 @@ from typing import Literal
 
 from simulation.reference.batcher import LiveRequest, Queue
 from simulation.reference.device import Device, Execution
-from simulation.reference.generating import Batch
 
 from balancer.scheduler.events import ModelReport, SentPrompt, WorkerAdded
+from dev.emulated_llm.batch import Batch
 from simulator.spec import FleetSpec, ModelSpec
 
 _WINDOW_S = 0.15

@@ -1,19 +1,53 @@
-"""Continuous batching at one worker and model: who runs, what memory holds, what a step computes."""
+"""Continuous batching at one worker and model: who runs, what memory holds, what a step computes.
+
+Written apart from `simulator.engine.generating`, which is held against it; slow and plain.
+"""
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-
-from simulation.reference.batcher import LiveRequest, Queue
+from typing import Generic, Protocol, TypeVar
 
 from simulator.spec import GeneratingDevice, GenerationSpec
 
 
+class Asked(Protocol):
+    """A request."""
+
+    level: int
+    """Of the queue, from 0."""
+    tokens: int
+    """Of its prompt."""
+    output: int
+    """Tokens to generate."""
+    generated: int
+    cached: float
+    """Tokens that were there when it was admitted first; NaN before."""
+    ended: bool
+    """Nobody waits for it any more."""
+
+    @property
+    def blocks(self) -> Sequence[Hashable]:
+        """That its prompt begins with; equal where all that is before them is equal too."""
+
+
+R = TypeVar("R", bound=Asked)
+
+
+class Waiting(Protocol[R]):
+    levels: list[list[R]]
+    """Those of the first go first."""
+
+    def __len__(self) -> int: ...
+
+    def remove(self, request: R) -> None: ...
+
+
 @dataclass(eq=False)
-class Sequence:
-    request: LiveRequest
+class Running(Generic[R]):
+    request: R
     todo: int
     """Tokens to compute before the next is generated."""
     context: int
@@ -26,20 +60,20 @@ class Sequence:
     chunk: int = 0
 
 
-class Batch:
+class Batch(Generic[R]):
     def __init__(self, spec: GenerationSpec, device: GeneratingDevice, block_tokens: int) -> None:
         self.spec, self.device, self.block_tokens = spec, device, block_tokens
         self._forget()
 
     def _forget(self) -> None:
         self.stepping = False
-        self.running: list[Sequence] = []
-        self.users: Counter[tuple[int, int]] = Counter()
-        """By block."""
-        self.unused: OrderedDict[tuple[int, int], None] = OrderedDict()
+        self.running: list[Running[R]] = []
+        self.users: Counter[Hashable] = Counter()
+        """By block; none has 0."""
+        self.unused: OrderedDict[Hashable, None] = OrderedDict()
         """Cached blocks without users; the first goes first."""
 
-    def clear(self) -> list[LiveRequest]:
+    def clear(self) -> list[R]:
         """Forget everything; returns who ran."""
         running = [sequence.request for sequence in self.running]
         self._forget()
@@ -47,14 +81,13 @@ class Batch:
 
     @property
     def held(self) -> int:
-        used = sum(count > 0 for count in self.users.values())
-        return used * self.block_tokens + sum(sequence.own for sequence in self.running)
+        return len(self.users) * self.block_tokens + sum(sequence.own for sequence in self.running)
 
     @property
     def decoding(self) -> int:
         return sum(sequence.todo == 0 for sequence in self.running)
 
-    def begin(self, queue: Queue, now_s: float) -> tuple[int, float]:
+    def begin(self, queue: Waiting[R], now_s: float) -> tuple[int, float]:
         """Choose what the next step computes: its tokens, and what attention adds to its seconds."""
         fits = self.held + self.decoding <= self.device.memory_tokens
         while self.held + self.decoding > self.device.memory_tokens and len(self.running) > 1:
@@ -80,7 +113,7 @@ class Batch:
         tokens = sum(sequence.chunk for sequence in self.running)
         return tokens, self.device.context_s * context + self.device.attention_s * (pairs * 0.5)
 
-    def _admit(self, queue: Queue, now_s: float) -> None:
+    def _admit(self, queue: Waiting[R], now_s: float) -> None:
         decoding = self.decoding
         while len(queue) and len(self.running) < self.spec.max_sequences:
             request = next(iter(level[0] for level in queue.levels if level))
@@ -97,9 +130,9 @@ class Batch:
                 self.users[block] += 1
             context = len(cached) * self.block_tokens
             request.cached = float(context) if math.isnan(request.cached) else request.cached
-            self.running.append(Sequence(request, own, context, len(cached), own, now_s))
+            self.running.append(Running(request, own, context, len(cached), own, now_s))
 
-    def end(self) -> Iterator[tuple[Sequence, bool]]:
+    def end(self) -> Iterator[tuple[Running[R], bool]]:
         """The step is done: sequences that got a token; whether it was the last, or nobody waits for more."""
         self.stepping = False
         for sequence in list(self.running):
@@ -119,14 +152,14 @@ class Batch:
             if generates or leaves:
                 yield sequence, leaves
 
-    def _share(self, sequence: Sequence) -> None:
+    def _share(self, sequence: Running[R]) -> None:
         for block in sequence.request.blocks[sequence.shared : sequence.context // self.block_tokens]:
             self.unused.pop(block, None)
             self.users[block] += 1
             sequence.shared += 1
             sequence.own -= self.block_tokens
 
-    def _release(self, sequence: Sequence) -> None:
+    def _release(self, sequence: Running[R]) -> None:
         for block in reversed(sequence.request.blocks[: sequence.shared]):
             self.users[block] -= 1
             if self.users[block] == 0:
