@@ -1,5 +1,6 @@
-"""The bootstrap with inferences sent to the balancer, which forwards them itself: those of gRPC, and `infer` of REST
-where the balancer has a port for HTTP. All else stays as it is: it goes to workers that the balancer picks.
+"""The bootstrap with inferences sent to the balancer, which forwards them itself: those of gRPC, and where the balancer
+has a port for HTTP, `infer` of REST and completions by OpenAI's API. All else stays as it is: it goes to workers that
+the balancer picks.
 
 And the bootstrap in which the balancer answers calls that concern the fleet; while none is there, a worker does.
 Changes of workers never go to a worker: without a balancer they are answered 503, UNAVAILABLE.
@@ -119,6 +120,10 @@ def forward_rest_by_balancer(bootstrap: Node, most_bytes: int, models: tuple[str
     for listener in resources["listeners"]:
         manager = nodes.manager_of(listener)
         _forward_rest(manager, ours, most_bytes, some=models is not None)
+        if models is None:
+            # Else Envoy's script could not see which model a prompt is for: it asks.
+            route = nodes.named(nodes.routes_of(manager), names.PROMPTS_ROUTE)
+            _to_proxy(route, f"{names.PROXY_REST_CLUSTER}{names.OR_WORKER}", manager, ours, found_late=False)
 
 
 def _forward_rest(manager: Node, ours: Node, most_bytes: int, *, some: bool) -> None:

@@ -5,9 +5,10 @@ request, since an idle one delays the end of a Triton.
 """
 
 import asyncio
+import contextlib
 import logging
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import NamedTuple
 
 import aiohttp
@@ -170,12 +171,15 @@ class RestPorts:
         if self._tls is not None:
             self._context = await asyncio.to_thread(_context, self._tls)
 
-    async def ask(self, worker: str, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
-        """Send one request; `path` goes out as it is.
+    @contextlib.asynccontextmanager
+    async def open(
+        self, worker: str, method: str, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send one request, and read its answer as it comes; `path` goes out as it is.
 
         Raises:
             UnknownWorkerError: it is not listed.
-            aiohttp.ClientError: it did not answer, or more than `MOST_ANSWER_BYTES`.
+            aiohttp.ClientError: it did not answer.
         """
         endpoint = self._endpoints.get(worker)
         if endpoint is None:
@@ -194,17 +198,27 @@ class RestPorts:
             server_hostname=self._name,
             allow_redirects=False,
         ) as response:
-            parts, size = [], 0
-            async for part in response.content.iter_any():
-                size += len(part)
-                if size > MOST_ANSWER_BYTES:
-                    raise aiohttp.ClientPayloadError(f"the answer has more than {MOST_ANSWER_BYTES} bytes")
-                parts.append(part)
-            return Response(response.status, b"".join(parts))
+            yield response
+
+    async def ask(self, worker: str, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
+        """As `open`, and read all of the answer; aiohttp.ClientError too where it has more than `MOST_ANSWER_BYTES`."""
+        async with self.open(worker, method, path, body, headers) as response:
+            return Response(response.status, await whole_body(response))
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
+
+
+async def whole_body(response: aiohttp.ClientResponse) -> bytes:
+    """Raises aiohttp.ClientError where it breaks off, or has more than `MOST_ANSWER_BYTES`."""
+    parts, size = [], 0
+    async for part in response.content.iter_any():
+        size += len(part)
+        if size > MOST_ANSWER_BYTES:
+            raise aiohttp.ClientPayloadError(f"the answer has more than {MOST_ANSWER_BYTES} bytes")
+        parts.append(part)
+    return b"".join(parts)
 
 
 def _context(tls: BalancerTls) -> ssl.SSLContext:
@@ -233,14 +247,19 @@ class Links:
         """
         self.channels = Channels(grpc_tls)
         self.rest = RestPorts(rest_tls)
+        self.openai = RestPorts()
+        """Of workers that speak OpenAI's API: in plain text, as Envoy asks them."""
         self._encrypted = grpc_tls is not None or rest_tls is not None
         self._renewed_s = 0.0
         self._renewing: asyncio.Task[None] | None = None
 
     def update(self, workers: Iterable[WorkerSpec]) -> None:
+        """Who is listed from now on, each to be called by the API that it has."""
         listed = tuple(workers)
-        self.channels.update(listed)
-        self.rest.update(listed)
+        tritons = [worker for worker in listed if worker.protocol == "triton"]
+        self.channels.update(tritons)
+        self.rest.update(tritons)
+        self.openai.update(worker for worker in listed if worker.protocol == "openai")
 
     def tick(self, now_s: float) -> None:
         busy = self._renewing is not None and not self._renewing.done()
@@ -253,6 +272,7 @@ class Links:
             self._renewing.cancel()
         await self.channels.close()
         await self.rest.close()
+        await self.openai.close()
 
     async def _renew(self) -> None:
         try:

@@ -143,6 +143,13 @@ class Config(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _streams_pass_here(self) -> Self:
+        if self.proxy.resume and (self.envoy.frontend != "proxy" or self.listen.fleet_at is None):
+            rule = "needs envoy.frontend: proxy, and listen.fleet: else no stream passes through the balancer"
+            raise field_error(("proxy", "resume"), self.proxy.resume, rule)
+        return self
+
+    @model_validator(mode="after")
     def _ids_are_known_to_one(self) -> Self:
         balancers = max(self.processes, len(self.envoy.balancers))
         for name, row in self.models.items():

@@ -183,7 +183,7 @@ def _of_nothing(config: Config) -> Iterator[str]:
 def _rest_left_out(config: Config) -> Iterator[str]:
     if config.forwards and config.listen.fleet_at is None:
         yield (
-            "listen.fleet: is not set, so REST is not forwarded, only gRPC is; set it, such as 127.0.0.1:9200, and "
+            "listen.fleet: is not set, so only gRPC is forwarded, nothing by HTTP; set it, such as 127.0.0.1:9200, and "
             "print the bootstrap anew (balancer up sets it itself)"
         )
 

@@ -296,8 +296,12 @@ class Picker:
             return self._turned_away(waited.call, outcome, waited.draw)
         return self._picked(waited.call, outcome, waited.allowed, True, waited.draw, waited.version)
 
+    def that_have(self, port: PortName) -> frozenset[str] | None:
+        """As `Addresses.that_have`, whatever these are now."""
+        return self.addresses.that_have(port)
+
     def _among(self, call: Call, allowed: Allowed) -> frozenset[str] | None:
-        return self.addresses.that_have(call.port) if allowed is None else frozenset(allowed)
+        return self.that_have(call.port) if allowed is None else frozenset(allowed)
 
     def _of_a_version(self, call: Call, bodies: bool) -> tuple[Call, VersionDraw | None, str]:
         """The same for the version that it gets, where it names none and its model is split or pinned."""
@@ -335,7 +339,7 @@ class Picker:
 
     def models_of(self, port: PortName) -> list[str]:
         """That some worker with such a port serves now."""
-        fleet, names = self.router.fleet, self.addresses.that_have(port)
+        fleet, names = self.router.fleet, self.that_have(port)
         rows = [row for row, name in enumerate(fleet.names) if names is None or name in names]
         named = [model for model in fleet.models if model not in ("", ANY_MODEL)]
         return sorted(model for model in named if fleet.servable(model, "")[rows].any())

@@ -11,10 +11,12 @@ import grpc
 
 from balancer.bounds import OutOfBoundsError, shown
 from balancer.channels.channels import Channels, UnknownWorkerError
+from balancer.discovery.workers import PortName
 from balancer.extproc.inference_bytes import read
+from balancer.extproc.kserve import Call
 from balancer.extproc.names import NOT_EXECUTED_TEXTS, NOT_TAKEN
 from balancer.extproc.picker import Holding
-from balancer.extproc.responses import OF_ABORTED, verdict
+from balancer.extproc.responses import OF_ABORTED, Verdict, verdict
 from balancer.proxy.breakers import AttemptLatencies, Breakers
 from balancer.proxy.messages import (
     CANCELLED,
@@ -50,7 +52,9 @@ class AttemptObserver(Protocol):
     def placed(self, arrived: Arrived, decision: Decision | None, error: RoutingError | None, seconds: float) -> None:
         """A worker was picked, or none, in that many seconds."""
 
-    def attempted(self, decision: Decision, latency_s: float | None, ok: bool, void: str) -> None:
+    def attempted(
+        self, decision: Decision, latency_s: float | None, ok: bool, void: str, output_tokens: float = 0.0
+    ) -> None:
         """An attempt ended; as `Finished` says it."""
 
 
@@ -86,8 +90,11 @@ class Attempts:
         observer: AttemptObserver,
         clocks: Clocks,
         holding: Holding | None = None,
+        that_have: Callable[[PortName], frozenset[str] | None] = lambda port: None,
     ) -> None:
-        """`holding`: where requests wait for room; None: none does."""
+        """`holding`: where requests wait for room; None: none does. `that_have`: the workers that have a port of this
+        kind; None: all."""
+        self._that_have = that_have
         self._router, self._channels, self._observer, self._clocks = router, channels, observer, clocks
         self._holding = holding
         self.counts: Counter[tuple[str, str]] = Counter()
@@ -136,7 +143,7 @@ class Attempts:
         return await self._pause(arrived, attempts, tried)
 
     async def _pause(self, arrived: Arrived, attempt: int, tried: set[str]) -> bool:
-        if tried.issuperset(self._router.fleet.names):
+        if tried.issuperset(self._names(arrived.call.port)):
             self.counts["retries", "no_worker"] += 1
             return False
         if not self._retries.take():
@@ -172,8 +179,8 @@ class Attempts:
 
     def _held(self, arrived: Arrived, holding: Holding) -> asyncio.Future[Decision | RoutingError]:
         """Who waits may go to workers whose breakers are closed as it begins to wait, if there are such."""
-        request, now_s = arrived.call.request, self._clocks.now()
-        return self._sparing(request, now_s, (), lambda among: holding.ask(request, among, len(arrived.data)))
+        request = arrived.call.request
+        return self._sparing(arrived.call, (), lambda among: holding.ask(request, among, len(arrived.data)))
 
     async def _outcome(self, arrived: Arrived, future: asyncio.Future[Decision | RoutingError]) -> Decision:
         try:
@@ -192,24 +199,22 @@ class Attempts:
     def _route(self, arrived: Arrived, tried: Iterable[str]) -> Decision:
         """A worker that was not tried, and whose breaker is closed if there is one such; raises as the router does."""
         request, now_s = arrived.call.request, self._clocks.now()
-        decision = self._sparing(request, now_s, tried, lambda among: self._router.route(request, now_s, among))
+        decision = self._sparing(arrived.call, tried, lambda among: self._router.route(request, now_s, among))
         self.breakers.sent(request.model, decision.worker, decision.number)
         return decision
 
-    def _sparing(
-        self, request: Request, now_s: float, tried: Iterable[str], ask: Callable[[frozenset[str] | None], Found]
-    ) -> Found:
-        """What is found among the workers that were not tried and whose breakers are closed, if there are such; a
-        sequence has one worker, whatever its breaker."""
-        left_out = frozenset(tried)
-        shut = frozenset() if request.sequence else self.breakers.shut(request.model, now_s)
+    def _sparing(self, call: Call, tried: Iterable[str], ask: Callable[[frozenset[str] | None], Found]) -> Found:
+        """What is found among the workers with its port that were not tried and whose breakers are closed, if there are
+        such; a sequence has one worker, whatever its breaker."""
+        left_out, request = frozenset(tried), call.request
+        shut = frozenset() if request.sequence else self.breakers.shut(request.model, self._clocks.now())
         try:
-            return ask(self._but(shut | left_out))
+            return ask(self._but(shut | left_out, call.port))
         except NoEligibleWorker:
             if not shut:
                 raise
             # All have failed: then trying is no worse than refusing.
-            return ask(self._but(left_out))
+            return ask(self._but(left_out, call.port))
 
     def expected_s(self, request: Request) -> float | None:
         """How long the best worker is expected to take; None: none may serve the request."""
@@ -219,8 +224,12 @@ class Attempts:
             return None
         return float(view.completion_s[view.mask].min())
 
-    def _but(self, left_out: frozenset[str]) -> frozenset[str] | None:
-        return frozenset(self._router.fleet.names) - left_out if left_out else None
+    def _but(self, left_out: frozenset[str], port: PortName) -> frozenset[str] | None:
+        return self._names(port) - left_out if left_out else self._that_have(port)
+
+    def _names(self, port: PortName) -> frozenset[str]:
+        those = self._that_have(port)
+        return frozenset(self._router.fleet.names) if those is None else those
 
     def objection(self, worker: str, message: bytes) -> str:
         """Why a further message of a stream may not go to its worker, by the model table; empty: it may."""
@@ -308,13 +317,25 @@ class Attempts:
     def ended(
         self, arrived: Arrived, decision: Decision, answer: ProxyAnswer, latency_s: float, stream: bool = False
     ) -> None:
-        ok, void = OF_ABORTED[answer.by] if answer.by else verdict(answer.code, 0)
-        model = arrived.call.request.model
+        outcome = OF_ABORTED[answer.by] if answer.by else verdict(answer.code, 0)
+        if outcome[0] and not stream:
+            self.latencies.took(arrived.call.request.model, latency_s)
+        self.finished(arrived, decision, outcome, None if stream else latency_s)
+
+    def finished(
+        self,
+        arrived: Arrived,
+        decision: Decision,
+        outcome: Verdict,
+        latency_s: float | None,
+        output_tokens: float = 0.0,
+    ) -> None:
+        """The worker that was decided on has done with a request; as `Finished` says it."""
+        ok, void = outcome
         good = None if void else ok
-        self.breakers.ended(model, decision.worker, decision.number, good, self._clocks.now())
-        if ok and not stream:
-            self.latencies.took(model, latency_s)
-        self._observer.attempted(decision, None if stream else latency_s, ok, void)
+        request = arrived.call.request
+        self.breakers.ended(request.model, decision.worker, decision.number, good, self._clocks.now())
+        self._observer.attempted(decision, latency_s, ok, void, output_tokens)
 
     def channel(self, worker: str) -> grpc.aio.Channel | ProxyAnswer:
         """To a worker; or the answer where it has just left."""

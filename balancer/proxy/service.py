@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NoReturn, Protocol
 
@@ -121,6 +122,20 @@ class Proxy:
         while self._under_way and self._clocks.now() < until_s:
             await asyncio.sleep(_LOOK_S)
 
+    @contextlib.contextmanager
+    def under_way(self) -> Iterator[None]:
+        """A request is, which `finish` waits for."""
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+
+    def check_ready(self) -> None:
+        """Raises RefusedError until workers are known."""
+        if not self._ready():
+            raise RefusedError(refusal(NoEligibleWorker(_NOT_READY)))
+
     def handler(self) -> grpc.GenericRpcHandler:
         return _Handler(self)
 
@@ -164,14 +179,13 @@ class Proxy:
         """The answer to one inference, by whatever protocol it came; `step` says afterwards which model's."""
         sent_bytes = len(step.arrived.data)
         answer = ProxyAnswer(INTERNAL)
-        self._under_way += 1
         try:
-            answer = self._over_limit(step.arrived) or await self._chosen(step)
+            with self.under_way():
+                answer = self.over_limit(step.arrived) or await self._chosen(step)
         except asyncio.CancelledError:
             answer = self._given_up(step.arrived)
             raise
         finally:
-            self._under_way -= 1
             self._listener.answered(step.arrived, answer, sent_bytes, stream=False)
         return answer
 
@@ -200,14 +214,13 @@ class Proxy:
         arrived = await self._understood(first, context, STREAM)
         answer, sent_bytes = ProxyAnswer(INTERNAL), len(first)
         relayed = RelayedStream(self._attempts, self._clocks, self.tenants, arrived, context)
-        self._under_way += 1
         try:
-            answer = self._over_limit(arrived) or await relayed.run()
+            with self.under_way():
+                answer = self.over_limit(arrived) or await relayed.run()
         except (asyncio.CancelledError, grpc.aio.InternalError):  # the latter where the client cannot be written to
             answer = self._given_up(arrived)
             raise
         finally:
-            self._under_way -= 1
             self._listener.answered(arrived, answer, sent_bytes + relayed.received_bytes, stream=True)
         if answer.code != OK:
             await _abort(context, answer)
@@ -244,8 +257,7 @@ class Proxy:
             call = read_call(headers, found.fields, self._settings.names)
         except OutOfBoundsError as error:
             self.refuse(error)
-        if not self._ready():
-            raise RefusedError(refusal(NoEligibleWorker(_NOT_READY)))
+        self.check_ready()
         if left_s is not None and left_s < call.request.deadline_s:
             call = replace(call, request=replace(call.request, deadline_s=max(left_s, 1e-9)))
         model = self._settings.of(call.request.model)
@@ -285,7 +297,7 @@ class Proxy:
         if good is not None:
             self._splits.ended(arrived.draw, answer.latency_s, good, self._clocks.now())
 
-    def _over_limit(self, arrived: Arrived) -> ProxyAnswer | None:
+    def over_limit(self, arrived: Arrived) -> ProxyAnswer | None:
         away = self.tenants.turned_away(arrived.call)
         return (
             None

@@ -127,6 +127,9 @@ class ProxySection(StrictModel):
     """Workers that are left alone for a while."""
     tenants: TenantsSection = TenantsSection()
     """Limits of each tenant."""
+    resume: bool = False
+    """Whether a stream of OpenAI's API whose worker dies goes on at another, once, from what was said so far. Where it
+    cannot, as else, an event with the error ends it."""
     cascades: Mapping[str, Annotated[tuple[str, ...], Field(min_length=1, max_length=16)]] = {}
     """Models that may serve a name, by that name, the best first: a unary request goes to the first that is expected to
     meet its deadline, else to the last that has a worker. `x-served-model` in the answer names it."""

@@ -112,8 +112,8 @@ class App:
             self._recorder,
             self._clock,
             self._traffic.noticing(self._may_pick),
-            self._links.channels,
-            self._picker.holding,
+            self._links,
+            self._picker,
         )
         self._decided = CanaryState(state_file(config, source, process))
         self._decision_log = KeptLog(self.router, self._recorder, metrics, number, self._seed)
@@ -126,7 +126,7 @@ class App:
         """Whether Envoys are to get endpoints here: from the first readiness on, or once the agents had their time."""
         self._listener = ListenerProbe(config)
         self._listeners = Listeners(config, process, metrics)
-        self._fleet = FleetFront(config, process, self.router, metrics, self._links, self._proxy.rest)
+        self._fleet = FleetFront(config, process, self.router, metrics, self._links, self._proxy.by_http)
         sources = AdminSources(
             self.router,
             metrics,
@@ -333,8 +333,8 @@ class App:
         tritons = tuple(worker for worker in workers if worker.protocol == "triton")
         if self._native is not None:
             self._native.workers(workers)
-        self._links.update(tritons)
-        self._proxy.workers(tritons)
+        self._links.update(workers)
+        self._proxy.workers(workers)
         self._workers = workers
         self._fleet.workers(tritons)
         self._endpoint_states = ()

@@ -9,7 +9,7 @@ import os
 import ssl
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 from aiohttp import web
@@ -24,7 +24,6 @@ from balancer.fleet_api.fan_out import FanOut, FleetCallCounts
 from balancer.fleet_api.grpc_calls import GrpcCalls
 from balancer.fleet_api.questions import Members, Questions
 from balancer.fleet_api.rest_calls import RestCalls
-from balancer.proxy.rest.service import Rest
 from balancer.scheduler.any_router import AnyRouter
 from balancer.server.internal_errors import InternalErrors
 from balancer.server.metrics import Metrics
@@ -42,13 +41,27 @@ _NO_LINES = logging.getLogger("balancer.fleet_api.http")
 _NO_LINES.disabled = True
 
 
+class Forwards(Protocol):
+    """Answers what is not about the fleet."""
+
+    def takes(self, path: str) -> bool: ...
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse: ...
+
+
 class FleetFront:
     """Belongs to one process and its event loop. Without a listener it has all parts, and serves nothing."""
 
     def __init__(
-        self, config: Config, process: int, router: AnyRouter, metrics: Metrics, links: Links, forwards: Rest
+        self,
+        config: Config,
+        process: int,
+        router: AnyRouter,
+        metrics: Metrics,
+        links: Links,
+        forwards: Sequence[Forwards] = (),
     ) -> None:
-        """`links`: to the workers, kept up to date by their maker; `forwards`: answers what is not about the fleet."""
+        """`links`: to the workers, kept up to date by their maker."""
         self._address = (config.listen.fleet_addresses(process) or ("", ""))[1]
         self._shared = config.processes > 1
         self._forwards = forwards
@@ -91,8 +104,9 @@ class FleetFront:
             shown = request.transport.get_extra_info("peercert") if request.transport is not None else None
             if role is not None and not has_role(names_of(shown), role):
                 return web.Response(status=403)
-            if self._forwards.takes(request.rel_url.raw_path):
-                return await self._forwards.answer(request)
+            for each in self._forwards:
+                if each.takes(request.rel_url.raw_path):
+                    return await each.answer(request)
             # The client may leave, and what was begun goes on: a change, or an answer for other clients too.
             return await asyncio.shield(self._rest.answer(request))
 

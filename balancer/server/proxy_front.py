@@ -10,18 +10,19 @@ import grpc
 from prometheus_client.core import Metric
 
 from balancer.bounds import OutOfBoundsError
-from balancer.channels.channels import Channels
+from balancer.channels.channels import Links
 from balancer.config.config import Config
 from balancer.discovery.workers import WorkerSpec
 from balancer.extproc.inference_bytes import pinned_version
 from balancer.extproc.kserve import Call, Kind
 from balancer.extproc.pick_service import TurnedAway
-from balancer.extproc.picker import Holding, Pick
+from balancer.extproc.picker import Pick, Picker
 from balancer.extproc.responses import OF_ABORTED, verdict
 from balancer.proxy.attempts import Attempts, Clocks
 from balancer.proxy.batching import Batching
 from balancer.proxy.inflating import Inflating
 from balancer.proxy.messages import Arrived, ProxyAnswer
+from balancer.proxy.prompts.service import PromptEnd, Prompts
 from balancer.proxy.rest.service import Rest
 from balancer.proxy.service import Proxy
 from balancer.proxy.settings import ProxySettings
@@ -41,6 +42,7 @@ _COUNTED = {
     "cascades": "Requests for a name that several models may serve, by the model that answered",
     "confidence": "Answers that a more accurate model may follow, by how sure they were, and why none followed",
     "compressed": "Compressed requests, by whether there was room to inflate them",
+    "resumed": "Streams of language models whose worker died, by what became of the rest",
     "batches": "Joined requests that were sent, what was joined in them, and those that had to be sent apart",
 }
 _HTTP_OK = 200
@@ -56,13 +58,20 @@ class ProxyFront:
         recorder: Recorder,
         clock: Callable[[], float],
         ready: Callable[[], bool],
-        channels: Channels,
-        holding: Holding | None = None,
+        links: Links,
+        picker: Picker,
     ) -> None:
         self._forwards = config.forwards
         self._models = None if config.envoy.frontend == "proxy" else frozenset(config.envoy.forwarded)
         clocks, listener = Clocks(clock, time.perf_counter), _Outcomes(recorder, clock)
-        self.attempts = Attempts(recorder.router, channels, listener, clocks, holding)
+        self.attempts = Attempts(
+            recorder.router,
+            links.channels,
+            listener,
+            clocks,
+            picker.holding,
+            picker.that_have,
+        )
         counts = self.attempts.counts
         fleet = recorder.router.fleet
         self._callers = Callers()
@@ -78,9 +87,19 @@ class ProxyFront:
         inflating = Inflating(int(config.envoy.request_buffer_limit_bytes), counts)
         version_of = partial(pinned_version, fleet)
         self.proxy = Proxy(self.attempts, self.sharing, listener, clocks, ready, recorder.splits, inflating, version_of)
-        self.rest = Rest(
-            self.proxy, lambda error: recorder.internal_errors.caught("proxy", error), serves=self._forwards
+        failed = partial(recorder.internal_errors.caught, "proxy")
+        self.rest = Rest(self.proxy, failed, serves=self._forwards)
+        self.prompts = Prompts(
+            self.proxy,
+            self.attempts,
+            links.openai,
+            listener,
+            clocks,
+            picker.shares,
+            failed,
+            serves=config.envoy.frontend == "proxy",
         )
+        self.by_http = self.rest, self.prompts
         if self._forwards:
             recorder.metrics.register(lambda: _metrics(self.attempts, self.sharing))
 
@@ -90,6 +109,7 @@ class ProxyFront:
         self._batching.configure(settings)
         self.sharing.configure(settings)
         self.proxy.configure(settings)
+        self.prompts.configure(settings)
 
     def workers(self, workers: Sequence[WorkerSpec]) -> None:
         self.attempts.breakers.keep(frozenset(worker.name for worker in workers))
@@ -133,8 +153,10 @@ class _Outcomes:
     def placed(self, arrived: Arrived, decision: Decision | None, error: RoutingError | None, seconds: float) -> None:
         self._recorder.picked(arrived.call, Pick(b"", decision, error), seconds)
 
-    def attempted(self, decision: Decision, latency_s: float | None, ok: bool, void: str) -> None:
-        finished = Finished(decision.number, decision.worker, latency_s, ok, cast(Void, void))
+    def attempted(
+        self, decision: Decision, latency_s: float | None, ok: bool, void: str, output_tokens: float = 0.0
+    ) -> None:
+        finished = Finished(decision.number, decision.worker, latency_s, ok, cast(Void, void), output_tokens)
         self._recorder.observe(finished, self._clock())
 
     def answered(self, arrived: Arrived, answer: ProxyAnswer, sent_bytes: int, stream: bool) -> None:
@@ -157,6 +179,34 @@ class _Outcomes:
             self._recorder.tally.unserved(ended, at_s)
             return
         measured = Measured(at_s, (answer.latency_s,), (math.nan,), sent_bytes, answer.received_bytes)
+        self._recorder.tally.served(ended, measured)
+
+    def first_token(self, call: Call, decision: Decision) -> None:
+        self._recorder.first_token(call, decision)
+
+    def answered_prompt(self, arrived: Arrived, end: PromptEnd) -> None:
+        """As `answered`."""
+        ok, void = OF_ABORTED[end.by] if end.by else verdict(-1, end.http_status)
+        model = arrived.call.request.model
+        ended = Ended(
+            model=model,
+            worker=end.worker,
+            grpc_status=-1,
+            http_status=end.http_status,
+            inference=True,
+            picked=True,
+            ok=ok,
+            void=void,
+            by=end.by,
+            policy=end.policy,
+        )
+        at_s = (self._clock(),)
+        if not end.worker:
+            self._recorder.tally.unserved(ended, at_s)
+            return
+        if end.usage is not None:
+            self._recorder.take_answer(model, end.worker, end.usage, end.sent_bytes, math.nan, end.answering_s)
+        measured = Measured(at_s, (end.latency_s,), (math.nan,), end.sent_bytes, end.received_bytes)
         self._recorder.tally.served(ended, measured)
 
     def over_limit(self) -> None:

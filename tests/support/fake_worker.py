@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2
 
+from balancer.discovery.workers import WorkerSpec
 from balancer.proxy.messages import INFER, STREAM
 
 Infer = Callable[[bytes, Any], Awaitable[bytes]]
@@ -72,6 +73,10 @@ class FakeWorker:
         self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")
         await server.start()
         self._server = server
+
+    def spec(self, number: int) -> WorkerSpec:
+        """As discovery lists it; the HTTP port is another's for each, and nobody's."""
+        return WorkerSpec(name=self.name, address="127.0.0.1", grpc_port=self.port, http_port=number)
 
     async def stop(self) -> None:
         """As if it were killed."""

@@ -121,13 +121,10 @@ async def proxied(
     picker = Picker(router, time.monotonic)
     recorder = Recorder(router, picker, metrics, time.monotonic)
     links = Links()
-    front = ProxyFront(config, recorder, time.monotonic, lambda: True, links.channels, picker.holding)
+    front = ProxyFront(config, recorder, time.monotonic, lambda: True, links, picker)
     front.configure(dataclasses.replace(config.proxy_settings(), constants=ProxyConstants(**(constants or {}))))
     picker.splits.configure(config.splits())
-    specs = [
-        WorkerSpec(name=each.name, address="127.0.0.1", grpc_port=each.port, http_port=number)
-        for number, each in enumerate(workers, start=1)
-    ]
+    specs = [each.spec(number) for number, each in enumerate(workers, start=1)]
     for event in changes((), specs):
         router.observe(event, time.monotonic())
     router.tick(time.monotonic())

@@ -16,6 +16,7 @@ from support import fronts
 from support.waiting import eventually
 
 from balancer.stack.llama import MODEL
+from balancer.stack.process import free_port_range
 from balancer.stack.stack import REPOSITORY, OwnStack, new_language_model
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -26,8 +27,10 @@ BACKGROUND = "You answer questions about the tides, briefly. " * 30
 async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[OwnStack]:
     directory = tmp_path_factory.mktemp("llm")
     envoy = fronts.envoy_section(request.param, directory)
+    listen = {"fleet": f"127.0.0.1:{free_port_range(2)}"} if request.param == "proxy" else {}
     models = [new_language_model(f"llm-{n}", directory) for n in range(2)]
-    async with OwnStack(directory, language_models=models, settings={"envoy": envoy}) as started:
+    settings = {"envoy": envoy, "listen": listen}
+    async with OwnStack(directory, language_models=models, settings=settings) as started:
         yield started
 
 

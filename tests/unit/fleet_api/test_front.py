@@ -38,7 +38,7 @@ async def test_a_client_that_leaves_ends_what_is_forwarded_for_it_and_others_are
     port = free_port_range(2)
     router, links, waiting = make_router(1, RoundRobin()), Links(), Waiting()
     config = from_mapping({"listen": {"fleet": f"127.0.0.1:{port}"}})
-    front = FleetFront(config, 0, router, Metrics(router, time.monotonic), links, waiting)
+    front = FleetFront(config, 0, router, Metrics(router, time.monotonic), links, [waiting])
     await front.listen(None)
     try:
         async with aiohttp.ClientSession(f"http://127.0.0.1:{port + 1}") as session:
