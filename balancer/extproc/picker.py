@@ -12,7 +12,8 @@ from balancer.discovery.workers import PortName, WorkerSpec, endpoints_by_port
 from balancer.extproc import responses
 from balancer.extproc.inference_bytes import COMPRESSED, NO_BODY, path_with_version, pinned_version
 from balancer.extproc.kserve import Call, HeaderNames, Kind, Objectives
-from balancer.extproc.prompts import TokenShares
+from balancer.extproc.names import CHAT
+from balancer.extproc.prompts import TokenShares, read_request
 from balancer.kernel.settings import HoldingSettings
 from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.any_router import AnyRouter
@@ -336,6 +337,10 @@ class Picker:
         if own:
             return responses.version(version)
         return responses.of_any_length() if call.grpc else responses.path(path_with_version(call.path, version))
+
+    def read_prompt(self, headers: Mapping[str, str], body: bytes) -> Request:
+        """A request of OpenAI's API for a completion, as a pick would understand it; OutOfBoundsError: it is none."""
+        return read_request({**headers, ":path": CHAT}, body, self.names, self.shares).request
 
     def models_of(self, port: PortName) -> list[str]:
         """That some worker with such a port serves now."""

@@ -139,6 +139,7 @@ class App:
             drains=self._drains,
             splits=self._picker.splits,
             held=self._picker.holding.explain,
+            read_prompt=self._picker.read_prompt,
         )
         local = is_local(config.listen.admin_address(process))
         self.admin = Admin(sources, config.admin, self._listeners.role("admin"), local)

@@ -34,7 +34,7 @@ _PAGES = {
     "/metrics": "Prometheus metrics",
     "/workers": "the fleet as the policy sees it",
     "/explain?model=NAME": "what the policy would do now, and why each worker left out is so "
-    "(also: version, rows, key, priority, deadline_ms)",
+    "(also: version, rows, key, priority, deadline_ms); POST: with a prompt, the body of a request of OpenAI's API",
     "/drain?worker=NAME": "whether a worker is drained by hand, and what is left there; POST to it, or to /undrain, "
     "changes that (`balancer drain`)",
     "/guard": "guard, shadow and rollout: who decides, and why",
@@ -52,6 +52,9 @@ _OPEN = ("/live", "/ready")
 """Without the token: a kubelet's probes carry none, and these say nothing of models and workers but why not ready."""
 _READ, _CHANGE = ("GET", "HEAD"), "POST"
 _CHANGES: Mapping[str, tuple[str, ...]] = {"/drain": (*_READ, _CHANGE), "/undrain": (_CHANGE,)}
+_WITH_BODY = "/explain"
+"""By POST, which changes nothing."""
+_ALLOWED: Mapping[str, tuple[str, ...]] = {**_CHANGES, _WITH_BODY: (*_READ, "POST")}
 _LAG_PERIOD_S = 0.1
 
 
@@ -142,12 +145,12 @@ class Admin:
     def _refusal(self, request: web.BaseRequest) -> web.Response | None:
         if refusal := self._stranger(request):
             return refusal
-        allowed = _CHANGES.get(request.path, _READ)
+        allowed = _ALLOWED.get(request.path, _READ)
         if request.method not in allowed:
             only = "these pages are only read" if allowed == _READ else "here it is"
             error = f"{shown(request.method)} is refused; {only}: {' or '.join(allowed)}"
             return _json({"error": error}, 405, {"Allow": ", ".join(allowed)})
-        if request.body_exists:
+        if request.body_exists and (request.path, request.method) != (_WITH_BODY, "POST"):
             return _json({"error": "the request has a body; send none"}, status=413)
         token = None if request.path in _OPEN else self._token
         if token is not None and not token.allows(request.headers.get("Authorization", "")):
@@ -258,7 +261,18 @@ class Admin:
         return ""
 
     async def _explain(self, request: web.BaseRequest) -> web.Response:
-        question, now_s = read_question(request.query), self._from.clock()
+        if request.method == "POST":
+            if request.query:
+                return _json({"error": "the body says what is asked; name nothing in the address"}, status=400)
+            try:
+                body = await request.read()
+            except web.HTTPRequestEntityTooLarge as error:
+                return _json({"error": f"the body is too large: {error.text}"}, status=413)
+            headers = {name.lower(): value for name, value in request.headers.items()}
+            question = self._from.read_prompt(headers, body)
+        else:
+            question = read_question(request.query)
+        now_s = self._from.clock()
         held = self._from.held(question.model, now_s)
         return _json(explain(self._from.router, question, now_s, self._from.splits) | held)
 

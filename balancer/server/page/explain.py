@@ -83,6 +83,8 @@ def explain(router: AnyRouter, request: Request, now_s: float, splits: Splits | 
     fleet = router.fleet
     request, split = _of_a_version(fleet, request, splits)
     page: dict[str, Any] = {"model": request.model, "version": request.version, "policy": router.policy.name} | split
+    if request.prompt_tokens:
+        page["prompt_tokens"] = request.prompt_tokens
     page |= canary(router, now_s)
     if _nobody_has(fleet, request):
         # The router keeps what it finds for each name that it is asked about; names that nobody has it need not keep.

@@ -89,6 +89,8 @@ class AdminSources:
     """Who is drained by hand; None: nobody can be."""
     splits: Splits = field(default_factory=Splits)
     held: Callable[[str, float], dict[str, Any]] = lambda model, now_s: {}
+    read_prompt: Callable[[Mapping[str, str], bytes], Request] = lambda headers, body: Request(model="")
+    """A request of OpenAI's API, by its headers and its body; OutOfBoundsError where it is none."""
 
 
 class PageData:

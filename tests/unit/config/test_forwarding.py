@@ -62,9 +62,7 @@ def test_a_forwarded_name_that_nothing_has_is_shown_with_the_one_that_is_close()
 @pytest.mark.parametrize("envoy", [{"frontend": "proxy"}, {"frontend": "native", "forwarded": ["plain"]}])
 def test_rest_is_left_out_without_the_port_for_it(envoy: dict[str, Any]) -> None:
     (warning,) = warned(envoy, listen={"fleet": None})
-    assert warning.startswith(
-        "listen.fleet: is not set, so only gRPC is forwarded, nothing by HTTP; set it, such as "
-    )
+    assert warning.startswith("listen.fleet: is not set, so only gRPC is forwarded, nothing by HTTP; set it, such as ")
     assert warned(envoy) == []
     assert warned({}, listen={"fleet": None}) == []
 

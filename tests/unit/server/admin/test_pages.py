@@ -20,6 +20,7 @@ from balancer.config.config import Config
 from balancer.config.sections import AdminSection
 from balancer.config.watch import ConfigState
 from balancer.discovery.workers import WorkerSpec
+from balancer.extproc.picker import Picker
 from balancer.kernel.settings import SplitSettings
 from balancer.scheduler.canary.split import Splits
 from balancer.server.admin import Admin, AdminSources
@@ -59,6 +60,7 @@ class Served:
         self.splits = Splits()
         self.not_ready = ""
         self.port = 0
+        self.read_prompt = Picker(self.router, lambda: 0.1).read_prompt
 
     async def start(self, tls: ssl.SSLContext | None = None, address: str = "127.0.0.1:0", **options: Any) -> None:
         sources = AdminSources(
@@ -70,6 +72,7 @@ class Served:
             config=ConfigState(Config(), "defaults", 0.0),
             drains=self.drains,
             splits=self.splits,
+            read_prompt=self.read_prompt,
         )
         self.admin = Admin(sources, **options)
         self.port = await self.admin.start(address, tls)
@@ -101,6 +104,39 @@ async def served() -> AsyncIterator[Served]:
     served = Served()
     yield served
     await served.admin.stop()
+
+
+async def test_a_prompt_is_explained_by_the_body_that_its_client_would_send(served: Served) -> None:
+    await served.start()
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "tide " * 200}]})
+    sent = served.router.route(served.read_prompt({}, body.encode()), 0.0)
+    status, page = await served.change("/explain", data=body)
+    assert status == 200
+    assert page["prompt_tokens"] == pytest.approx(len(body) / 4)
+    matched = {each["worker"]: each["sees"]["matched_tokens"] for each in page["workers"]}
+    assert matched.pop(sent.worker) > 200
+    assert set(matched.values()) == {0.0}
+    other = await served.change("/explain", data=body, headers={"x-tenant": "other"})
+    assert {each["sees"]["matched_tokens"] for each in other[1]["workers"]} == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("query", "body", "status", "words"),
+    [
+        ("", b"", 400, "is empty"),
+        ("", b"[]", 400, "is no JSON"),
+        ("", b'{"prompt": "x"}', 400, "is the name of a model"),
+        ("?model=m", b'{"model": "m"}', 400, "the body says what is asked"),
+        ("", b'{"model": "' + b"m" * 2**20 + b'"}', 413, "too large"),
+    ],
+)
+async def test_a_body_that_cannot_be_explained_is_refused(
+    served: Served, query: str, body: bytes, status: int, words: str
+) -> None:
+    await served.start()
+    got, page = await served.change(f"/explain{query}", data=body)
+    assert got == status
+    assert words in page["error"]
 
 
 async def test_every_page_is_there_for_get_and_head(served: Served) -> None:
