@@ -1,7 +1,7 @@
 """Metrics again under the names that dashboards of the Gateway API Inference Extension read.
 
 Source: https://gateway-api-inference-extension.sigs.k8s.io/guides/metrics-and-observability/. What has no counterpart
-here, such as tokens and KV caches, is left out.
+here, such as distributions of tokens, is left out.
 """
 
 import itertools
@@ -64,9 +64,17 @@ def _of_pool(router: AnyRouter, now_s: float, pool: str) -> Iterator[Metric]:
     are_ready = ready(fleet, now_s)
     view = LiveView(fleet, fleet.servable("", ""), fleet.models[ANY_MODEL], Request(""), now_s)
     pending, running = np.asarray(view.pending, float), np.asarray(view.in_flight, float)
+    memory, held = fleet.prefixes.memory_tokens, fleet.prefixes.held_tokens
+    telling = are_ready & (memory.sum(axis=-1) > 0)
+    full = held.sum(axis=-1)[telling] / memory.sum(axis=-1)[telling]
     for name, says, value in (
         ("ready_pods", "Workers that are ready, not draining and not silent", float(are_ready.sum())),
         ("average_queue_size", "Requests pending, mean over the ready workers", _mean(pending[are_ready])),
+        (
+            "average_kv_cache_utilization",
+            "Share of the KV cache in use, mean over the ready workers that tell",
+            _mean(full),
+        ),
         ("average_running_requests", "Requests in flight, mean over the ready workers", _mean(running[are_ready])),
     ):
         yield gauge(f"inference_pool_{name}", says, {pool: value}, "name")

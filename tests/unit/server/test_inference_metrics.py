@@ -45,6 +45,16 @@ def test_requests_durations_and_queues_stand_under_the_extensions_names() -> Non
     assert samples["inference_pool_per_pod_queue_size", "", "", "w2", ""] == 0
 
 
+def test_caches_of_keys_and_values_are_as_full_as_those_say_that_tell() -> None:
+    router = make_router(2, models=[model(memory_tokens=1000, held_tokens=250)])
+    router.observe(report("w0", 2, [model(memory_tokens=3000, held_tokens=2250)]), 0.0)
+    router.observe(WorkerAdded("w2"), 0.0)
+    router.observe(report("w2"), 0.0)
+    metrics = Metrics(router, lambda: 0.0)
+    metrics.register(lambda: inference_metrics(metrics, router, "triton"))
+    assert 'inference_pool_average_kv_cache_utilization{name="triton"} 0.5' in metrics.exposition().decode()
+
+
 def test_without_workers_there_is_nothing_to_average() -> None:
     router = make_router(0)
     metrics = Metrics(router, lambda: 0.0)
