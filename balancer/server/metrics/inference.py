@@ -15,7 +15,7 @@ from balancer.kernel.view import LiveView
 from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.fleet import ANY_MODEL
 from balancer.scheduler.snapshot import ready
-from balancer.server.metrics.metrics import LATENCY_BUCKETS_S, Metrics
+from balancer.server.metrics.metrics import LATENCY_BUCKETS_S, Metrics, memory_share
 from balancer.server.metrics.scraped import counter, gauge
 from policies.base import FloatArray, Request
 
@@ -64,16 +64,14 @@ def _of_pool(router: AnyRouter, now_s: float, pool: str) -> Iterator[Metric]:
     are_ready = ready(fleet, now_s)
     view = LiveView(fleet, fleet.servable("", ""), fleet.models[ANY_MODEL], Request(""), now_s)
     pending, running = np.asarray(view.pending, float), np.asarray(view.in_flight, float)
-    memory, held = fleet.prefixes.memory_tokens, fleet.prefixes.held_tokens
-    telling = are_ready & (memory.sum(axis=-1) > 0)
-    full = held.sum(axis=-1)[telling] / memory.sum(axis=-1)[telling]
+    share = memory_share(fleet)
     for name, says, value in (
         ("ready_pods", "Workers that are ready, not draining and not silent", float(are_ready.sum())),
         ("average_queue_size", "Requests pending, mean over the ready workers", _mean(pending[are_ready])),
         (
             "average_kv_cache_utilization",
             "Share of the KV cache in use, mean over the ready workers that tell",
-            _mean(full),
+            _mean(share[are_ready & ~np.isnan(share)]),
         ),
         ("average_running_requests", "Requests in flight, mean over the ready workers", _mean(running[are_ready])),
     ):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
+import numpy as np
 import prometheus_client as prometheus
 from prometheus_client.core import InfoMetricFamily, Metric
 
@@ -19,7 +20,7 @@ from balancer.kernel.view import LiveView
 from balancer.reports.collector import ReportCounts
 from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.canary.split import Splits
-from balancer.scheduler.fleet import ANY_MODEL
+from balancer.scheduler.fleet import ANY_MODEL, Fleet
 from balancer.scheduler.snapshot import ready
 from balancer.server.metrics.scraped import counter, gauge
 from balancer.server.metrics.series import (
@@ -35,7 +36,7 @@ from balancer.server.metrics.series import (
     Text,
 )
 from balancer.server.security.certificates import Certificates
-from policies.base import Request
+from policies.base import FloatArray, Request
 from policies.columns import DECLARED, columns_of
 
 _SHADOW_COUNTERS = {
@@ -236,11 +237,22 @@ def _fleet(router: AnyRouter, now_s: float) -> Iterator[Metric]:
         yield from _by_worker(shown, DECLARED[name].says, fleet.names, getattr(view, name).tolist())
     says = "1: ready, not draining, and not silent"
     yield from _by_worker("ready", says, fleet.names, ready(fleet, now_s).astype(float).tolist())
+    told = [(name, share) for name, share in zip(fleet.names, memory_share(fleet).tolist(), strict=True) if share >= 0]
+    says = "Share of the tokens for which memory has room that requests hold; of language models that tell"
+    yield from _by_worker("memory_share", says, [name for name, _ in told], [share for _, share in told])
     yield gauge("balancer_policy_in_force", "1 for the policy in force", {router.policy.name: 1}, "policy")
     yield counter("balancer_reports", "Reports by what became of them", fleet.reports, "result")
     yield counter("balancer_outcomes", "Outcomes heard of, by whether the pick was known", router.outcomes, "result")
     says = "Invalid answers of a policy; another stood in"
     yield counter("balancer_policy_failures", says, router.failures, "policy")
+
+
+def memory_share(fleet: Fleet) -> FloatArray:
+    """By worker, of the tokens for which its memory has room, those that requests hold; NaN: it does not tell."""
+    room = fleet.prefixes.memory_tokens.sum(axis=-1)
+    held = fleet.prefixes.held_tokens.sum(axis=-1)
+    share: FloatArray = np.divide(held, room, out=np.full(len(room), np.nan), where=room > 0)
+    return share
 
 
 def _by_worker(name: str, says: str, workers: list[str], values: list[float]) -> Iterator[Metric]:

@@ -52,7 +52,12 @@ def test_caches_of_keys_and_values_are_as_full_as_those_say_that_tell() -> None:
     router.observe(report("w2"), 0.0)
     metrics = Metrics(router, lambda: 0.0)
     metrics.register(lambda: inference_metrics(metrics, router, "triton"))
-    assert 'inference_pool_average_kv_cache_utilization{name="triton"} 0.5' in metrics.exposition().decode()
+    text = metrics.exposition().decode()
+    assert 'inference_pool_average_kv_cache_utilization{name="triton"} 0.5' in text
+    assert [line for line in text.split("\n") if line.startswith("balancer_worker_memory_share{")] == [
+        'balancer_worker_memory_share{worker="w0"} 0.75',
+        'balancer_worker_memory_share{worker="w1"} 0.25',
+    ]
 
 
 def test_without_workers_there_is_nothing_to_average() -> None:

@@ -206,6 +206,7 @@ def test_gauges_of_workers_are_what_the_policy_sees() -> None:
     assert samples(metrics, "balancer_worker_backlog_seconds")["w0",] > 0
     assert samples(metrics, "balancer_worker_backlog_seconds")["w1",] == 0
     assert samples(metrics, "balancer_worker_ready") == {("w0",): 1, ("w1",): 0}
+    assert samples(metrics, "balancer_worker_memory_share") == {}
     assert samples(metrics, "balancer_worker_report_age_seconds") == {("w0",): 0.5, ("w1",): 0.25}
 
 
