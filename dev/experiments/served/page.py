@@ -70,15 +70,16 @@ def ratio(played: Played, ours: str, theirs: str, figure: Figure) -> Estimate:
     return Estimate(figure(played, ours) / figure(played, theirs), float(low), float(high))
 
 
-def errors(played: Played) -> dict[str, dict[str, float]]:
-    """Of each of our policies, each figure: simulated (the median seed) over live, less 1."""
-    found: dict[str, dict[str, float]] = {}
+def errors(played: Played) -> dict[str, dict[str, Estimate]]:
+    """Of each of our policies, each figure: simulated over live, less 1; the median seed, and the range of all."""
+    found: dict[str, dict[str, Estimate]] = {}
     for name, (first_s, whole_s) in played.simulated.items():
         live = played.live[name]
         found[name] = {}
         for title, (whole, _, of) in _MEASURED.items():
-            simulated = float(np.median([of(seed) for seed in (whole_s if whole else first_s)]))
-            found[name][title] = simulated / of(live.whole_s if whole else live.first_s) - 1
+            simulated = np.array([of(seed) for seed in (whole_s if whole else first_s)])
+            error = simulated / of(live.whole_s if whole else live.first_s) - 1
+            found[name][title] = Estimate(float(np.median(error)), float(error.min()), float(error.max()))
     return found
 
 
@@ -93,8 +94,8 @@ def problems(played: Sequence[Played]) -> list[str]:
                     found.append(f"{each.scenario}: {figure.name} is {value:.2f} of that of {peer}")
         for name, figures in errors(each).items():
             for title, error in figures.items():
-                if not abs(error) <= FIDELITY[_MEASURED[title][1]]:
-                    found.append(f"{each.scenario}: {name}, {title}: simulated {error:+.0%}")
+                if not abs(error.value) <= FIDELITY[_MEASURED[title][1]]:
+                    found.append(f"{each.scenario}: {name}, {title}: simulated {_signed(error)}")
     return found
 
 
@@ -104,8 +105,8 @@ def page(played: Sequence[Played]) -> str:
         "<!-- Written by python -m dev.experiments.served -->",
         "# Language models, live: routers before the same servers",
         "Emulated language models (no GPU computes; each step takes the seconds of a real one) serve the same prompts "
-        "at the same times through Envoy with this balancer (`native`), and through SGLang's routers with their "
-        "defaults. Each begins with empty caches and nothing learned. "
+        "at the same times through Envoy with this balancer (`native`; one, whatever the scenario has), and through "
+        "SGLang's routers with their defaults. Each begins with empty caches and nothing learned. "
         f"On {os.cpu_count()} cores, which client, servers and router share. Again: "
         "`python -m dev.experiments.served --page docs/fidelity`, on a machine that has nothing else to do.",
         _verdict(missed),
@@ -141,7 +142,7 @@ def _scenario(played: Played) -> str:
             shown = [f"{each.value:.2f} ({each.low:.2f} to {each.high:.2f})" for each in found]
             ratios.append([ours, peer, *shown])
     compared = errors(played)
-    fidelity = [[name, *(f"{error:+.0%}" for error in compared[name].values())] for name in compared]
+    fidelity = [[name, *map(_signed, compared[name].values())] for name in compared]
     return "\n\n".join(
         [
             f"## {scenario.summary}",
@@ -154,6 +155,10 @@ def _scenario(played: Played) -> str:
     )
 
 
+def _signed(error: Estimate) -> str:
+    return f"{error.value:+.0%} ({error.low:+.0%} to {error.high:+.0%})"
+
+
 def _how(played: Sequence[Played]) -> str:
     lasting_ms = [f"{overhead(one_balancer(each.scenario, 1)[0], each.live) * 1e3:.1f}" for each in played]
     late_ms = max(live.late_s for each in played for live in each.live.values()) * 1e3
@@ -163,8 +168,8 @@ def _how(played: Sequence[Played]) -> str:
         f"{_BLOCK_S:g} s, of one run each.\n"
         "- The servers batch by the simulator's reference (`dev/emulated_llm/batch.py`), not by its engine, and tell "
         "their state by vLLM's metrics. A text is of hashes, 4 bytes a token; equal blocks have equal texts.\n"
-        f"- Simulated: the median of {SIMULATED_SEEDS} seeds, under the same requests. Told of the live run is only "
-        "what a request takes beside its step until the first token, measured of requests alone, "
+        f"- Simulated: the median of {SIMULATED_SEEDS} seeds of ties, and their range, under the same requests. Told of "
+        "the live run is only what a request takes beside its step until the first token, measured of requests alone, "
         f"{' and '.join(lasting_ms)} ms.\n"
         "- Nothing is tuned, neither ours nor theirs."
     )

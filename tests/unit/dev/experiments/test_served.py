@@ -57,7 +57,7 @@ def test_ratios_and_missed_aims_are_told(played: Played) -> None:
         assert found.low <= found.value <= found.high
     problems = page.problems([played])
     assert len(problems) == len(played.simulated) * 2, "only whole answers are off, by 30%, p50 and p99"
-    assert all("whole answer" in problem and "+30%" in problem for problem in problems)
+    assert all("whole answer" in problem and "+30% (+30% to +30%)" in problem for problem in problems)
     written = page.page([played])
     for each in CANDIDATES:
         assert each.name in written
