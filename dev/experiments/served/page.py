@@ -168,7 +168,7 @@ def _how(played: Sequence[Played]) -> str:
         f"{_BLOCK_S:g} s, of one run each.\n"
         "- The servers batch by the simulator's reference (`dev/emulated_llm/batch.py`), not by its engine, and tell "
         "their state by vLLM's metrics. A text is of hashes, 4 bytes a token; equal blocks have equal texts.\n"
-        f"- Simulated: the median of {SIMULATED_SEEDS} seeds of ties, and their range, under the same requests. Told of "
+        f"- Simulated: the median of {SIMULATED_SEEDS} seeds of ties, and their range, on equal requests. Told of "
         "the live run is only what a request takes beside its step until the first token, measured of requests alone, "
         f"{' and '.join(lasting_ms)} ms.\n"
         "- Nothing is tuned, neither ours nor theirs."
