@@ -25,17 +25,17 @@ _READY_S = 90.0
 _GRACE_S = 30.0
 
 
-def installed(folder: Path = _FOLDER) -> Path:
-    """The Python of an environment that has the peers; made at the first time."""
+def installed(folder: Path = _FOLDER, packages: Sequence[str] = PACKAGES) -> Path:
+    """The Python of an environment in `folder` that has these packages; made at the first time."""
     python, stamp = (folder / "bin" / "python").absolute(), folder / "installed"
-    wanted = "\n".join(PACKAGES)
+    wanted = "\n".join(packages)
     if stamp.exists() and stamp.read_text() == wanted:
         return python
     try:
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
     except subprocess.CalledProcessError as error:
-        raise OperatorError(f"{', '.join(PACKAGES)} could not be installed into {folder}; see above") from error
+        raise OperatorError(f"{', '.join(packages)} could not be installed into {folder}; see above") from error
     stamp.write_text(wanted)
     return python
 

@@ -41,7 +41,8 @@ METRICS: Mapping[bytes, str] = {
 """Their names, and what they are here: requests that run and wait, that ended well, tokens of prompts that were
 computed, the share of the memory's tokens that requests hold, and how many there are."""
 _CACHE_CONFIG = b"vllm:cache_config_info"
-_BLOCKS = re.compile(rb'(block_size|num_gpu_blocks)="(\d{1,12})"')
+_BLOCKS = re.compile(rb'(?:^|,)(block_size|num_gpu_blocks)="(\d{1,12})"')
+"""Other labels end so too, such as `mamba_block_size`."""
 _VERSION = "1"
 """Such servers have none."""
 _PERIOD_S, _TIMEOUT_S = 0.5, 5.0

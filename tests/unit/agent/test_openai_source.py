@@ -17,7 +17,7 @@ VLLM = b"""\
 vllm:num_requests_running{engine="0",model_name="llama"} 3.0
 vllm:num_requests_waiting{engine="0",model_name="llama"} 2.0
 vllm:kv_cache_usage_perc{engine="0",model_name="llama"} 0.25
-vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="1000",sliding_window="None"} 1.0
+vllm:cache_config_info{block_size="16",engine="0",mamba_block_size="64",num_gpu_blocks="1000",hash_block_size="8"} 1.0
 vllm:request_success_total{engine="0",finished_reason="stop",model_name="llama"} 5.0
 vllm:request_success_total{engine="0",finished_reason="length",model_name="llama"} 4.0
 vllm:prompt_tokens_total{engine="0",model_name="llama"} 900.0
