@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import aiohttp
@@ -173,7 +173,12 @@ class RestPorts:
 
     @contextlib.asynccontextmanager
     async def open(
-        self, worker: str, method: str, path: str, body: bytes, headers: Mapping[str, str]
+        self,
+        worker: str,
+        method: str,
+        path: str,
+        body: bytes,
+        headers: Mapping[str, str] | Sequence[tuple[str, str]],
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send one request, and read its answer as it comes; `path` goes out as it is.
 
@@ -198,6 +203,7 @@ class RestPorts:
             server_hostname=self._name,
             allow_redirects=False,
         ) as response:
+            del body  # which may be megabytes, and the answer may last
             yield response
 
     async def ask(self, worker: str, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Response:

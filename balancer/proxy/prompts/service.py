@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import aiohttp
 from aiohttp import web
-from multidict import CIMultiDict
 
 from balancer.bounds import OutOfBoundsError
 from balancer.channels.channels import RestPorts, UnknownWorkerError, whole_body
@@ -41,9 +40,10 @@ from balancer.scheduler.errors import RoutingError
 _UNREACHED = "no connection to a worker; retry later"
 _DIED = "the worker that answered has failed; ask again"
 _FAILED = "the balancer failed at this request; its log says how"
+_UNREACHABLE = aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, UnknownWorkerError
 _STREAM_TYPE = "text/event-stream"
 _OF_CONNECTION = frozenset(
-    ("connection", "keep-alive", "transfer-encoding", "upgrade", "expect", "content-encoding", "server", "date")
+    ("connection", "keep-alive", "transfer-encoding", "upgrade", "expect", "server", "date")
 )
 """Beside those that `passed_on` leaves out."""
 _BREAK = b"\n\n"
@@ -114,9 +114,9 @@ class Prompts:
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         forwarded: _Forwarded | None = None
         try:
-            body = await self._body(request)
             with self._proxy.under_way():
-                forwarded = _Forwarded(self, request, self._arrived(request, body))
+                # No name for the body: it may be megabytes, and the answer may last.
+                forwarded = _Forwarded(self, request, self._arrived(request, await self._body(request)))
                 return await forwarded.run()
         except (RefusedError, NoRoomError) as error:
             return _refused(error.answer)
@@ -167,8 +167,8 @@ class _Forwarded:
         self._said = Said(request.rel_url.raw_path, arrived.data) if prompts.resumes else None
         self.response: web.StreamResponse | None = None
         """None: its client was told nothing so far."""
-        self._goes_on_at = False
-        """Another worker is asked for the rest, and its client is to be told."""
+        self._announces = False
+        """Another worker is asked for the rest, and people are to be told."""
         self._end = PromptEnd(0, "client")
 
     async def run(self) -> web.StreamResponse:
@@ -206,7 +206,7 @@ class _Forwarded:
         if rest is None:
             return False
         self._arrived = replace(self._arrived, data=rest)
-        self._goes_on_at = self.response is not None
+        self._announces = self.response is not None
         return True
 
     async def _with(self, decision: Decision, attempts: int) -> ProxyAnswer | None:
@@ -220,7 +220,6 @@ class _Forwarded:
             opened = self._prompts.ports.open(worker, "POST", self._path, self._arrived.data, self._headers)
             async with opened as upstream:
                 end = replace(end, http_status=upstream.status)
-                # Which may be megabytes, and the answer may last.
                 self._arrived = replace(self._arrived, data=b"")
                 if upstream.content_type != _STREAM_TYPE:
                     body = await whole_body(upstream)
@@ -237,7 +236,7 @@ class _Forwarded:
                     end = replace(end, by="")
                     await self._pass_end(upstream, read.left)
         except (aiohttp.ClientError, UnknownWorkerError, TimeoutError) as error:
-            unreached = isinstance(error, aiohttp.ClientConnectorError | UnknownWorkerError)
+            unreached = isinstance(error, _UNREACHABLE)
             end = replace(end, by="worker")
             answer = ProxyAnswer(
                 UNAVAILABLE, _UNREACHED if unreached else _DIED, worker=worker, unexecuted=unreached, by="worker"
@@ -264,9 +263,9 @@ class _Forwarded:
 
     async def _pass(self, upstream: aiohttp.ClientResponse, events: Iterator[bytes], worker: str) -> None:
         await self._begin(upstream)
-        if self._goes_on_at:
-            # To be read by people: no client shows comments, and headers are gone by now.
-            self._goes_on_at = False
+        if self._announces:
+            # By a comment, which clients leave out: headers are gone by now.
+            self._announces = False
             await self._write(f": goes on at worker {worker}\n\n".encode())
         said = self._said
         out = b"".join((event if said is None else said.take(event)) + _BREAK for event in events)
@@ -332,18 +331,22 @@ class _Read:
         return self._reader.usage()
 
 
-def _passed_up(request: web.BaseRequest) -> CIMultiDict[str]:
+def _passed_up(request: web.BaseRequest) -> list[tuple[str, str]]:
     kept = passed_on((name.lower(), value) for name, value in request.headers.items())
-    headers = CIMultiDict((name, str(value)) for name, value in kept if name not in _OF_CONNECTION)
-    headers["content-type"] = request.headers.get("content-type", "application/json")
-    headers["accept-encoding"] = "identity"  # events are read
-    return headers
+    return [
+        # What was compressed is not any more.
+        *((name, str(value)) for name, value in kept if name not in {*_OF_CONNECTION, "content-encoding"}),
+        ("content-type", request.headers.get("content-type", "application/json")),
+        ("accept-encoding", "identity"),  # events are read
+    ]
 
 
-def _passed_down(upstream: aiohttp.ClientResponse) -> dict[str, str]:
+def _passed_down(upstream: aiohttp.ClientResponse) -> list[tuple[str, str]]:
     kept = passed_on((name.lower(), value) for name, value in upstream.headers.items())
-    headers = {name: str(value) for name, value in kept if name not in _OF_CONNECTION}
-    return headers | {"content-type": upstream.headers.get("content-type", "application/json")}
+    return [
+        *((name, str(value)) for name, value in kept if name not in _OF_CONNECTION),
+        ("content-type", upstream.headers.get("content-type", "application/json")),
+    ]
 
 
 def _failure(words: str) -> bytes:
