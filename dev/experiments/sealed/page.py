@@ -4,6 +4,7 @@ seeds; and the distribution that is drawn from, as CSV."""
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import math
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dev.experiments.sealed.opening import BARE, REFERENCES, SUBJECT, Found, Opening, unanswered
-from policies.base import FloatArray
+from policies.base import FloatArray, IntArray
 from simulator.compare import statistics, text
 from simulator.compare.compare import SOCIAL
 from simulator.compare.metrics import WARM_UP_SHARE, RunMetrics
@@ -45,19 +46,24 @@ class Line:
 def together(logs: FloatArray) -> Estimate:
     """The median over scenarios of geometric means over request seeds, with a percentile interval; of logarithms of
     ratios, `(scenarios, seeds)`."""
-    dice = np.random.default_rng(0)
-    scenarios, seeds = logs.shape
-    found = []
-    for _ in range(statistics.RESAMPLES):
-        some = dice.integers(scenarios, size=(scenarios, 1))
-        runs = dice.integers(seeds, size=(scenarios, seeds))  # each scenario's own
-        found.append(_median(logs[some, runs]))
-    low, high = np.quantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Estimate(_median(logs), float(low), float(high))
+    some, runs = _drawn(statistics.RESAMPLES, *logs.shape)
+    low, high = np.quantile(_median(logs[some, runs]), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Estimate(float(_median(logs)), float(low), float(high))
 
 
-def _median(logs: FloatArray) -> float:
-    return float(np.exp(np.median(logs.mean(axis=1))))
+@functools.lru_cache(maxsize=8)
+def _drawn(resamples: int, scenarios: int, seeds: int) -> tuple[IntArray, IntArray]:
+    """Of each resample, scenarios and each one's own seeds: `(resamples, scenarios, 1)` and `(.., seeds)`."""
+    dice, some, runs = np.random.default_rng(0), [], []
+    for _ in range(resamples):
+        some.append(dice.integers(scenarios, size=(scenarios, 1)))
+        runs.append(dice.integers(seeds, size=(scenarios, seeds)))
+    return np.array(some), np.array(runs)
+
+
+def _median(logs: FloatArray) -> FloatArray:
+    found: FloatArray = np.exp(np.median(logs.mean(axis=-1), axis=-1))
+    return found
 
 
 def median_ratio(found: Sequence[Found], against: str, figure: Figure) -> Estimate:

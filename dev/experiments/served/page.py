@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -57,6 +58,7 @@ _MEASURED = {
 PEERS = tuple(each.name for each in CANDIDATES if each.peer)
 
 
+@functools.cache
 def ratio(played: Played, ours: str, theirs: str, figure: Figure) -> Estimate:
     """Ours over theirs; the interval by drawing blocks of requests, the same of both."""
     block = (played.arrivals.time_s // _BLOCK_S).astype(np.int64)

@@ -40,7 +40,7 @@ class Recorded:
     """The most by which the client was late."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Played:
     scenario: str
     arrivals: Arrivals
