@@ -124,6 +124,10 @@ def forward_rest_by_balancer(bootstrap: Node, most_bytes: int, models: tuple[str
             # Else Envoy's script could not see which model a prompt is for: it asks.
             route = nodes.named(nodes.routes_of(manager), names.PROMPTS_ROUTE)
             _to_proxy(route, f"{names.PROXY_REST_CLUSTER}{names.OR_WORKER}", manager, ours, found_late=False)
+            # The balancer keeps room for each that it reads, as of what is compressed.
+            route["typed_per_filter_config"][names.BUFFER_FILTER] = nodes.part(
+                "whole", most_bytes=bounds.MAX_PROMPT_BYTES
+            )
 
 
 def _forward_rest(manager: Node, ours: Node, most_bytes: int, *, some: bool) -> None:

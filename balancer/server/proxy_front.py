@@ -42,6 +42,7 @@ _COUNTED = {
     "cascades": "Requests for a name that several models may serve, by the model that answered",
     "confidence": "Answers that a more accurate model may follow, by how sure they were, and why none followed",
     "compressed": "Compressed requests, by whether there was room to inflate them",
+    "prompts": "Requests of OpenAI's API that were refused, as others took all the room for bodies",
     "resumed": "Streams of language models whose worker died, by what became of the rest",
     "batches": "Joined requests that were sent, what was joined in them, and those that had to be sent apart",
 }

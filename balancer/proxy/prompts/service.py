@@ -4,6 +4,7 @@ While nothing was said, another worker may be asked. After that a worker's death
 error, or, where `proxy.resume` says so, another goes on.
 """
 
+import contextlib
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 import aiohttp
 from aiohttp import web
 
+from balancer import bounds
 from balancer.bounds import OutOfBoundsError
 from balancer.channels.channels import RestPorts, UnknownWorkerError, whole_body
 from balancer.channels.restricted import status_of
@@ -30,7 +32,7 @@ from balancer.extproc.responses import (
 )
 from balancer.proxy.attempts import Attempts, Clocks
 from balancer.proxy.inflating import NoRoomError, Room, encoding_of
-from balancer.proxy.messages import UNAVAILABLE, Arrived, ProxyAnswer, passed_on
+from balancer.proxy.messages import RESOURCE_EXHAUSTED, UNAVAILABLE, Arrived, ProxyAnswer, passed_on, pushback
 from balancer.proxy.prompts.said import Said
 from balancer.proxy.service import Proxy, RefusedError
 from balancer.proxy.settings import ProxySettings
@@ -42,12 +44,14 @@ _DIED = "the worker that answered has failed; ask again"
 _FAILED = "the balancer failed at this request; its log says how"
 _UNREACHABLE = aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, UnknownWorkerError
 _STREAM_TYPE = "text/event-stream"
-_OF_CONNECTION = frozenset(
-    ("connection", "keep-alive", "transfer-encoding", "upgrade", "expect", "server", "date")
-)
+_OF_CONNECTION = frozenset(("connection", "keep-alive", "transfer-encoding", "upgrade", "expect", "server", "date"))
 """Beside those that `passed_on` leaves out."""
 _BREAK = b"\n\n"
 _MOST_EVENT_BYTES = 2**22
+_MOST_KEPT_BYTES = 2**29
+"""Of all bodies whose answers have not begun; with `proxy.resume`, not ended."""
+_NO_ROOM = "the balancer keeps as many prompts as it may; retry later"
+_RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,7 @@ class Prompts:
         self.listener, self.clocks = listener, clocks
         self._shares, self._failed, self._serves = shares, failed, serves
         self._settings = ProxySettings()
+        self._kept_bytes = 0
 
     @property
     def resumes(self) -> bool:
@@ -114,9 +119,10 @@ class Prompts:
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         forwarded: _Forwarded | None = None
         try:
-            with self._proxy.under_way():
+            with self._proxy.under_way(), contextlib.ExitStack() as kept:
+                self._keep(request, kept)
                 # No name for the body: it may be megabytes, and the answer may last.
-                forwarded = _Forwarded(self, request, self._arrived(request, await self._body(request)))
+                forwarded = _Forwarded(self, request, self._arrived(request, await self._body(request)), kept.close)
                 return await forwarded.run()
         except (RefusedError, NoRoomError) as error:
             return _refused(error.answer)
@@ -129,6 +135,19 @@ class Prompts:
             if forwarded is not None and forwarded.response is not None:
                 raise ConnectionResetError from error
             return _error(500, _FAILED)
+
+    def _keep(self, request: web.BaseRequest, until: contextlib.ExitStack) -> None:
+        """Room for a body; raises RefusedError where there is none."""
+        told = None if request.headers.get("content-encoding") else request.content_length
+        size_bytes = bounds.MAX_PROMPT_BYTES if told is None else min(told, bounds.MAX_PROMPT_BYTES)
+        if self._kept_bytes + size_bytes > _MOST_KEPT_BYTES:
+            self.attempts.counts["prompts", "no_room"] += 1
+            raise RefusedError(pushback(ProxyAnswer(RESOURCE_EXHAUSTED, _NO_ROOM, unexecuted=True), _RETRY_S))
+        self._kept_bytes += size_bytes
+        until.callback(self._let_go, size_bytes)
+
+    def _let_go(self, size_bytes: int) -> None:
+        self._kept_bytes -= size_bytes
 
     async def _body(self, request: web.BaseRequest) -> bytes:
         inflating = self._proxy.inflating
@@ -160,7 +179,11 @@ class Prompts:
 
 
 class _Forwarded:
-    def __init__(self, prompts: Prompts, request: web.BaseRequest, arrived: Arrived) -> None:
+    def __init__(
+        self, prompts: Prompts, request: web.BaseRequest, arrived: Arrived, let_go: Callable[[], None]
+    ) -> None:
+        """`let_go` is called once the body is not needed any more; or else the caller does at the end."""
+        self._let_go = let_go
         self._prompts, self._attempts, self._request = prompts, prompts.attempts, request
         self._arrived, self._path = arrived, request.rel_url.raw_path_qs
         self._headers = _passed_up(request)
@@ -221,6 +244,8 @@ class _Forwarded:
             async with opened as upstream:
                 end = replace(end, http_status=upstream.status)
                 self._arrived = replace(self._arrived, data=b"")
+                if self._said is None:
+                    self._let_go()
                 if upstream.content_type != _STREAM_TYPE:
                     body = await whole_body(upstream)
                     read.feed(body)

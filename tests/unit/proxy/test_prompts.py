@@ -208,6 +208,32 @@ async def test_an_event_without_end_ends_the_stream_and_not_the_balancer(monkeyp
         assert rig.in_flight == 0
 
 
+@pytest.mark.parametrize("resume", [False, True])
+async def test_bodies_take_no_more_room_than_there_is(monkeypatch: pytest.MonkeyPatch, resume: bool) -> None:
+    """Until their answers begin; or end, where they may be needed again."""
+    monkeypatch.setattr("balancer.proxy.prompts.service._MOST_KEPT_BYTES", 1000)
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def waiting(speaker: Speaker) -> web.StreamResponse:
+        begun.set()
+        await goes_on.wait()
+        return await speaker.say("x")
+
+    async with asking(waiting, proxy={"resume": resume}) as (client, rig, (worker,)):
+        long = {"messages": [{"role": "user", "content": "x" * 800}]}
+        first = asyncio.create_task(client.ask(**long))
+        await begun.wait()
+        status, body, headers = await client.ask(**long)
+        assert (status, json.loads(body)["error"]["type"]) == (429, "rate_limit_error")
+        assert int(headers["retry-after"]) >= 1
+        assert rig.metric("balancer_proxy_prompts_total", result="no_room") == 1
+        goes_on.set()
+        assert (await first)[0] == 200
+        assert (await client.ask(**long))[0] == 200
+        assert len(worker.asked) == 2
+        assert rig.front.prompts._kept_bytes == 0
+
+
 async def test_a_tenant_that_sends_too_much_is_turned_away() -> None:
     limits = {"tenants": {"requests_per_s": 0.001}}
     async with asking(saying("x"), proxy=limits) as (client, _, _):
