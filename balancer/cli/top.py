@@ -116,7 +116,10 @@ def _notices(shown: PageDocument) -> list[RenderableType]:
 
 def _workers(shown: PageDocument, most: int) -> Table:
     probability = {each["worker"]: each["probability"] for each in shown.why.get("workers", ())}
-    table = _table("worker", "state", "queue", "in flight", "wait", "answers/s", "p50", "p99", "errors", "report age")
+    languages = any(worker.waiting_tokens or worker.memory_share is not None for worker in shown.workers)
+    of_languages = ("prompt tokens", "memory") if languages else ()
+    table = _table("worker", "state", "queue", "in flight", *of_languages, "wait", "answers/s", "p50", "p99", "errors")
+    table.add_column("report age", justify="right")
     table.add_column(f"gets {_plain(str(shown.why.get('model', '')))}", justify="right")
     table.add_column("why none")
     listed = sorted(shown.workers, key=lambda worker: worker.state in ("ready", "listed"))
@@ -127,6 +130,7 @@ def _workers(shown: PageDocument, most: int) -> Table:
             _text(worker.state, _STYLES.get(worker.state, _ALARM)),
             _number(worker.pending),
             _number(worker.in_flight),
+            *((_number(worker.waiting_tokens), _share(worker.memory_share)) if languages else ()),
             _time(worker.backlog_s),
             f"{worker.answers_per_s:.1f}",
             _time(worker.p50_s),
@@ -177,6 +181,10 @@ def _plain(words: str) -> str:
 
 def _number(value: Number) -> str:
     return "-" if value is None else f"{value:.4g}"
+
+
+def _share(value: Number) -> str:
+    return "-" if value is None else f"{value:.0%}"
 
 
 def _time(seconds: Number) -> str:

@@ -20,6 +20,7 @@ from balancer.scheduler.snapshot import reasons
 from balancer.scheduler.worker import Worker as Known
 from balancer.server.events import EventLog
 from balancer.server.metrics import Metrics
+from balancer.server.metrics.metrics import memory_share
 from balancer.server.page.document import (
     DOCUMENT,
     MOST_MODELS,
@@ -179,12 +180,13 @@ def _workers(
 ) -> list[PageWorker]:
     fleet = router.fleet
     view = LiveView(fleet, np.ones(len(fleet.workers), bool), router.fleet.column(question.model), question, now_s)
-    names = ("pending", "in_flight", "backlog_s", "error_rate", "report_age_s")
+    names = ("pending", "in_flight", "backlog_s", "error_rate", "report_age_s", "waiting_tokens")
     columns = {name: getattr(view, name).tolist() for name in names}
     objections = (
         {each["worker"]: each["why_not"] for each in why["workers"]} if why else reasons(router, question, now_s)
     )
     rows_per_s = _rows_per_s(fleet, question.model)
+    memory = memory_share(fleet).tolist()
     span_s, parts = traffic
     by_worker: dict[str, list[RecentOutcomes]] = {}
     for part in parts:
@@ -204,6 +206,7 @@ def _workers(
                 p50_s=served.p50_s,
                 p99_s=served.p99_s,
                 rows_per_s=rows_per_s[row],
+                memory_share=memory[row],
                 utilisation=worker.utilisation,
                 **{name: values[row] for name, values in columns.items()},
             )

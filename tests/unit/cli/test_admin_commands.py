@@ -19,6 +19,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from click.testing import CliRunner, Result
+from support.fleets import model, report
 from support.page_fleet import PageFleet
 
 from balancer.cli import main as cli
@@ -163,6 +164,17 @@ async def test_top_prints_one_table_to_a_pipe(served: Served) -> None:
     assert any("gets n" in line for line in lines)
     assert any(line.split()[:2] == ["m", "wlpr"] for line in lines)
     assert any("no report for more than 1 s: worker-1" in line for line in lines)
+
+
+async def test_top_shows_the_tokens_of_language_models_where_there_are_such(served: Served) -> None:
+    fleet, url = served
+    assert "prompt tokens" not in (await run("top", "--balancer", url, "--once")).stdout
+    fleet.now_s += 60.0
+    tells = model("n", memory_tokens=1000, held_tokens=250)
+    fleet.router.observe(report(fleet.names[1], 99, [tells], incarnation=9), fleet.now_s)
+    shown = (await run("top", "--balancer", url, "--once")).stdout
+    assert "prompt tokens" in shown
+    assert any(fleet.names[1] in line and " 25% " in line for line in shown.splitlines())
 
 
 async def test_names_reach_a_terminal_as_text(served: Served) -> None:
