@@ -254,7 +254,7 @@ class Links:
         self.channels = Channels(grpc_tls)
         self.rest = RestPorts(rest_tls)
         self.openai = RestPorts()
-        """Of workers that speak OpenAI's API: in plain text, as Envoy asks them."""
+        """Calls workers that speak OpenAI's API, in plain text as Envoy does."""
         self._encrypted = grpc_tls is not None or rest_tls is not None
         self._renewed_s = 0.0
         self._renewing: asyncio.Task[None] | None = None

@@ -9,7 +9,7 @@ HEADERS_ONLY = ("x-ext-proc-headers-only", "true")
 """Metadata with which our bootstrap says that a stream of picks has one message."""
 COMPRESSED_ROUTE = "grpc_compressed"
 PROMPTS_ROUTE = "openai"
-"""Of completions by OpenAI's API, as the template names it."""
+"""The bootstrap's route of completions by OpenAI's API."""
 MAY_BE_COMPRESSED = ("x-ext-proc-may-be-compressed", "true")
 """Likewise, that the body follows, of which Envoy cannot extract fields."""
 

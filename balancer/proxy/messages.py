@@ -8,8 +8,17 @@ from typing import Any
 import grpc
 import numpy as np
 
+from balancer.channels import restricted
 from balancer.extproc.kserve import SERVICE, Call
-from balancer.extproc.responses import CODES, INTERNAL_CODES, INVALID_CODES, PUSHBACK, By
+from balancer.extproc.responses import (
+    CODES,
+    HTTP_STATUSES,
+    INTERNAL_CODES,
+    INVALID_CODES,
+    PUSHBACK,
+    RETRY_AFTER,
+    By,
+)
 from balancer.scheduler.canary.split import VersionDraw
 from balancer.scheduler.errors import RoutingError
 
@@ -81,6 +90,17 @@ def passed_on(metadata: Iterable[tuple[str, str | bytes]]) -> Metadata:
 
 def refusal(error: RoutingError) -> ProxyAnswer:
     return ProxyAnswer(CODES[type(error)][1], str(error), unexecuted=True)
+
+
+def http_status(answer: ProxyAnswer) -> int:
+    """By which a client of HTTP hears of an answer that is none of OK."""
+    return restricted.status_of(answer.details) or HTTP_STATUSES.get(answer.code, INTERNAL_CODES[0])
+
+
+def retry_headers(answer: ProxyAnswer) -> dict[str, str]:
+    """Of HTTP, when its client is to come again; empty: it does not say."""
+    wait_ms = next((value for name, value in answer.trailing if name == PUSHBACK), None)
+    return {} if wait_ms is None else {RETRY_AFTER: str(math.ceil(int(wait_ms) / 1000))}
 
 
 def pushback(answer: ProxyAnswer, wait_s: float) -> ProxyAnswer:

@@ -162,13 +162,36 @@ class _Outcomes:
 
     def answered(self, arrived: Arrived, answer: ProxyAnswer, sent_bytes: int, stream: bool) -> None:
         """A request ended: counted once, however many attempts it took."""
-        ok, void = OF_ABORTED[answer.by] if answer.by else verdict(answer.code, 0)
+        self._count(arrived, answer, (answer.code, _HTTP_OK), sent_bytes, inference=not stream)
+
+    def first_token(self, call: Call, decision: Decision) -> None:
+        self._recorder.first_token(call, decision)
+
+    def answered_prompt(self, arrived: Arrived, end: PromptEnd) -> None:
+        """As `answered`."""
+        if end.usage is not None:
+            model = arrived.call.request.model
+            self._recorder.take_answer(model, end.worker, end.usage, end.sent_bytes, math.nan, end.answering_s)
+        self._count(arrived, end, (-1, end.http_status), end.sent_bytes, inference=True)
+
+    def _count(
+        self,
+        arrived: Arrived,
+        answer: ProxyAnswer | PromptEnd,
+        statuses: tuple[int, int],
+        sent_bytes: int,
+        *,
+        inference: bool,
+    ) -> None:
+        """`statuses`: of gRPC, -1 where it was not by that, and of HTTP."""
+        grpc_status, http_status = statuses
+        ok, void = OF_ABORTED[answer.by] if answer.by else verdict(grpc_status, http_status)
         ended = Ended(
             model=arrived.call.request.model,
             worker=answer.worker,
-            grpc_status=answer.code,
-            http_status=_HTTP_OK,
-            inference=not stream,
+            grpc_status=grpc_status,
+            http_status=http_status,
+            inference=inference,
             picked=True,
             ok=ok,
             void=void,
@@ -180,34 +203,6 @@ class _Outcomes:
             self._recorder.tally.unserved(ended, at_s)
             return
         measured = Measured(at_s, (answer.latency_s,), (math.nan,), sent_bytes, answer.received_bytes)
-        self._recorder.tally.served(ended, measured)
-
-    def first_token(self, call: Call, decision: Decision) -> None:
-        self._recorder.first_token(call, decision)
-
-    def answered_prompt(self, arrived: Arrived, end: PromptEnd) -> None:
-        """As `answered`."""
-        ok, void = OF_ABORTED[end.by] if end.by else verdict(-1, end.http_status)
-        model = arrived.call.request.model
-        ended = Ended(
-            model=model,
-            worker=end.worker,
-            grpc_status=-1,
-            http_status=end.http_status,
-            inference=True,
-            picked=True,
-            ok=ok,
-            void=void,
-            by=end.by,
-            policy=end.policy,
-        )
-        at_s = (self._clock(),)
-        if not end.worker:
-            self._recorder.tally.unserved(ended, at_s)
-            return
-        if end.usage is not None:
-            self._recorder.take_answer(model, end.worker, end.usage, end.sent_bytes, math.nan, end.answering_s)
-        measured = Measured(at_s, (end.latency_s,), (math.nan,), end.sent_bytes, end.received_bytes)
         self._recorder.tally.served(ended, measured)
 
     def over_limit(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from balancer.extproc.names import CHAT
 
 MOST_CHARACTERS = 2**20
-"""Of what one stream says; of more it cannot be resumed."""
+"""A stream that has said more is not resumed."""
 _EVENT = b"data: "
 _MARK_OF_UTF_8 = b"\xef\xbb\xbf"
 _MOST_TOKENS = "max_tokens", "max_completion_tokens"

@@ -17,22 +17,22 @@ from aiohttp import web
 from balancer import bounds
 from balancer.bounds import OutOfBoundsError
 from balancer.channels.channels import RestPorts, UnknownWorkerError, whole_body
-from balancer.channels.restricted import status_of
 from balancer.extproc.kserve import Call
 from balancer.extproc.names import CHAT, COMPLETIONS, GATEWAY_REQUEST_ID_HEADER
 from balancer.extproc.prompts import AnswerReader, TokenShares, Usage, read_request
-from balancer.extproc.responses import (
-    HTTP_STATUSES,
-    OF_ABORTED,
-    PUSHBACK,
-    RETRY_AFTER,
-    By,
-    openai_error,
-    verdict,
-)
+from balancer.extproc.responses import OF_ABORTED, By, openai_error, verdict
 from balancer.proxy.attempts import Attempts, Clocks
-from balancer.proxy.inflating import NoRoomError, Room, encoding_of
-from balancer.proxy.messages import RESOURCE_EXHAUSTED, UNAVAILABLE, Arrived, ProxyAnswer, passed_on, pushback
+from balancer.proxy.inflating import NoRoomError, encoding_of
+from balancer.proxy.messages import (
+    RESOURCE_EXHAUSTED,
+    UNAVAILABLE,
+    Arrived,
+    ProxyAnswer,
+    http_status,
+    passed_on,
+    pushback,
+    retry_headers,
+)
 from balancer.proxy.prompts.said import Said
 from balancer.proxy.service import Proxy, RefusedError
 from balancer.proxy.settings import ProxySettings
@@ -49,29 +49,29 @@ _OF_CONNECTION = frozenset(("connection", "keep-alive", "transfer-encoding", "up
 _BREAK = b"\n\n"
 _MOST_EVENT_BYTES = 2**22
 _MOST_KEPT_BYTES = 2**29
-"""Of all bodies whose answers have not begun; with `proxy.resume`, not ended."""
+"""The bodies that are kept take no more together. One is kept until its answer begins, with `proxy.resume` until it
+ends."""
 _NO_ROOM = "the balancer keeps as many prompts as it may; retry later"
 _RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class PromptEnd:
-    """How a request ended, whoever it was sent to."""
+    """How a client's request ended, however many workers were asked."""
 
     http_status: int
     """0: none came."""
     by: By
     worker: str = ""
-    """Empty: none was asked."""
+    """The last that was asked; empty: none was."""
     policy: str = ""
     latency_s: float = math.nan
     answering_s: float = math.nan
     """From the first token to the end."""
     usage: Usage | None = None
-    """Of the worker that ended the answer; None: it did not."""
+    """Tokens, as the last worker tells them; None: it did not answer to the end."""
     sent_bytes: int = 0
     received_bytes: int = 0
-    attempts: int = 0
 
 
 class PromptListener(Protocol):
@@ -154,7 +154,6 @@ class Prompts:
         try:
             if not encoding_of(request):
                 return await inflating.body(request, None)
-            room: Room
             async with inflating.room() as room:
                 return await inflating.body(request, room)
         except OutOfBoundsError as error:
@@ -211,7 +210,7 @@ class _Forwarded:
                     self._attempts.counts["resumed", "no_worker"] += 1
                 return await self._given_up(last or self._attempts.refused(error))
             tried.add(decision.worker)
-            last = await self._with(decision, len(tried))
+            last = await self._with(decision)
             if last is None:
                 assert self.response is not None  # all of it was passed on
                 return self.response
@@ -232,12 +231,12 @@ class _Forwarded:
         self._announces = self.response is not None
         return True
 
-    async def _with(self, decision: Decision, attempts: int) -> ProxyAnswer | None:
+    async def _with(self, decision: Decision) -> ProxyAnswer | None:
         """Ask the worker that was decided on; None: its answer was passed on, whole."""
         clocks = self._prompts.clocks
         read, start_s, first_s = _Read(self._end.received_bytes), clocks.now(), math.nan
         sent_bytes, worker = len(self._arrived.data), decision.worker
-        end = PromptEnd(0, "client", worker, decision.policy, sent_bytes=sent_bytes, attempts=attempts)
+        end = PromptEnd(0, "client", worker, decision.policy, sent_bytes=sent_bytes)
         answer: ProxyAnswer | None = None
         try:
             opened = self._prompts.ports.open(worker, "POST", self._path, self._arrived.data, self._headers)
@@ -316,7 +315,7 @@ class _Forwarded:
 
     async def _given_up(self, answer: ProxyAnswer) -> web.StreamResponse:
         if self.response is None:
-            self._end = replace(self._end, by=answer.by, http_status=_status(answer))
+            self._end = replace(self._end, by=answer.by, http_status=http_status(answer))
             return _refused(answer)
         await self._break_off(answer.details)
         return self.response
@@ -378,15 +377,9 @@ def _failure(words: str) -> bytes:
     return b"data: " + json.dumps({"error": openai_error(500, words)}).encode() + _BREAK
 
 
-def _status(answer: ProxyAnswer) -> int:
-    return status_of(answer.details) or HTTP_STATUSES.get(answer.code, 500)
-
-
 def _refused(answer: ProxyAnswer) -> web.Response:
-    response = _error(_status(answer), answer.details)
-    wait_ms = next((value for name, value in answer.trailing if name == PUSHBACK), None)
-    if wait_ms is not None:
-        response.headers[RETRY_AFTER] = str(math.ceil(int(wait_ms) / 1000))
+    response = _error(http_status(answer), answer.details)
+    response.headers.update(retry_headers(answer))
     return response
 
 

@@ -3,9 +3,7 @@ JSON, and behind it what is wanted as bytes."""
 
 import asyncio
 import json
-import math
 from collections.abc import Callable, Iterator
-from http import HTTPStatus
 from typing import Any
 
 import numpy as np
@@ -18,10 +16,20 @@ from balancer.channels import restricted
 from balancer.channels.restricted import Headers
 from balancer.extproc.kserve import rest_call
 from balancer.extproc.names import PROXY_HEALTH_PATH
-from balancer.extproc.responses import HTTP_STATUSES, PUSHBACK, RETRY_AFTER
 from balancer.proxy.cascading import CascadeStep
 from balancer.proxy.inflating import NoRoomError, Room, encoding_of
-from balancer.proxy.messages import DTYPES, LENGTH_BYTES, OK, SERVED_MODEL, TEXT, Metadata, ProxyAnswer, elements
+from balancer.proxy.messages import (
+    DTYPES,
+    LENGTH_BYTES,
+    OK,
+    SERVED_MODEL,
+    TEXT,
+    Metadata,
+    ProxyAnswer,
+    elements,
+    http_status,
+    retry_headers,
+)
 from balancer.proxy.rest.reading import OutputFormat, WantedOutputs, read_request
 from balancer.proxy.service import Proxy, RefusedError
 
@@ -249,11 +257,8 @@ async def _written(data: bytes, wanted: WantedOutputs) -> web.Response:
 
 
 def _refused(answer: ProxyAnswer) -> web.Response:
-    status = restricted.status_of(answer.details) or HTTP_STATUSES.get(answer.code, HTTPStatus.INTERNAL_SERVER_ERROR)
-    response = _error(status, answer.details)
-    wait_ms = next((value for name, value in answer.trailing if name == PUSHBACK), None)
-    if wait_ms is not None:
-        response.headers[RETRY_AFTER] = str(math.ceil(int(wait_ms) / 1000))
+    response = _error(http_status(answer), answer.details)
+    response.headers.update(retry_headers(answer))
     return response
 
 

@@ -62,7 +62,7 @@ class PageWorker:
     error_rate: Number
     report_age_s: Number
     waiting_tokens: Number
-    """Of prompts that it has still to compute."""
+    """Prompt tokens that it has still to compute."""
     memory_share: Number
     """Of the tokens for which its memory has room, those that requests hold; null: it does not tell."""
     utilisation: Number
