@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from balancer.stack.process import free_ports
 from balancer.stack.stack import OwnStack
-from dev.emulated_llm.process import EmulatedLanguageModel
+from dev.emulated_llm.process import new_emulated
 from dev.peers import SGLANG, SMG, installed, new_router, running
 from simulator.scenario import Scenario
 
@@ -37,18 +36,8 @@ CANDIDATES = (
 @contextlib.asynccontextmanager
 async def serving(scenario: Scenario, block_tokens: int, candidate: Candidate, folder: Path) -> AsyncIterator[str]:
     """The address at which it answers, before the scenario's workers, each of which caches blocks of so many tokens."""
-    workers = scenario.fleet.workers
-    servers = [
-        EmulatedLanguageModel(
-            name=worker.name,
-            http_port=port,
-            log_path=folder / f"{worker.name}.log",
-            scenario=scenario.name,
-            device=worker.device,
-            block_tokens=block_tokens,
-        )
-        for worker, port in zip(workers, free_ports(len(workers)), strict=True)
-    ]
+    devices = {worker.name: worker.device for worker in scenario.fleet.workers}
+    servers = new_emulated(devices, scenario.name, folder, block_tokens)
     if not candidate.peer:
         native = {"envoy": {"frontend": "native", "shared_folder": str((folder / "shared").resolve())}}
         policy = {"name": candidate.policy, "options": candidate.options}

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from balancer.stack.process import free_ports
 from balancer.stack.stack import REPOSITORY, OwnStack
-from dev.emulated_llm.process import EmulatedLanguageModel
+from dev.emulated_llm.process import new_emulated
 from dev.peers import installed
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.asyncio]
@@ -54,16 +53,7 @@ async def test_a_trace_is_replayed_without_an_error(tmp_path: Path) -> None:
     home = tmp_path / "tokenizers"
     made = await asyncio.create_subprocess_exec(python, "-c", TOKENIZER, REPOSITORY / "README.md", home)
     assert await made.wait() == 0
-    servers = [
-        EmulatedLanguageModel(
-            name=f"llm-{number}",
-            http_port=port,
-            log_path=tmp_path / f"llm-{number}.log",
-            scenario="mooncake",
-            device="H100",
-        )
-        for number, port in enumerate(free_ports(2))
-    ]
+    servers = new_emulated({"llm-0": "H100", "llm-1": "H100"}, "mooncake", tmp_path)
     native = {"envoy": {"frontend": "native", "shared_folder": str(tmp_path / "shared")}}
     async with OwnStack(tmp_path, language_models=servers, settings=native) as stack:
         process = await asyncio.create_subprocess_exec(

@@ -9,9 +9,9 @@ import openai
 import pytest
 
 from balancer.stack.llama import MODEL, OpenAIServer
-from balancer.stack.process import free_port_range, free_ports
+from balancer.stack.process import free_port_range
 from balancer.stack.stack import OwnStack, new_language_model
-from dev.emulated_llm.process import EmulatedLanguageModel
+from dev.emulated_llm.process import new_emulated
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio]
 
@@ -49,16 +49,7 @@ async def served(
 def emulated(directory: Path) -> list[OpenAIServer]:
     scenario = directory / "slow.yaml"
     scenario.write_text(SLOW)
-    return [
-        EmulatedLanguageModel(
-            name=f"llm-{number}",
-            http_port=port,
-            log_path=directory / f"llm-{number}.log",
-            scenario=str(scenario),
-            device="*",
-        )
-        for number, port in enumerate(free_ports(2))
-    ]
+    return [*new_emulated({"llm-0": "*", "llm-1": "*"}, str(scenario), directory)]
 
 
 class Streams:
@@ -113,9 +104,9 @@ async def test_a_real_model_goes_on_with_the_words_that_it_would_have_said(tmp_p
     servers = [new_language_model(f"llm-{number}", tmp_path) for number in range(2)]
     asked = {"model": MODEL, "prompt": "The tide is", "max_tokens": 60, "temperature": 0.0}
     async with served(tmp_path, servers, resume=True) as (stack, client):
-        expected = (await client.completions.create(**asked)).choices[0].text  # type: ignore[call-overload]
+        expected = (await client.completions.create(**asked)).choices[0].text
         # By round robin the next is asked.
-        stream = await client.completions.create(**asked, stream=True)  # type: ignore[call-overload]
+        stream = await client.completions.create(**asked, stream=True)
         texts = []
         async for event in stream:
             texts.append(event.choices[0].text if event.choices else "")

@@ -38,7 +38,7 @@ async def asking(
     """A client before the proxy of workers that speak so, by round robin."""
     workers = [FakeOpenAIWorker(f"w{number}", each) for number, each in enumerate(speak)]
     listen = {"listen": {"fleet": "127.0.0.1:1"}}
-    async with proxied(workers, proxy=proxy or {}, **listen, **sections) as rig:  # type: ignore[arg-type]
+    async with proxied(workers, proxy=proxy or {}, **listen, **sections) as rig:
         server = RawTestServer(rig.front.prompts.answer, handler_cancellation=True)
         await server.start_server()
         try:
@@ -180,7 +180,7 @@ async def test_a_client_that_leaves_ends_its_request_at_the_worker() -> None:
 
     async def never(speaker: Speaker) -> web.StreamResponse:
         begun.set()
-        return await asyncio.Event().wait()  # type: ignore[return-value]  # it never does
+        return await asyncio.Event().wait()  # it never does
 
     async with asking(never, proxy=RESUME) as (client, rig, (worker,)):
         call = asyncio.create_task(client.ask())
