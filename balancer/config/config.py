@@ -144,9 +144,15 @@ class Config(StrictModel):
 
     @model_validator(mode="after")
     def _streams_pass_here(self) -> Self:
-        if self.proxy.resume and (self.envoy.frontend != "proxy" or self.listen.fleet_at is None):
-            rule = "needs envoy.frontend: proxy, and listen.fleet: else no stream passes through the balancer"
+        if self.envoy.frontend == "proxy" and self.listen.fleet_at is not None:
+            return self
+        rule = (
+            "needs envoy.frontend: proxy, and listen.fleet: else no request of OpenAI's API passes through the balancer"
+        )
+        if self.proxy.resume:
             raise field_error(("proxy", "resume"), self.proxy.resume, rule)
+        for name in self.translated:
+            raise field_error(("models", name, "proxy", "openai"), "", rule)
         return self
 
     @model_validator(mode="after")
@@ -252,6 +258,11 @@ class Config(StrictModel):
     def proxy_settings(self) -> ProxySettings:
         models = {name: row.proxy for name, row in self.models.items()}
         return ProxySettings(self.proxy, models, self.requests.header_names())
+
+    @property
+    def translated(self) -> frozenset[str]:
+        """Models of Tritons for which the proxy translates OpenAI's requests."""
+        return frozenset(name for name, row in self.models.items() if row.proxy.openai is not None)
 
     @property
     def forwards(self) -> bool:

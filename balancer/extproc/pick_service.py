@@ -254,7 +254,7 @@ class ExternalProcessor:
         """Whether the request was for OpenAI's list of models, which is answered here."""
         if read_headers(first.request_headers).get(":path", "").partition("?")[0] != MODELS:
             return False
-        await stream.write(list_of_models(self._picker.models_of("openai")))
+        await stream.write(list_of_models(self._picker.openai_models()))
         return True
 
     def _answer_prompt(

@@ -3,7 +3,7 @@ capacity, while their callers wait for the answer."""
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -234,7 +234,8 @@ class Later:
 
 
 class Picker:
-    """Turns calls into answers. `addresses`, and `names` and `objectives` of `read_call`, are replaced at any time."""
+    """Turns calls into answers. `addresses`, `translated`, and `names` and `objectives` of `read_call`, are replaced at
+    any time."""
 
     def __init__(
         self, router: AnyRouter, clock: Callable[[], float], process: str = "0", run: str = "0", for_logs: bool = False
@@ -245,6 +246,8 @@ class Picker:
         self.addresses = Addresses()
         self.names = HeaderNames()
         self.objectives: Objectives = {}
+        self.translated: frozenset[str] = frozenset()
+        """Models of Tritons for which the proxy translates OpenAI's requests."""
         self.fallbacks_for_all = False
         self.holding = Holding(router, clock)
         self.splits = Splits()
@@ -342,12 +345,17 @@ class Picker:
         """A request of OpenAI's API for a completion, as a pick would understand it; OutOfBoundsError: it is none."""
         return read_request({**headers, ":path": CHAT}, body, self.names, self.shares).request
 
-    def models_of(self, port: PortName) -> list[str]:
+    def openai_models(self) -> list[str]:
+        """That OpenAI's clients may ask for now."""
+        of_tritons = self.translated.intersection(self._models_of("http"))
+        return sorted(of_tritons.union(self._models_of("openai")))
+
+    def _models_of(self, port: PortName) -> Iterator[str]:
         """That some worker with such a port serves now."""
         fleet, names = self.router.fleet, self.that_have(port)
         rows = [row for row, name in enumerate(fleet.names) if names is None or name in names]
         named = [model for model in fleet.models if model not in ("", ANY_MODEL)]
-        return sorted(model for model in named if fleet.servable(model, "")[rows].any())
+        return (model for model in named if fleet.servable(model, "")[rows].any())
 
     def invalid(self, error: OutOfBoundsError, port: PortName) -> Pick:
         return Pick(responses.immediate(*responses.INVALID_CODES, str(error), port) + self._refused)

@@ -13,7 +13,7 @@ import grpc
 
 from balancer.bounds import OutOfBoundsError
 from balancer.extproc.inference_bytes import read, with_version
-from balancer.extproc.kserve import read_call
+from balancer.extproc.kserve import Call, read_call
 from balancer.extproc.names import GATEWAY_REQUEST_ID_HEADER
 from balancer.extproc.responses import By, of_version
 from balancer.proxy.attempts import AttemptObserver, Attempts, Clocks
@@ -42,7 +42,7 @@ from balancer.proxy.settings import ProxySettings
 from balancer.proxy.sharing import Unary
 from balancer.proxy.streams import RelayedStream
 from balancer.proxy.tenants import TenantLimits
-from balancer.scheduler.canary.split import Splits
+from balancer.scheduler.canary.split import Splits, VersionDraw
 from balancer.scheduler.errors import NoEligibleWorker
 from policies.hashing import key_of
 
@@ -203,7 +203,8 @@ class Proxy:
             answer = self._given_up(arrived)
             raise
         finally:
-            self._compare(arrived, answer)
+            if answer.worker or answer.code != OK:
+                self.compare(arrived.draw, answer.latency_s, of_version(answer.code, 0))
         return answer
 
     async def stream(self, _: object, context: Context) -> None:
@@ -276,26 +277,25 @@ class Proxy:
         self._listener.refused(error)
         raise RefusedError(ProxyAnswer(INVALID_ARGUMENT, str(error))) from error
 
-    def _of_a_version(self, arrived: Arrived) -> Arrived:
+    def versioned(self, call: Call) -> tuple[Call, VersionDraw | None]:
         """The same for the version that it gets, where it names none and its model is split or pinned."""
-        call = arrived.call
         name = call.triton_request_id
         # Sent again, it must be the same request.
         key = key_of(name) if name and self._settings.of(call.request.model).once_s else None
         draw = self._splits.draw(call.request, key=key)
         version = "" if call.request.version else self._version_of(call.request.model) if draw is None else draw.version
-        if not version:
-            return arrived
-        call = replace(call, request=replace(call.request, version=version))
-        return replace(arrived, call=call, data=with_version(arrived.data, version), draw=draw)
+        return (replace(call, request=replace(call.request, version=version)) if version else call), draw
 
-    def _compare(self, arrived: Arrived, answer: ProxyAnswer) -> None:
-        """Tell a split what became of a request, where that says something of its version."""
-        if arrived.draw is None or (answer.code == OK and not answer.worker):
-            return
-        good = of_version(answer.code, 0)
-        if good is not None:
-            self._splits.ended(arrived.draw, answer.latency_s, good, self._clocks.now())
+    def compare(self, draw: VersionDraw | None, latency_s: float, good: bool | None) -> None:
+        """Tell a split what became of a request; `good`: None where that says nothing of its version."""
+        if draw is not None and good is not None:
+            self._splits.ended(draw, latency_s, good, self._clocks.now())
+
+    def _of_a_version(self, arrived: Arrived) -> Arrived:
+        call, draw = self.versioned(arrived.call)
+        if call is arrived.call:
+            return arrived
+        return replace(arrived, call=call, data=with_version(arrived.data, call.request.version), draw=draw)
 
     def over_limit(self, arrived: Arrived) -> ProxyAnswer | None:
         away = self.tenants.turned_away(arrived.call)

@@ -5,13 +5,16 @@ The text under a field is its documentation, in `docs/config.md` too.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import ByteSize, Field, model_validator
+from pydantic import ByteSize, Field, PrivateAttr, model_validator
 
 from balancer import bounds
 from balancer.extproc.kserve import HeaderNames
-from balancer.files.schema import HeaderName, Name, NotNegative, StrictModel, field_error
+from balancer.files.regular import UnreadableError
+from balancer.files.schema import ConfigFile, HeaderName, Name, NotNegative, StrictModel, field_error
+from balancer.proxy.prompts.chat_template import ChatError, ChatTemplate, read_template
 
 MOST_WAIT_S = 0.004
 """That a request waits to be joined with others, whatever is configured."""
@@ -72,6 +75,32 @@ class BatchSection(StrictModel):
     """Seconds of waiting for others; again while some come, up to 0.004."""
 
 
+class OpenAISection(StrictModel):
+    """A model of Tritons that has `generate_stream`: requests of OpenAI's API for it are translated, and go to them."""
+
+    chat_template: ConfigFile | None = None
+    """File that makes a text of a chat: the model's Jinja template, or its `tokenizer_config.json`. It is read with the
+    config. None: the model has no chats, only completions."""
+    defaults: Mapping[Name, str | bool | int | float] = {}
+    """Members of `generate_stream` for requests that leave them out, such as `max_tokens: 512`, and those that only the
+    operator sets, such as `return_num_input_tokens: true` for vLLM's backend."""
+    _template: ChatTemplate | None = PrivateAttr(None)
+
+    @model_validator(mode="after")
+    def _read(self) -> Self:
+        if self.chat_template is not None:
+            try:
+                self._template = read_template(Path(self.chat_template))
+            except (UnreadableError, ChatError) as error:
+                raise field_error(("chat_template",), self.chat_template, str(error)) from error
+        return self
+
+    @property
+    def template(self) -> ChatTemplate | None:
+        """What the file has."""
+        return self._template
+
+
 class ModelProxySection(StrictModel):
     """What the front end `proxy` does for one model."""
 
@@ -89,6 +118,8 @@ class ModelProxySection(StrictModel):
     answer equal requests differently."""
     batch: BatchSection = BatchSection()
     """Requests that are joined."""
+    openai: OpenAISection | None = None
+    """How OpenAI's clients reach a model of Tritons; null: they do not."""
 
     @model_validator(mode="after")
     def _joined_are_repeatable(self) -> Self:

@@ -270,7 +270,7 @@ class App:
         self._decided.resume(config, policy, selector, self._picker.splits, self._clock())
         self.router.configure(policy, config.settings(), selector)
         requests = config.requests
-        self._picker.names = requests.header_names()
+        self._picker.names, self._picker.translated = requests.header_names(), config.translated
         self._objectives.configure(config)
         self._picker.fallbacks_for_all = requests.fallbacks_for_all
         self._fleet.configure(config)

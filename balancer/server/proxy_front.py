@@ -22,7 +22,8 @@ from balancer.proxy.attempts import Attempts, Clocks
 from balancer.proxy.batching import Batching
 from balancer.proxy.inflating import Inflating
 from balancer.proxy.messages import Arrived, ProxyAnswer
-from balancer.proxy.prompts.service import PromptEnd, Prompts
+from balancer.proxy.prompts.forwarded import Means, PromptEnd
+from balancer.proxy.prompts.service import Prompts
 from balancer.proxy.rest.service import Rest
 from balancer.proxy.service import Proxy
 from balancer.proxy.settings import ProxySettings
@@ -92,10 +93,7 @@ class ProxyFront:
         self.rest = Rest(self.proxy, failed, serves=self._forwards)
         self.prompts = Prompts(
             self.proxy,
-            self.attempts,
-            links.openai,
-            listener,
-            clocks,
+            Means(self.attempts, links.openai, links.rest, listener, clocks, self.proxy.compare),
             picker.shares,
             failed,
             serves=config.envoy.frontend == "proxy",

@@ -1,4 +1,4 @@
-"""A server of OpenAI's API that is no language model: says what the test says, and dies where it says so."""
+"""A server of OpenAI's API, or of Triton's `generate_stream`, without a model: it says what a test says, and dies."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from balancer.discovery.workers import WorkerSpec
+from balancer.discovery.workers import WorkerProtocol, WorkerSpec
 
 Speak = Callable[["Speaker"], Awaitable[web.StreamResponse]]
 
@@ -20,18 +20,26 @@ class Speaker:
     request: web.Request
     asked: dict[str, Any]
 
+    async def generate(self, *texts: str, error: str = "", end: bool = True) -> web.StreamResponse:
+        """As a Triton's `generate_stream` says these texts, and then an error if there is one."""
+        events = [{"model_name": "m", "model_version": "1", "text_output": text} for text in texts]
+        return await self._stream(*events, *([{"error": error}] if error else []), end=end)
+
     async def say(self, *texts: str, end: bool = True) -> web.StreamResponse:
         """A stream of these texts; without its `end` the worker dies then."""
+        choices = [{"index": 0, "delta": {"content": text}, "finish_reason": None} for text in texts]
+        return await self._stream(*({"id": "x", "choices": [each]} for each in choices), end=end, done=True)
+
+    async def _stream(self, *events: dict[str, Any], end: bool, done: bool = False) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream", "x-of-worker": "yes"})
         await response.prepare(self.request)
-        for text in texts:
-            choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
-            await response.write(f"data: {json.dumps({'id': 'x', 'choices': [choice]})}\n\n".encode())
+        for event in events:
+            await response.write(f"data: {json.dumps(event)}\n\n".encode())
         if not end:
             assert self.request.transport is not None
             self.request.transport.abort()
-            return response
-        await response.write(b"data: [DONE]\n\n")
+        elif done:
+            await response.write(b"data: [DONE]\n\n")
         return response
 
 
@@ -39,7 +47,10 @@ class Speaker:
 class FakeOpenAIWorker:
     name: str
     speak: Speak
+    protocol: WorkerProtocol = "openai"
+    """`triton`: of its ports, HTTP's alone."""
     asked: list[dict[str, Any]] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     left: asyncio.Event = field(default_factory=asyncio.Event)
     """Its client left while it spoke."""
@@ -48,7 +59,7 @@ class FakeOpenAIWorker:
 
     def spec(self, _: int) -> WorkerSpec:
         """As discovery lists it."""
-        return WorkerSpec(name=self.name, address="127.0.0.1", protocol="openai", http_port=self.port)
+        return WorkerSpec(name=self.name, address="127.0.0.1", protocol=self.protocol, http_port=self.port)
 
     async def start(self) -> None:
         """Listen."""
@@ -69,6 +80,7 @@ class FakeOpenAIWorker:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         asked = await request.json()
         self.asked.append(asked)
+        self.paths.append(request.path)
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         try:
             return await self.speak(Speaker(request, asked))

@@ -192,7 +192,7 @@ async def test_a_client_that_leaves_ends_its_request_at_the_worker() -> None:
 
 
 async def test_an_event_without_end_ends_the_stream_and_not_the_balancer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("balancer.proxy.prompts.service._MOST_EVENT_BYTES", 100)
+    monkeypatch.setattr("balancer.proxy.prompts.forwarded._MOST_EVENT_BYTES", 100)
 
     async def endless(speaker: Speaker) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
