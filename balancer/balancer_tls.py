@@ -1,5 +1,6 @@
-"""What Envoy and the agents need for TLS towards the balancer, and the balancer towards the workers."""
+"""What Envoy and the agents need for TLS towards the balancer, and both and the balancer towards the workers."""
 
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,3 +36,18 @@ def credentials(tls: BalancerTls) -> grpc.ChannelCredentials:
         return grpc.ssl_channel_credentials(tls.ca.read_bytes(), *pair)
     except OSError as error:
         raise OperatorError(f"{error.filename} cannot be read: {error.strerror}; name a PEM file") from error
+
+
+def http_context(tls: BalancerTls) -> ssl.SSLContext:
+    """For clients of HTTP, from the files as they are now.
+
+    Raises:
+        OperatorError: a file cannot be used.
+    """
+    try:
+        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(tls.ca))
+        if tls.certificate is not None:
+            context.load_cert_chain(tls.certificate, tls.private_key)
+    except (OSError, ssl.SSLError) as error:
+        raise OperatorError(f"{tls.ca} or {tls.certificate} cannot be used: {error}; name PEM files") from error
+    return context

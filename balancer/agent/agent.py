@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from balancer import bounds
+from balancer.agent.access import Access
 from balancer.agent.device import DeviceMonitor
 from balancer.agent.drain import Drain, DrainError
 from balancer.agent.limits import ModelLimits
@@ -47,6 +48,10 @@ class AgentOptions:
     openai: str = ""
     """Address of a server that speaks OpenAI's API, which the agent reads instead of a Triton; empty: it reads a
     Triton."""
+    openai_tls: BalancerTls | None = None
+    """Towards that server; None: plain text."""
+    openai_key_file: Path | None = None
+    """Of the key that it asks for; None: it asks for none."""
     report_hz: float = 50.0
     """While requests flow."""
     device: str = ""
@@ -100,6 +105,7 @@ async def run_agent(options: AgentOptions, stop: asyncio.Event) -> None:
     for tls in (options.tls, options.triton_tls):
         if tls is not None:
             await asyncio.to_thread(credentials, tls)
+    await Access(options.openai_tls, options.openai_key_file).read()
     agent = _Agent(options)
     async with control.listening(options.control, agent.drained):
         await agent.run(stop)
@@ -111,7 +117,8 @@ class _Agent:
         self._pace = Pace()
         self._source: TritonSource | OpenAISource
         if options.openai:
-            self._source = OpenAISource(options.openai, pause=self._pace.pause)
+            access = Access(options.openai_tls, options.openai_key_file)
+            self._source = OpenAISource(options.openai, self._pace.pause, access)
         else:
             self._source = TritonSource(
                 options.triton_grpc, options.triton_metrics, options.triton_tls, pause=self._pace.pause

@@ -10,13 +10,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from balancer.agent.access import OPEN, Access
 from balancer.bounds import MAX_COUNT
+from balancer.errors import OperatorError
 
 _MAX_PAGE_BYTES = 64 * 1024 * 1024
 _NOT_THERE = (
     "is Triton up at that address, with --allow-metrics=true? The agent's --triton-metrics, --triton-grpc and "
     "--triton-http name another"
 )
+_REQUEST = b"GET /metrics HTTP/1.1\r\n"
 _OTHER_PAGE = "is that Triton's metrics port? The agent's --triton-metrics names another"
 
 
@@ -30,16 +33,17 @@ class MetricsUnavailableError(Exception):
 
 
 class MetricsPage:
-    """The page at `http://address/metrics`; one fetch at a time."""
+    """The page at `/metrics` of one server; one fetch at a time."""
 
-    def __init__(self, address: str, timeout_s: float, not_there: str = _NOT_THERE) -> None:
+    def __init__(self, address: str, timeout_s: float, not_there: str = _NOT_THERE, access: Access = OPEN) -> None:
         """`address` is `host:port`; a fetch that takes longer than `timeout_s` fails. `not_there`: what to do where it
         cannot be reached."""
-        self.address = address
+        self.address, self._access = address, access
         self._not_there = not_there
         host, _, self._port = address.rpartition(":")
         self._host = host.strip("[]")
-        self._request = f"GET /metrics HTTP/1.1\r\nHost: {address}\r\nAccept: text/plain\r\n\r\n".encode()
+        self._request = b""
+        """Of the connection."""
         self._timeout_s = timeout_s
         self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
@@ -65,7 +69,7 @@ class MetricsPage:
             ) from None
         except ConnectionRefusedError:
             raise self._unavailable("connection refused", gone=True, remedy=self._not_there) from None
-        except (OSError, EOFError, asyncio.LimitOverrunError, ValueError) as error:
+        except (OSError, EOFError, asyncio.LimitOverrunError, ValueError, OperatorError) as error:
             self.close()
             raise self._unavailable(str(error) or type(error).__name__, gone=False, remedy=self._not_there) from error
         except BaseException:
@@ -79,7 +83,12 @@ class MetricsPage:
             self._connection = None
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        self._connection = await asyncio.open_connection(self._host, int(self._port))
+        context, headers = await self._access.read()
+        lines = {"Host": self.address, "Accept": "text/plain", **headers}
+        self._request = _REQUEST + "".join(f"{name}: {value}\r\n" for name, value in lines.items()).encode() + b"\r\n"
+        self._connection = await asyncio.open_connection(
+            self._host, int(self._port), ssl=context, server_hostname=self._access.server_name
+        )
         return self._connection
 
     async def _get(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
@@ -95,7 +104,7 @@ class MetricsPage:
         raise self._unavailable("the answer's Content-Length is missing or too large", gone=False)
 
     def _unavailable(self, why: str, *, gone: bool, remedy: str = _OTHER_PAGE) -> MetricsUnavailableError:
-        return MetricsUnavailableError(f"http://{self.address}/metrics: {why}; {remedy}", gone=gone)
+        return MetricsUnavailableError(f"{self._access.scheme}://{self.address}/metrics: {why}; {remedy}", gone=gone)
 
 
 ModelKey = tuple[str, str]

@@ -13,9 +13,11 @@ from typing import Any
 
 import aiohttp
 
+from balancer.agent.access import OPEN, Access
 from balancer.agent.metrics_page import MetricsPage, MetricsUnavailableError
 from balancer.agent.server_state import ProblemLog, ServerState, next_incarnation
 from balancer.bounds import MAX_COUNT, MAX_MODELS, MAX_PENDING
+from balancer.errors import OperatorError
 from balancer.scheduler.events import ModelReport
 
 logger = logging.getLogger(__name__)
@@ -62,10 +64,15 @@ class OpenAISource:
     two steps of its model (`llama-server`), and rendering them may take its own time (vLLM), so nobody waits for them.
     """
 
-    def __init__(self, address: str, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+    def __init__(
+        self,
+        address: str,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        access: Access = OPEN,
+    ) -> None:
         """`address`: `host:port`; `pause`: waits between two looks."""
-        self._address, self._pause = address, pause
-        self._page = MetricsPage(address, _PAGE_TIMEOUT_S, _NOT_THERE)
+        self._url, self._pause, self._access = f"{access.scheme}://{address}", pause, access
+        self._page = MetricsPage(address, _PAGE_TIMEOUT_S, _NOT_THERE, access)
         self._incarnation = next_incarnation(0)
         self._models: tuple[str, ...] = ()
         self._slots_tokens: int | None = None
@@ -103,26 +110,34 @@ class OpenAISource:
         self._page.close()
 
     async def _watch_models(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
-        async with aiohttp.ClientSession(f"http://{self._address}", timeout=timeout) as session:
-            while True:
-                try:
-                    models = _names(await _get(session, "/v1/models"))
-                    if self._slots_tokens is None:
-                        self._slots_tokens = _slots_tokens(await _get(session, "/props", absent={}))
-                except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-                    self._models, self._slots_tokens = (), None
-                    self._gone = self._gone or isinstance(error, aiohttp.ClientConnectorError)
-                    self._problems.note(
-                        "models", f"http://{self._address}/v1/models: {str(error) or type(error).__name__}"
-                    )
-                else:
-                    if self._gone:
-                        self._renew()
-                    self._models = models
-                    self._problems.note("models", "")
-                self.looked.set()
-                await self._pause(_PERIOD_S)
+        while True:
+            try:
+                context, headers = await self._access.read()
+                timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+                connector = aiohttp.TCPConnector(ssl=context or True)
+                async with aiohttp.ClientSession(
+                    self._url, timeout=timeout, headers=headers, connector=connector
+                ) as session:
+                    while True:
+                        await self._ask(session)
+            except (aiohttp.ClientError, TimeoutError, ValueError, OperatorError) as error:
+                self._models, self._slots_tokens = (), None
+                self._gone = self._gone or isinstance(error, aiohttp.ClientConnectorError)
+                self._problems.note("models", f"{self._url}/v1/models: {str(error) or type(error).__name__}")
+            self.looked.set()
+            await self._pause(_PERIOD_S)
+
+    async def _ask(self, session: aiohttp.ClientSession) -> None:
+        """For its models, and what else such servers tell."""
+        models = _names(await self._get(session, "/v1/models"))
+        if self._slots_tokens is None:
+            self._slots_tokens = _slots_tokens(await self._get(session, "/props", absent={}))
+        if self._gone:
+            self._renew()
+        self._models = models
+        self._problems.note("models", "")
+        self.looked.set()
+        await self._pause(_PERIOD_S)
 
     async def _watch_page(self) -> None:
         while True:
@@ -138,6 +153,21 @@ class OpenAISource:
                     self._renew()
                 self._found = found
             await self._pause(_PAGE_PERIOD_S)
+
+    async def _get(self, session: aiohttp.ClientSession, path: str, absent: Any = None) -> Any:
+        async with session.get(path, server_hostname=self._access.server_name) as response:
+            if absent is not None and response.status != 200:
+                return absent
+            response.raise_for_status()
+            body = bytearray()
+            async for chunk in response.content.iter_any():
+                body += chunk
+                if len(body) > _MOST_BYTES:
+                    raise ValueError(f"answers {path} with more than {_MOST_BYTES} bytes")
+        try:
+            return json.loads(body)
+        except RecursionError:
+            raise ValueError("is nested too deeply") from None
 
     def _renew(self) -> None:
         """It is another process."""
@@ -166,22 +196,6 @@ def read_metrics(page: bytes) -> Mapping[str, float]:
             config = {key: int(digits) for key, digits in _BLOCKS.findall(labels)}
             found["memory_tokens"] += min(config.get(b"block_size", 0) * config.get(b"num_gpu_blocks", 0), MAX_COUNT)
     return found
-
-
-async def _get(session: aiohttp.ClientSession, path: str, absent: Any = None) -> Any:
-    async with session.get(path) as response:
-        if absent is not None and response.status != 200:
-            return absent
-        response.raise_for_status()
-        body = bytearray()
-        async for chunk in response.content.iter_any():
-            body += chunk
-            if len(body) > _MOST_BYTES:
-                raise ValueError(f"answers {path} with more than {_MOST_BYTES} bytes")
-    try:
-        return json.loads(body)
-    except RecursionError:
-        raise ValueError("is nested too deeply") from None
 
 
 def _names(listed: Any) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from balancer.bootstrap.proxy import (
     nobody_names_himself,
 )
 from balancer.bootstrap.sections import EnvoySection
-from balancer.bootstrap.tls import Secrets, balancer_socket, listener_socket, triton_sockets
+from balancer.bootstrap.tls import Secrets, balancer_socket, listener_socket, worker_sockets
 from balancer.bootstrap.traces import add_traces
 from balancer.extproc import names
 from balancer.files.regular import replace_file
@@ -231,8 +231,7 @@ def _fill_clusters(clusters: list[Node], options: BootstrapOptions, secrets: Sec
     if (trust := _balancer_trust(options.envoy)) is not None:
         for cluster in ours:
             cluster["transport_socket"] = balancer_socket(trust, secrets)
-    if options.envoy.triton_tls is not None:
-        sockets = triton_sockets(options.envoy.triton_tls, secrets)
-        for cluster in clusters:
-            if cluster["name"] in sockets:
-                cluster["transport_socket"] = sockets[cluster["name"]]
+    sockets = worker_sockets(options.envoy.triton_tls, options.envoy.openai_tls, secrets)
+    for cluster in clusters:
+        if cluster["name"] in sockets:
+            cluster["transport_socket"] = sockets[cluster["name"]]

@@ -71,10 +71,14 @@ class BalancerTlsSection(ServerTrustSection):
 
 
 class TritonTlsSection(ServerTrustSection):
-    """TLS from Envoy to the workers, whose certificates have one name in common."""
+    """TLS from Envoy to the Tritons, whose certificates have one name in common."""
 
     rest: bool = True
     """Whether REST goes by TLS too, which needs a proxy beside Triton; false: plain text."""
+
+
+class OpenAITlsSection(ServerTrustSection):
+    """TLS from Envoy to the servers of OpenAI's API, whose certificates have one name in common."""
 
 
 class JwtSection(StrictModel):
@@ -208,7 +212,9 @@ class EnvoySection(StrictModel):
     balancer_tls: BalancerTlsSection | None = None
     """TLS towards the balancer; needed exactly where `tls.envoy` is set."""
     triton_tls: TritonTlsSection | None = None
-    """TLS towards the workers."""
+    """TLS towards the Tritons."""
+    openai_tls: OpenAITlsSection | None = None
+    """TLS towards the servers of OpenAI's API."""
     jwt: JwtSection | None = None
     """Tokens that clients must show. Not beside `api_keys`."""
     api_keys: ApiKeysSection | None = None

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from balancer.balancer_tls import BalancerTls
 from balancer.bootstrap.nodes import Node
-from balancer.bootstrap.sections import EnvoyTlsSection, TritonTlsSection
+from balancer.bootstrap.sections import EnvoyTlsSection, OpenAITlsSection, ServerTrustSection, TritonTlsSection
 from balancer.errors import OperatorError
-from balancer.extproc.names import GRPC_CLUSTER, HTTP_CLUSTER, TLS_SOCKET, TLS_TYPE
+from balancer.extproc.names import GRPC_CLUSTER, HTTP_CLUSTER, OPENAI_CLUSTER, TLS_SOCKET, TLS_TYPE
 
 _FILTER_OF_FILE_TYPE = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig"
 
@@ -109,11 +109,18 @@ def balancer_socket(tls: BalancerTls, secrets: Secrets, protocol: str = "h2") ->
     return server_socket(tls, secrets, "balancer_authority", "gateway_certificate", protocol)
 
 
-def triton_sockets(tls: TritonTlsSection, secrets: Secrets) -> dict[str, Node]:
-    protocols = {GRPC_CLUSTER: "h2"} | ({HTTP_CLUSTER: "http/1.1"} if tls.rest else {})
+def worker_sockets(
+    triton: TritonTlsSection | None, openai: OpenAITlsSection | None, secrets: Secrets
+) -> dict[str, Node]:
+    """By cluster, of those that go by TLS."""
+    of: dict[str, tuple[ServerTrustSection | None, str, str]]
+    of = {GRPC_CLUSTER: (triton, "triton", "h2"), OPENAI_CLUSTER: (openai, "openai", "http/1.1")}
+    if triton is not None and triton.rest:
+        of[HTTP_CLUSTER] = triton, "triton", "http/1.1"
     return {
-        cluster: server_socket(tls.trust(), secrets, "triton_authority", "triton_client_certificate", protocol)
-        for cluster, protocol in protocols.items()
+        cluster: server_socket(tls.trust(), secrets, f"{name}_authority", f"{name}_client_certificate", protocol)
+        for cluster, (tls, name, protocol) in of.items()
+        if tls is not None
     }
 
 

@@ -7,7 +7,6 @@ request, since an idle one delays the end of a Triton.
 import asyncio
 import contextlib
 import logging
-import ssl
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ import aiohttp
 import grpc
 from yarl import URL
 
-from balancer.balancer_tls import BalancerTls, credentials
+from balancer.balancer_tls import BalancerTls, credentials, http_context
 from balancer.discovery.workers import WorkerSpec
 from balancer.errors import OperatorError
 
@@ -155,7 +154,7 @@ class RestPorts:
         """
         self._tls = tls
         self._name = None if tls is None else tls.server_name
-        self._context = None if tls is None else _context(tls)
+        self._context = None if tls is None else http_context(tls)
         self._endpoints: dict[str, str] = {}
         self._session: aiohttp.ClientSession | None = None
 
@@ -169,7 +168,7 @@ class RestPorts:
             OperatorError: a file cannot be used; those before stay in use.
         """
         if self._tls is not None:
-            self._context = await asyncio.to_thread(_context, self._tls)
+            self._context = await asyncio.to_thread(http_context, self._tls)
 
     @contextlib.asynccontextmanager
     async def open(
@@ -227,16 +226,6 @@ async def whole_body(response: aiohttp.ClientResponse) -> bytes:
     return b"".join(parts)
 
 
-def _context(tls: BalancerTls) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(tls.ca))
-        if tls.certificate is not None:
-            context.load_cert_chain(tls.certificate, tls.private_key)
-    except (OSError, ssl.SSLError) as error:
-        raise OperatorError(f"{tls.ca} or {tls.certificate} cannot be used: {error}; name PEM files") from error
-    return context
-
-
 logger = logging.getLogger(__name__)
 
 _RENEW_EVERY_S = 60.0
@@ -245,7 +234,12 @@ _RENEW_EVERY_S = 60.0
 class Links:
     """Belongs to one event loop."""
 
-    def __init__(self, grpc_tls: BalancerTls | None = None, rest_tls: BalancerTls | None = None) -> None:
+    def __init__(
+        self,
+        grpc_tls: BalancerTls | None = None,
+        rest_tls: BalancerTls | None = None,
+        openai_tls: BalancerTls | None = None,
+    ) -> None:
         """TLS of the workers' ports; None: plain text. Reads its files, so it blocks.
 
         Raises:
@@ -253,9 +247,9 @@ class Links:
         """
         self.channels = Channels(grpc_tls)
         self.rest = RestPorts(rest_tls)
-        self.openai = RestPorts()
-        """Calls workers that speak OpenAI's API, in plain text as Envoy does."""
-        self._encrypted = grpc_tls is not None or rest_tls is not None
+        self.openai = RestPorts(openai_tls)
+        """Calls workers that speak OpenAI's API."""
+        self._encrypted = any(tls is not None for tls in (grpc_tls, rest_tls, openai_tls))
         self._renewed_s = 0.0
         self._renewing: asyncio.Task[None] | None = None
 
@@ -284,5 +278,6 @@ class Links:
         try:
             await self.channels.renew()
             await self.rest.renew()
+            await self.openai.renew()
         except OperatorError as error:
-            logger.error("envoy.triton_tls: the certificates before stay in use: %s", error)
+            logger.error("TLS to the workers: the certificates before stay in use: %s", error)

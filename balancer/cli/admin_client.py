@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import aiohttp
 import click
 
-from balancer.balancer_tls import BalancerTls
+from balancer.balancer_tls import BalancerTls, http_context
 from balancer.config.listen import ListenSection
 from balancer.errors import OperatorError
 from balancer.files.off_loop import OffLoop
@@ -80,7 +80,7 @@ class Balancers:
         return answers, unreached
 
     async def _client(self) -> _Client:
-        tls = None if self.tls is None else await asyncio.to_thread(_context, self.tls)
+        tls = None if self.tls is None else await asyncio.to_thread(http_context, self.tls)
         # What is not compressed cannot be more than it seems.
         headers = {"Accept-Encoding": "identity"}
         if self.token_file is not None:
@@ -161,16 +161,6 @@ async def _resolved(address: str) -> list[str]:
         hosts.setdefault(family, []).append(str(place[0]))
     # A machine that has addresses of both kinds is one balancer.
     return [join_address(each, port) for each in hosts.get(socket.AF_INET) or hosts[socket.AF_INET6]]
-
-
-def _context(tls: BalancerTls) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=tls.ca)
-        if tls.certificate is not None:
-            context.load_cert_chain(tls.certificate, tls.private_key)
-    except (OSError, ssl.SSLError) as error:
-        raise OperatorError(f"--tls-ca, --tls-cert, --tls-key: {error}; give PEM files that fit together") from error
-    return context
 
 
 DEFAULT_ADDRESS = ListenSection().admin

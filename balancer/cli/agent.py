@@ -71,6 +71,11 @@ _control = click.option(
     help="A server of OpenAI's API to read in place of a Triton, as vLLM, SGLang or llama-server (with --metrics).",
 )
 @click.option(
+    "--openai-key-file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="The key that this server asks for (vLLM: --api-key).",
+)
+@click.option(
     "--report-hz",
     type=click.FloatRange(MIN_REPORT_HZ, MAX_REPORT_HZ),
     default=_DEFAULTS.report_hz,
@@ -81,6 +86,7 @@ _control = click.option(
 @click.option("--memory-bytes", type=click.IntRange(min=0), default=0, help="Device memory [default: as NVML says].")
 @tls_options("reports travel")
 @tls_options("its gRPC is asked", "--triton-tls", "Triton's certificate", "Triton asks")
+@tls_options("it is asked", "--openai-tls", "the certificate of OpenAI's server", "it asks")
 @_control
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
@@ -95,10 +101,10 @@ def agent(context: click.Context, /, control: Path, log_level: str, **options: A
         return
     if options["worker"] is None or not options["balancers"]:
         raise click.UsageError("give --worker and --balancer: on whom to report, and to whom")
-    tls, triton_tls = taken_tls(options), taken_tls(options, "--triton-tls")
+    tls, triton_tls, openai_tls = (taken_tls(options, prefix) for prefix in ("--tls", "--triton-tls", "--openai-tls"))
     path = control if control.name else None
     configure(LogSection.model_validate({"level": log_level}))
-    uvloop.run(_run(AgentOptions(**options, tls=tls, triton_tls=triton_tls, control=path)))
+    uvloop.run(_run(AgentOptions(**options, tls=tls, triton_tls=triton_tls, openai_tls=openai_tls, control=path)))
 
 
 @agent.command(epilog=_DRAIN_EPILOG)

@@ -98,6 +98,7 @@ def _envoys_certificates(config: Config, now: datetime.datetime, notes: list[str
         "tls": envoy.tls,
         "balancer_tls": envoy.balancer_tls,
         "triton_tls": envoy.triton_tls,
+        "openai_tls": envoy.openai_tls,
     }
     for name, tls in sections.items():
         if tls is None:

@@ -56,6 +56,8 @@ class LlamaServer(OpenAIServer):
     """Requests that run at once."""
     slot_tokens: int = 2048
     threads: int = 1
+    further: tuple[str, ...] = ()
+    """Arguments."""
 
     async def start(self) -> None:
         """Spawn the server; it is not ready yet when this returns.
@@ -73,6 +75,7 @@ class LlamaServer(OpenAIServer):
             *("--parallel", str(self.slots), "--ctx-size", str(self.slots * self.slot_tokens)),
             *("--threads", str(self.threads), "--threads-http", "4"),
             *("--metrics", "--no-ui", "--offline"),
+            *self.further,
             environment=os.environ | {"LD_LIBRARY_PATH": str(binaries)},
         )
 

@@ -114,9 +114,10 @@ def links_of(config: Config) -> Links:
         OperatorError: a certificate that is shown to workers cannot be used.
     """
     calls = config.forwards or config.listen.fleet_at is not None
-    tls = config.envoy.triton_tls if calls else None
+    tls, openai = (config.envoy.triton_tls, config.envoy.openai_tls) if calls else (None, None)
     trust = None if tls is None else tls.trust()
-    return Links(trust, trust if tls is not None and tls.rest else None)
+    rest = trust if tls is not None and tls.rest else None
+    return Links(trust, rest, None if openai is None else openai.trust())
 
 
 def no_list_yet(config: Config, *, refused: bool) -> str:

@@ -1,0 +1,54 @@
+"""By what a server's HTTP port lets the agent in."""
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from balancer.balancer_tls import BalancerTls, http_context
+from balancer.errors import OperatorError
+from balancer.files.regular import UnreadableError, read_regular
+
+_MOST_KEY_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Files are read for each new connection, so what is renewed is used."""
+
+    tls: BalancerTls | None = None
+    """None: plain text."""
+    key_file: Path | None = None
+    """Of the key that the server asks for, as `authorization: Bearer KEY`; None: it asks for none."""
+
+    @property
+    def scheme(self) -> str:
+        return "http" if self.tls is None else "https"
+
+    @property
+    def server_name(self) -> str | None:
+        return None if self.tls is None else self.tls.server_name
+
+    async def read(self) -> tuple[ssl.SSLContext | None, Mapping[str, str]]:
+        """For a connection, and the headers of its requests.
+
+        Raises:
+            OperatorError: a file cannot be used; the message names it.
+        """
+        return await asyncio.to_thread(self._read)
+
+    def _read(self) -> tuple[ssl.SSLContext | None, Mapping[str, str]]:
+        context = None if self.tls is None else http_context(self.tls)
+        if self.key_file is None:
+            return context, {}
+        try:
+            key = read_regular(self.key_file, _MOST_KEY_BYTES).decode("ascii").strip()
+        except (UnreadableError, UnicodeDecodeError) as error:
+            raise OperatorError(f"{self.key_file} {error}") from error
+        if not key or not key.isprintable():
+            raise OperatorError(f"{self.key_file} must hold the server's key: one line of printable characters")
+        return context, {"Authorization": f"Bearer {key}"}
+
+
+OPEN = Access()
