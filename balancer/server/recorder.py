@@ -263,13 +263,12 @@ class Recorder:
             first_token_s: From the decision to the first token; not a number: it was taken in before, or not seen.
             answering_s: And from there to the end; not a number: not seen.
         """
-        label = self.metrics.model_label(model)
         self.shares.learn(model, usage.prompt, request_bytes)
         self.metrics.count_tokens(model, worker, *usage)
         if not math.isnan(first_token_s):
-            self.metrics.first_token.labels(label).observe(first_token_s)
+            self.metrics.told_first_token(model, worker, first_token_s)
         if usage.output > 1 and not math.isnan(answering_s):
-            self.metrics.each_token.labels(label).observe(answering_s / (usage.output - 1))
+            self.metrics.told_tokens(model, worker, answering_s / (usage.output - 1))
 
     def traced(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
@@ -301,8 +300,7 @@ class Recorder:
         self._picker.holding.soon()
         if (awaited := self._awaited.get(call.gateway_id)) is not None:
             self._awaited[call.gateway_id] = awaited._replace(first_token_s=now_s)
-        seconds = now_s - decision.at_s
-        self.metrics.first_token.labels(self.metrics.model_label(call.request.model)).observe(seconds)
+        self.metrics.told_first_token(call.request.model, decision.worker, now_s - decision.at_s)
 
     def served(self, call: Call, served: Served) -> None:
         decision = served.decision

@@ -36,7 +36,7 @@ TARGET_LABELS = frozenset(("job", "instance", "namespace"))
 PROMETHEUS_OWN = {"up": TARGET_LABELS, "ALERTS": TARGET_LABELS | {"alertname", "alertstate"}}
 _WORD = r"[a-zA-Z_][a-zA-Z0-9_:]*"
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
-_SELECTOR = re.compile(r"\b((?:balancer|process)[_:][a-zA-Z0-9_:]*|up|ALERTS)\b(?:\{([^}]*)\})?")
+_SELECTOR = re.compile(r"\b((?:balancer|process|gen_ai)[_:][a-zA-Z0-9_:]*|up|ALERTS)\b(?:\{([^}]*)\})?")
 _GROUPING = re.compile(r"\b(?:by|on|ignoring|without|group_left|group_right)\s*\(([^)]*)\)")
 
 

@@ -83,6 +83,9 @@ def split_metrics(splits: Splits) -> Iterator[Metric]:
 
 prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]  # the library leaves it untyped
 LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+# OpenTelemetry's.
+_FIRST_TOKEN_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+_EACH_TOKEN_BUCKETS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 _DECISION_BUCKETS_S = (1e-6, 2e-6, 5e-6, 10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 50e-3)
 _LAG_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 _STATUSES = frozenset(
@@ -105,9 +108,9 @@ class Metrics:
         self.received = self._counter("received_bytes", "Bodies of the requests that workers got", "model")
         self.sent = self._counter("sent_bytes", "Bodies of their answers", "model")
         says = "Of streams of language models, from the pick to the first token"
-        self.first_token = self._histogram("time_to_first_token_seconds", says, LATENCY_BUCKETS_S, "model")
+        self.first_token = self._of_tokens("time_to_first_token", says, _FIRST_TOKEN_BUCKETS_S)
         says = "Of streams of language models, between tokens, in the mean of each"
-        self.each_token = self._histogram("time_per_output_token_seconds", says, LATENCY_BUCKETS_S, "model")
+        self.each_token = self._of_tokens("time_per_output_token", says, _EACH_TOKEN_BUCKETS_S)
         says = "Of prompts that workers got, of those what they had cached, and of answers"
         self.tokens = self._counter("tokens", says, "model", "worker", "kind")
         says = "Time to read a request, decide, and write the answer"
@@ -178,6 +181,14 @@ class Metrics:
     def latency_of(self, model: str, worker: str) -> SeriesDistribution:
         return self.latency.labels(self.model_label(model), self._worker_label(worker))
 
+    def told_first_token(self, model: str, worker: str, seconds: float) -> None:
+        """Of one stream of a language model's."""
+        self.first_token.labels(self.model_label(model), self._worker_label(worker)).observe(seconds)
+
+    def told_tokens(self, model: str, worker: str, seconds: float) -> None:
+        """Seconds between its tokens, in their mean."""
+        self.each_token.labels(self.model_label(model), self._worker_label(worker)).observe(seconds)
+
     def exemplify(self, model: str, worker: str, latency_s: float, trace: str) -> None:
         self.latency_of(model, worker).exemplify(Exemplar(trace, latency_s, time.time()))
 
@@ -214,6 +225,11 @@ class Metrics:
 
     def _counter(self, name: str, says: str, *labels: str) -> Counters:
         self.families.append(family := Counters(f"balancer_{name}", says, *labels))
+        return family
+
+    def _of_tokens(self, name: str, says: str, bounds: Sequence[float]) -> Histograms:
+        """Named as OpenTelemetry's conventions for generative models have it."""
+        self.families.append(family := Histograms(f"gen_ai_server_{name}_seconds", says, bounds, "model", "worker"))
         return family
 
     def _histogram(self, name: str, says: str, bounds: Sequence[float], *labels: str) -> Histograms:

@@ -85,8 +85,8 @@ async def test_the_next_question_goes_to_the_worker_that_has_what_both_begin_wit
     # From the third on, when the balancer has seen how long a prompt takes that nobody knows.
     assert all(tokens > 200 for tokens in cached[2:])
     await eventually(lambda: counted_cached(stack, sum(cached)))
-    assert await stack.metric("balancer_time_to_first_token_seconds_count") == 5
-    assert await stack.metric("balancer_time_per_output_token_seconds_count") == 5
+    assert await stack.metric("gen_ai_server_time_to_first_token_seconds_count") == 5
+    assert await stack.metric("gen_ai_server_time_per_output_token_seconds_count") == 5
     workers = (await stack.get("/workers"))["workers"]
     assert [worker["waiting_tokens"] for worker in workers] == [0.0, 0.0]
 

@@ -62,7 +62,7 @@ async def test_the_next_question_goes_to_the_triton_that_has_what_both_begin_wit
     http: aiohttp.ClientSession, stack: OwnStack
 ) -> None:
     before = await written(stack)
-    began = await stack.metric("balancer_time_to_first_token_seconds_count")
+    began = await stack.metric("gen_ai_server_time_to_first_token_seconds_count")
     for number in range(5):
         pieces = await ask(http, f"{BACKGROUND}{number}: when is it high?", "generate_stream", TOKENS)
         assert len(pieces) == TOKENS
@@ -76,7 +76,7 @@ async def test_the_next_question_goes_to_the_triton_that_has_what_both_begin_wit
     await eventually(all_counted)
     # From the third on, when the balancer has seen how long a prompt takes that nobody knows.
     assert max((await more()).values()) >= 3 * TOKENS
-    assert await stack.metric("balancer_time_to_first_token_seconds_count") == began + 5
+    assert await stack.metric("gen_ai_server_time_to_first_token_seconds_count") == began + 5
     await eventually(lambda: idle(stack))
 
 

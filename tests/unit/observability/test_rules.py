@@ -34,7 +34,7 @@ VALUES = {
     ("balancer_reports_total", "result"): {"accepted", "lost", "late", "unknown_worker", "models_left_out"},
     ("balancer_refused_inputs_total", "message"): {"request", "explain", "report", "outcome"},
     ("balancer_request_duration_seconds_bucket", "le"): {"0.5", "1.0", "2.0"},
-    ("balancer_time_to_first_token_seconds_bucket", "le"): {"0.5", "1.0", "2.0"},
+    ("gen_ai_server_time_to_first_token_seconds_bucket", "le"): {"0.5", "1.0", "2.5"},
 }
 """Of labels by which rules and dashboard choose."""
 

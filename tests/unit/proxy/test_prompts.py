@@ -75,7 +75,7 @@ async def test_a_stream_passes_unchanged_and_is_counted_with_its_tokens() -> Non
         assert worker.asked == [ASKED]
         assert rig.in_flight == 0
         assert rig.metric("balancer_tokens_total", kind="output") == 2
-        assert rig.metric("balancer_time_to_first_token_seconds_count") == 1
+        assert rig.metric("gen_ai_server_time_to_first_token_seconds_count") == 1
 
 
 async def test_an_answer_in_one_piece_passes_with_its_status() -> None:

@@ -91,7 +91,7 @@ async def test_a_stream_is_translated_and_counted(tmp_path: Path) -> None:
         assert worker.asked == [asked]
         assert rig.in_flight == 0
         assert rig.metric("balancer_tokens_total", kind="output") == 2
-        assert rig.metric("balancer_time_to_first_token_seconds_count") == 1
+        assert rig.metric("gen_ai_server_time_to_first_token_seconds_count") == 1
 
 
 async def test_an_answer_in_one_piece_is_gathered(tmp_path: Path) -> None:

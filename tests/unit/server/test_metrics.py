@@ -88,7 +88,7 @@ def test_promtool_finds_nothing_to_complain_of() -> None:
     # Of promtool's rules those that can be broken here: it is not installed everywhere.
     for name, family in families.items():
         assert family.documentation, name
-        assert re.fullmatch(r"(balancer|process)_[a-z_]+", name)
+        assert re.fullmatch(r"(balancer|process|gen_ai)_[a-z_]+", name)
         assert not re.search(r"_(ms|us|ns|milliseconds|minutes|hours|percent|kb|mb)(_|$)", name)
         if family.samples:
             assert (family.type == "counter") == all(sample.name == f"{name}_total" for sample in family.samples)
