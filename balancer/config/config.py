@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from balancer.bootstrap.sections import EnvoySection
 from balancer.config.canary import GuardSection, RolloutSection, ShadowSection
 from balancer.config.changes import RESTART_FIELDS, leaves, waits_for_restart
-from balancer.config.frontend import AUTO, Frontend, frontend_of, untraceable, untraceable_rule
+from balancer.config.frontend import AUTO, Frontend, frontend_of, of_the_balancer, untraceable, untraceable_rule
 from balancer.config.listen import ListenSection, TlsSection
 from balancer.config.placing import HoldingSection, ZonesSection
 from balancer.config.policy_options import policy_class
@@ -122,8 +122,8 @@ class Config(StrictModel):
             raise field_error(("envoy", "endpoints_folder"), endpoints, "must be an absolute path, auto or null")
         if self.envoy.frontend != "native":
             return self
-        if self.holding.models:
-            rule = "must be pick or proxy while holding.models names models: the module lets nobody wait"
+        for field, name, why in of_the_balancer(self):
+            rule = f"must be pick or proxy while {field} is {name}: {why}"
             raise field_error(("envoy", "frontend"), self.envoy.frontend, rule)
         if self.processes != 1:
             rule = "must be 1 where envoy.frontend is native: Envoys decide over the state of one balancer"

@@ -46,8 +46,8 @@ def frontend_of(config: Config) -> tuple[Frontend, str]:
 
 
 def _not_native(config: Config) -> str:
-    if config.holding.models:
-        return "holding.models names models, whose requests only the balancer has wait"
+    for field, name, why in of_the_balancer(config):
+        return f"{field} is {name}, and {why}"
     if config.processes != 1:
         return f"processes is {config.processes}, and Envoy decides by the state of one"
     if config.listen.gateways is not None:
@@ -57,6 +57,14 @@ def _not_native(config: Config) -> str:
     for field, name, reason in untraceable(config):
         return f"{field} is {shown(name)}, which Envoy cannot decide by, since {reason}"
     return _missing()
+
+
+def of_the_balancer(config: Config) -> Iterator[tuple[str, str, str]]:
+    """What Envoy cannot do by itself: field, its value, and why."""
+    if config.holding.models:
+        yield "holding.models", ", ".join(config.holding.models), "the module lets nobody wait"
+    if config.requests.tenant_of_user:
+        yield "requests.tenant_of_user", "true", "the module reads no user"
 
 
 def third_party_policies(config: Config) -> Iterator[tuple[str, PolicySection]]:
@@ -114,12 +122,12 @@ def check_live(started: Config, new: Config, source: str) -> Config:
         Problem(source, None, field, f"{shown(name)} {untraceable_rule(reason)}")
         for field, name, reason in untraceable(new)
     ]
-    if new.holding.models:
+    for field, _, why in of_the_balancer(new):
         message = (
-            "needs a restart: since the start Envoy decides by itself (envoy.frontend: auto), and lets nobody wait; "
-            "set envoy.frontend: pick and restart, or name no models"
+            f"needs a restart: since the start Envoy decides by itself (envoy.frontend: auto), and {why}; set "
+            "envoy.frontend: pick and restart, or leave it out"
         )
-        problems.append(Problem(source, None, "holding.models", message))
+        problems.append(Problem(source, None, field, message))
     if problems:
         raise ConfigError(problems)
     return new

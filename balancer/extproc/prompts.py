@@ -10,6 +10,7 @@ prompts with one hash would steer none but his own. `envoy/module/prompt.c` read
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -129,6 +130,11 @@ def read_request(headers: Mapping[str, str], body: bytes, names: HeaderNames, sh
         bounds.at_most("input", rows, bounds.MAX_ROWS)
         return call_of(headers, names, Kind.INFERENCE, model, rows=rows)
     call = call_of(headers, names, Kind.STREAM if asked.stream is True else Kind.INFERENCE, model)
+    if names.tenant_of_user and not call.request.tenant and isinstance(asked.user, str):
+        tenant = bounds.text("user", asked.user)
+        if not tenant.isprintable():
+            raise OutOfBoundsError("user", tenant, "is printable text")
+        call = replace(call, request=replace(call.request, tenant=tenant))
     return _with_prompt(call, asked.prompt, len(body.rstrip()), shares, asked.seed)
 
 
@@ -181,6 +187,7 @@ class _Asked(NamedTuple):
     model: Any = None
     stream: Any = None
     input: Any = None
+    user: Any = None
 
 
 def _read(body: bytes, prompts: Collection[str] = ("messages", "prompt")) -> _Asked:
@@ -206,7 +213,7 @@ def _read(body: bytes, prompts: Collection[str] = ("messages", "prompt")) -> _As
                 if name in kept:
                     raise ValueError("names a model twice")
                 kept[name] = json.loads(raw)
-            elif name in ("stream", "input"):
+            elif name in ("stream", "input", "user"):
                 kept[name] = value
     except (ValueError, RecursionError) as error:
         raise _refused(f"is no JSON: {bounds.shown(error)}") from None

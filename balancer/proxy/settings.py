@@ -44,17 +44,20 @@ class TenantLimitsSection(StrictModel):
     """Requests a second; 0: no limit."""
     rows_per_s: NotNegative = 0.0
     """Rows a second; 0: no limit."""
+    tokens_per_s: NotNegative = 0.0
+    """Tokens a second, of prompts and answers of OpenAI's API; 0: no limit. A prompt counts as it comes, by estimate;
+    what the answer tells is settled afterwards."""
     burst_s: Annotated[float, Field(gt=0, le=3600)] = 1.0
     """So many seconds' worth may come at once."""
 
     @property
     def is_limited(self) -> bool:
         """Whether there is a limit at all."""
-        return bool(self.requests_per_s or self.rows_per_s)
+        return bool(self.requests_per_s or self.rows_per_s or self.tokens_per_s)
 
 
 class TenantsSection(TenantLimitsSection):
-    """What each tenant may send to each balancer process; beyond it, RESOURCE_EXHAUSTED."""
+    """What each tenant may send to each balancer process; beyond it, RESOURCE_EXHAUSTED, or 429."""
 
     named: Mapping[str, TenantLimitsSection] = {}
     """Tenants with limits of their own, by name."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from balancer.bounds import MAX_ROWS, OutOfBoundsError, RefusedInputError, shown
 from balancer.extproc.inference_bytes import read
@@ -15,10 +16,17 @@ _LOOK_S = 1.0
 _MOST_TENANTS = 10_000
 
 
-@dataclass(slots=True)
-class _Bucket:
+class _Costs(NamedTuple):
+    """Of a request, of all that a second allows, or of what is left of that."""
+
     requests: float
     rows: float
+    tokens: float = 0.0
+
+
+@dataclass(slots=True)
+class _Bucket:
+    left: _Costs
     at_s: float
 
 
@@ -47,13 +55,22 @@ class TenantLimits:
             words = f"cannot be counted, and tenant {shown(request.tenant)} may send so many each second"
             remedy = "send it to infer, with shapes, and large tensors as binary data"
             raise RefusedInputError("rows", f"rows: those of this request {words}; {remedy}")
-        rows = float(max(request.rows, call.message_rows))  # no header makes it fewer
-        wait_s = self._wait_s(request.tenant, rows)
+        # No header makes the rows fewer.
+        costs = _Costs(1.0, float(max(request.rows, call.message_rows)), float(request.prompt_tokens))
+        wait_s = self._wait_s(request.tenant, costs)
         if not wait_s:
             return None
         self._over_limit()
         words = f"tenant {shown(request.tenant)} sends more than it may each second; retry later"
         return TurnedAway(words, wait_s)
+
+    def settle(self, call: Call, tokens: float) -> None:
+        """A request that was counted had so many tokens, in prompt and answer: what was not charged is now."""
+        bucket = self._buckets.get(call.request.tenant)
+        if bucket is None:
+            return
+        left = bucket.left.tokens + float(call.request.prompt_tokens) - tokens
+        bucket.left = bucket.left._replace(tokens=min(left, _most(self._of(call.request.tenant)).tokens))
 
     async def wait(self, tenant: str, message: bytes) -> None:
         """Return once a further message of a stream may go, and is counted."""
@@ -63,37 +80,43 @@ class TenantLimits:
             rows = guessed_rows(read(message).fields)
         except OutOfBoundsError:
             rows = MAX_ROWS  # a Triton may read what is not read here
-        while wait_s := self._wait_s(tenant, rows):
+        while wait_s := self._wait_s(tenant, _Costs(1.0, rows)):
             await asyncio.sleep(min(wait_s, _LOOK_S))
 
     def _of(self, tenant: str) -> TenantLimitsSection:
         return self._named.get(tenant, self._limits)
 
-    def _wait_s(self, tenant: str, rows: float) -> float:
+    def _wait_s(self, tenant: str, costs: _Costs) -> float:
         """0, and the request is counted; else the time until there is enough again for one like it.
 
-        A request of more rows than a burst goes when the bucket is full, and is paid for afterwards.
+        A request of more than a burst goes when the bucket is full, and is paid for afterwards.
         """
         limits, now_s = self._of(tenant), self._now()
         if not limits.is_limited:
             return 0.0
-        most_requests = max(1.0, limits.requests_per_s * limits.burst_s)
-        most_rows = max(1.0, limits.rows_per_s * limits.burst_s)
-        bucket = self._buckets.pop(tenant, None) or _Bucket(most_requests, most_rows, now_s)
+        rates, most = _rates(limits), _most(limits)
+        bucket = self._buckets.pop(tenant, None) or _Bucket(most, now_s)
         self._buckets[tenant] = bucket
         if len(self._buckets) > _MOST_TENANTS:
             del self._buckets[next(iter(self._buckets))]
         elapsed_s = max(0.0, now_s - bucket.at_s)
         bucket.at_s = now_s
-        bucket.requests = min(most_requests, bucket.requests + elapsed_s * limits.requests_per_s)
-        bucket.rows = min(most_rows, bucket.rows + elapsed_s * limits.rows_per_s)
-        lacking_s = 0.0
-        if limits.requests_per_s:
-            lacking_s = max(lacking_s, (1 - bucket.requests) / limits.requests_per_s)
-        if limits.rows_per_s:
-            lacking_s = max(lacking_s, (min(rows, most_rows) - bucket.rows) / limits.rows_per_s)
+        grown = zip(bucket.left, rates, most, strict=True)
+        bucket.left = _Costs(*(min(full, left + elapsed_s * rate) if rate else full for left, rate, full in grown))
+        lacking_s = max(
+            (min(cost, full) - left) / rate
+            for cost, full, left, rate in zip(costs, most, bucket.left, rates, strict=True)
+            if rate
+        )
         if lacking_s > 0:
             return lacking_s
-        bucket.requests -= 1
-        bucket.rows -= rows
+        bucket.left = _Costs(*(left - cost for left, cost in zip(bucket.left, costs, strict=True)))
         return 0.0
+
+
+def _rates(limits: TenantLimitsSection) -> _Costs:
+    return _Costs(limits.requests_per_s, limits.rows_per_s, limits.tokens_per_s)
+
+
+def _most(limits: TenantLimitsSection) -> _Costs:
+    return _Costs(*(max(1.0, rate * limits.burst_s) for rate in _rates(limits)))

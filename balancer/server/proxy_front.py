@@ -93,7 +93,9 @@ class ProxyFront:
         self.rest = Rest(self.proxy, failed, serves=self._forwards)
         self.prompts = Prompts(
             self.proxy,
-            Means(self.attempts, links.openai, links.rest, listener, clocks, self.proxy.compare),
+            Means(
+                self.attempts, links.openai, links.rest, listener, clocks, self.proxy.compare, self.proxy.tenants.settle
+            ),
             picker.shares,
             failed,
             serves=config.envoy.frontend == "proxy",

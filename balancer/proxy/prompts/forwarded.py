@@ -82,6 +82,8 @@ class Means:
     clocks: Clocks
     compare: Callable[[VersionDraw | None, float, bool | None], None]
     """As `Proxy.compare`."""
+    settle: Callable[[Call, float], None]
+    """As `TenantLimits.settle`."""
 
 
 class Forwarded:
@@ -117,6 +119,8 @@ class Forwarded:
         self._announces = False
         """Another worker is asked for the rest, and people are to be told."""
         self._end = PromptEnd(0, "client")
+        self._used = Usage(0.0, 0.0, 0.0)
+        """By all workers that were asked."""
 
     async def run(self) -> web.StreamResponse:
         try:
@@ -126,6 +130,14 @@ class Forwarded:
             self._means.listener.answered_prompt(self._arrived, end)
             good = of_version(-1, end.http_status, end.by) if end.worker else None
             self._means.compare(self._arrived.draw, end.latency_s, good)
+            self._settle()
+
+    def _settle(self) -> None:
+        call, end, output = self._arrived.call, self._end, self._used.output
+        # A client that leaves early pays too, since its prompt may be computed; who was refused pays nothing.
+        computed = end.usage is not None or output > 0 or (end.by == "client" and end.worker)
+        prompt = self._used.prompt or float(call.request.prompt_tokens)
+        self._means.settle(call, prompt + output if computed else 0.0)
 
     async def _run(self) -> web.StreamResponse:
         tried: set[str] = set()
@@ -203,8 +215,11 @@ class Forwarded:
             now_s = clocks.now()
             end = replace(end, latency_s=now_s - start_s, answering_s=now_s - first_s, received_bytes=read.size_bytes)
             outcome = OF_ABORTED[end.by] if end.by else verdict(-1, end.http_status)
+            used = read.usage() if self._generated is None else self._generated.usage()
+            before = self._used.output if self._generated is None else 0.0
+            self._used = Usage(max(self._used.prompt, used.prompt), 0.0, before + used.output)
             if outcome[0]:
-                end = replace(end, usage=read.usage() if self._generated is None else self._generated.usage())
+                end = replace(end, usage=used)
             output_tokens = 0.0 if end.usage is None else end.usage.output
             self._means.attempts.finished(
                 self._arrived, decision, outcome, end.latency_s if not end.by else None, output_tokens

@@ -55,6 +55,21 @@ def test_model_stream_deadline_and_tenant_are_read() -> None:
     assert read({"model": "m", "input": "x", "stream": True}, EMBEDDINGS).kind is Kind.INFERENCE
 
 
+def test_user_is_the_tenant_where_the_operator_says_so_and_no_header_names_one() -> None:
+    def tenant(user: Any, says_so: bool = True, **headers: str) -> str:
+        body, names = json.dumps(chat("hello", user=user)).encode(), HeaderNames(tenant_of_user=says_so)
+        return read_request({":path": CHAT} | headers, body, names, TokenShares()).request.tenant
+
+    assert tenant("ann", False) == ""
+    assert tenant("ann") == "ann"
+    assert tenant("ann", **{"x-tenant": "a"}) == "a"
+    assert tenant(None) == tenant(5) == tenant(["ann"]) == ""
+    for user in ("x" * 300, "a\n", "\ud800"):
+        with pytest.raises(OutOfBoundsError) as refused:
+            tenant(user)
+        assert refused.value.field == "user"
+
+
 def test_a_prompt_has_as_many_tokens_as_its_bytes_made_before() -> None:
     shares, asked = TokenShares(), chat(BLOCK * 4)
     size_bytes = len(json.dumps(asked))

@@ -241,3 +241,24 @@ async def test_a_tenant_that_sends_too_much_is_turned_away() -> None:
         status, body, headers = await client.ask()
         assert (status, json.loads(body)["error"]["type"]) == (429, "rate_limit_error")
         assert int(headers["retry-after"]) >= 1
+
+
+async def test_what_a_tenant_uses_of_tokens_is_charged_as_it_comes_and_settled_by_the_answer() -> None:
+    """A prompt of some 20 tokens by its bytes; the answer tells 3 and 2."""
+    usage = {"usage": {"prompt_tokens": 3, "completion_tokens": 2}}
+
+    async def tell(_: Speaker) -> web.StreamResponse:
+        return web.json_response({"choices": [{"text": "six"}], **usage})
+
+    async def refuse(_: Speaker) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "no"}}, status=400)
+
+    limits = {"tenants": {"tokens_per_s": 0.01, "burst_s": 3600}}
+    async with asking(tell, proxy=limits) as (client, rig, _):
+        statuses = [(await client.ask(stream=False))[0] for _ in range(9)]
+        # 36 at first; each leaves 5 less, and one goes while there is as much as its prompt seems to have.
+        assert statuses == sorted(statuses)
+        assert 2 <= statuses.count(200) < 9
+        assert rig.metric("balancer_refusals_total", reason="tenant") == statuses.count(429)
+    async with asking(refuse, proxy=limits) as (client, rig, _):
+        assert {(await client.ask(stream=False))[0] for _ in range(9)} == {400}, "what nobody computed costs nothing"

@@ -1,6 +1,7 @@
 """Budgets, breakers and latencies, shapes from outside, and how sure an answer says it is, by hand-computed cases."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from tritonclient.grpc import service_pb2
 
 from balancer import bounds
 from balancer.bounds import RefusedInputError
+from balancer.extproc.kserve import HeaderNames, read_call
 from balancer.proxy.attempts import wait_s
 from balancer.proxy.breakers import AttemptLatencies, Breakers
 from balancer.proxy.cascading import MOST_BYTES, confidence
@@ -29,17 +31,21 @@ def test_waits_double_within_their_bound(attempt: int, chance: float) -> None:
     assert wait_s(constants, 2, 0.5) == 0.02
 
 
-@given(st.lists(st.tuples(st.floats(0, 2), st.integers(1, 50)), max_size=60))
-def test_no_tenant_gets_more_rows_than_its_rate_and_one_burst(events: list[tuple[float, int]]) -> None:
-    now_s, rows = 0.0, 0
+@given(st.lists(st.tuples(st.floats(0, 2), st.integers(1, 50), st.integers(0, 90)), max_size=60))
+@pytest.mark.parametrize("what", ["rows_per_s", "tokens_per_s"])
+def test_no_tenant_gets_more_than_its_rate_and_one_burst(what: str, events: list[tuple[float, int, int]]) -> None:
+    now_s, used = 0.0, 0
     tenants = TenantLimits(lambda: now_s, lambda: None)
-    tenants.configure(ProxySettings(ProxySection(tenants=TenantsSection(rows_per_s=20, burst_s=1))))
-    for pause_s, each in events:
+    tenants.configure(ProxySettings(ProxySection(tenants=TenantsSection.model_validate({what: 20.0}))))
+    for pause_s, asked, told in events:
         now_s += pause_s
-        if not tenants._wait_s("a", each):
-            rows += each
+        call = read_call({":path": "/v2/models/m/infer"}, {}, HeaderNames())
+        call = replace(call, message_rows=asked) if what == "rows_per_s" else call.with_prompt(asked, ())
+        if tenants.turned_away(call) is None:
+            tenants.settle(call, told)
+            used += asked if what == "rows_per_s" else told
     # One request may be larger than what was left: it is paid for afterwards.
-    assert rows <= 20 + 20 * now_s + 50
+    assert used <= 20 + 20 * now_s + 90
 
 
 def test_a_breaker_opens_tries_and_closes() -> None:
