@@ -257,7 +257,7 @@ class Config(StrictModel):
 
     def proxy_settings(self) -> ProxySettings:
         models = {name: row.proxy for name, row in self.models.items()}
-        return ProxySettings(self.proxy, models, self.requests.header_names())
+        return ProxySettings(self.proxy, models, self.requests.header_names(), self.requests.tenant_of_user)
 
     @property
     def translated(self) -> frozenset[str]:

@@ -184,7 +184,7 @@ class RequestsSection(StrictModel):
     has one."""
     tenant_header: HeaderName | None = _NAMES.tenant
     """Header with the tenant's name; null: none is read. With `envoy.jwt` or `envoy.api_keys` Envoy sets it."""
-    tenant_of_user: bool = _NAMES.tenant_of_user
+    tenant_of_user: bool = False
     """Whether the member `user` of OpenAI's API names the tenant where no header does. Clients choose it freely, and
     prompts of different tenants share nothing. Not with the front end `native`."""
     sticky_keys: bool = _SETTINGS.sticky_keys
@@ -198,7 +198,7 @@ class RequestsSection(StrictModel):
     """Seconds without an outcome after which a request no longer counts as in flight."""
 
     def header_names(self) -> HeaderNames:
-        return HeaderNames(model=self.model_header, tenant=self.tenant_header, tenant_of_user=self.tenant_of_user)
+        return HeaderNames(model=self.model_header, tenant=self.tenant_header)
 
 
 class TelemetrySection(StrictModel):

@@ -107,8 +107,6 @@ class HeaderNames:
     priority: str | None = "x-priority"
     tenant: str | None = "x-tenant"
     deadline: str | None = "x-deadline-ms"
-    tenant_of_user: bool = False
-    """Whether the member `user` of OpenAI's API names the tenant where no header does."""
 
 
 Objectives = Mapping[str, int]

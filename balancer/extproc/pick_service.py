@@ -29,7 +29,7 @@ from balancer.extproc.exchange import (
 from balancer.extproc.kserve import SERVICE, Call, declared_bytes, port_of, read_call
 from balancer.extproc.names import HEADERS_ONLY, MAY_BE_COMPRESSED, MODELS, PICKS_SERVICE, WITH_PROMPT
 from balancer.extproc.picker import Later, Pick, Picker
-from balancer.extproc.prompts import may_have_prompt, read_request
+from balancer.extproc.prompts import may_have_prompt
 from balancer.extproc.responses import immediate, list_of_models, wait
 from balancer.scheduler.after_decision import Decision
 
@@ -261,8 +261,7 @@ class ExternalProcessor:
         self, first: ext_proc.ProcessingRequest, body: bytes, own: bool
     ) -> tuple[Call | None, Pick | Later]:
         """As `_answer`, of a request whose body is here; our own Envoy's may wait."""
-        names, shares = self._picker.names, self._picker.shares
-        return self._answer(first, own, own, lambda headers: read_request(headers, body, names, shares))
+        return self._answer(first, own, own, lambda headers: self._picker.read_body(headers, body))
 
     async def _ours(self, stream: Stream, port: PortName = "grpc") -> ext_proc.ProcessingRequest | bytes:
         """As `_first`, of our own Envoy, which does without a pick until there can be one."""

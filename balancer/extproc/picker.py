@@ -234,8 +234,7 @@ class Later:
 
 
 class Picker:
-    """Turns calls into answers. `addresses`, `translated`, and `names` and `objectives` of `read_call`, are replaced at
-    any time."""
+    """Turns calls into answers. `addresses`, `translated`, and how requests are read are replaced at any time."""
 
     def __init__(
         self, router: AnyRouter, clock: Callable[[], float], process: str = "0", run: str = "0", for_logs: bool = False
@@ -252,6 +251,8 @@ class Picker:
         self.holding = Holding(router, clock)
         self.splits = Splits()
         self.shares = TokenShares()
+        self.tenant_of_user = False
+        """As `read_request` takes it."""
         self._clock = clock
         self._process = process
         self._run = run
@@ -343,7 +344,11 @@ class Picker:
 
     def read_prompt(self, headers: Mapping[str, str], body: bytes) -> Request:
         """A request of OpenAI's API for a completion, as a pick would understand it; OutOfBoundsError: it is none."""
-        return read_request({**headers, ":path": CHAT}, body, self.names, self.shares).request
+        return self.read_body({**headers, ":path": CHAT}, body).request
+
+    def read_body(self, headers: Mapping[str, str], body: bytes) -> Call:
+        """As `read_request`."""
+        return read_request(headers, body, self.names, self.shares, self.tenant_of_user)
 
     def openai_models(self) -> list[str]:
         """That OpenAI's clients may ask for now."""

@@ -110,8 +110,11 @@ def may_have_prompt(headers: Mapping[str, str]) -> bool:
     return not is_grpc(headers) and (is_openai(path) or _GENERATE.fullmatch(path) is not None)
 
 
-def read_request(headers: Mapping[str, str], body: bytes, names: HeaderNames, shares: TokenShares) -> Call:
-    """Understand a request that has a body. A `Kind.STREAM`: its answer is streamed.
+def read_request(
+    headers: Mapping[str, str], body: bytes, names: HeaderNames, shares: TokenShares, tenant_of_user: bool = False
+) -> Call:
+    """Understand a request that has a body. A `Kind.STREAM`: its answer is streamed. `tenant_of_user`: OpenAI's member
+    `user` names the tenant where no header does.
 
     Raises:
         OutOfBoundsError: a value that is not within bounds, or that cannot be read.
@@ -130,7 +133,7 @@ def read_request(headers: Mapping[str, str], body: bytes, names: HeaderNames, sh
         bounds.at_most("input", rows, bounds.MAX_ROWS)
         return call_of(headers, names, Kind.INFERENCE, model, rows=rows)
     call = call_of(headers, names, Kind.STREAM if asked.stream is True else Kind.INFERENCE, model)
-    if names.tenant_of_user and not call.request.tenant and isinstance(asked.user, str):
+    if tenant_of_user and not call.request.tenant and isinstance(asked.user, str):
         tenant = bounds.text("user", asked.user)
         if not tenant.isprintable():
             raise OutOfBoundsError("user", tenant, "is printable text")

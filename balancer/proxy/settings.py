@@ -232,6 +232,8 @@ class ProxySettings:
     proxy: ProxySection = _NOTHING
     models: Mapping[str, ModelProxySection] = field(default_factory=dict)
     names: HeaderNames = _NAMES
+    tenant_of_user: bool = False
+    """As of `read_request`."""
     constants: ProxyConstants = CONSTANTS
 
     def of(self, model: str) -> ModelProxySection:

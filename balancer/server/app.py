@@ -271,6 +271,7 @@ class App:
         self.router.configure(policy, config.settings(), selector)
         requests = config.requests
         self._picker.names, self._picker.translated = requests.header_names(), config.translated
+        self._picker.tenant_of_user = requests.tenant_of_user
         self._objectives.configure(config)
         self._picker.fallbacks_for_all = requests.fallbacks_for_all
         self._fleet.configure(config)

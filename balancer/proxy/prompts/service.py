@@ -109,7 +109,7 @@ class Prompts:
         resumes = self._settings.proxy.resume
         said: Said | Generated | None
         try:
-            call = read_request(headers, body, self._settings.names, self._shares)
+            call = read_request(headers, body, self._settings.names, self._shares, self._settings.tenant_of_user)
             self._proxy.check_ready()
             translated = self._settings.of(call.request.model).openai
             if translated is None:

@@ -57,8 +57,8 @@ def test_model_stream_deadline_and_tenant_are_read() -> None:
 
 def test_user_is_the_tenant_where_the_operator_says_so_and_no_header_names_one() -> None:
     def tenant(user: Any, says_so: bool = True, **headers: str) -> str:
-        body, names = json.dumps(chat("hello", user=user)).encode(), HeaderNames(tenant_of_user=says_so)
-        return read_request({":path": CHAT} | headers, body, names, TokenShares()).request.tenant
+        body = json.dumps(chat("hello", user=user)).encode()
+        return read_request({":path": CHAT} | headers, body, HeaderNames(), TokenShares(), says_so).request.tenant
 
     assert tenant("ann", False) == ""
     assert tenant("ann") == "ann"
