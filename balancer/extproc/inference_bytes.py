@@ -25,6 +25,8 @@ FRAME_BYTES = 5
 """What precedes each message of gRPC: whether it is compressed, and its length in four bytes, big-endian.
 https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md"""
 _MOST_MESSAGE = 2**32 - 1
+TRITON_PROMPT = "text_input"
+"""The input that has the prompt, as Triton's backends for vLLM and TensorRT-LLM name it."""
 VERSION_FIELD = 2
 """Of ModelInferRequest: https://github.com/triton-inference-server/common, grpc_service.proto."""
 _MOST_FIELDS = 64
@@ -109,8 +111,11 @@ _TEXTS = {_NAME: "model_name", _VERSION: "model_version", _ID: "id"}
 _REQUESTED_OUTPUT = 6
 _OF_TENSORS = (_PARAMETER, _INPUT, _REQUESTED_OUTPUT)
 """Where shared memory may be named."""
-_SHAPE = 3
+_RAW_CONTENTS = 7
+_INPUT_NAME, _SHAPE, _INPUT_CONTENTS = 1, 3, 5
 """Of an input."""
+_ELEMENT_LENGTH_BYTES = 4
+"""Before each element of a text tensor."""
 _PARAMETER_OF_OUTPUT = 2
 _SHARED_MEMORY = b"shared_memory_region"
 RESPONSE_ID = 3
@@ -161,6 +166,36 @@ def read(data: bytes) -> RoutingFields:
     fields["inputs.shape"] = shape or ()
     _add_parameters(fields, parameters)
     return RoutingFields(fields, tuple(spans), in_memory)
+
+
+def prompt_of(data: bytes) -> bytes:
+    """What a ModelInferRequest asks a language model: the text of the input `TRITON_PROMPT`, as clients send it, raw;
+    empty: it has none, or there is too much before its end. The module's reader finds the same."""
+    inputs = contents = prompt_at = 0
+    tensors = typed = False
+    for part in wire.parts(data):
+        if not part.is_bytes:
+            continue
+        if part.number == _INPUT and not tensors:
+            inputs += 1
+            is_prompt, has_contents = _is_prompt(data, part)
+            prompt_at, typed = prompt_at or inputs * is_prompt, typed or has_contents
+        tensors = tensors or part.number in (_REQUESTED_OUTPUT, _RAW_CONTENTS)
+        if part.number == _RAW_CONTENTS:
+            contents += 1
+            if contents == prompt_at and not typed:
+                return data[part.start + _ELEMENT_LENGTH_BYTES : part.end] if part.end <= bounds.MAX_JSON_BYTES else b""
+    return b""
+
+
+def _is_prompt(data: bytes, part: WireField) -> tuple[bool, bool]:
+    """Whether an input is the prompt, and whether its elements stand in it one by one."""
+    name, has_contents = b"", False
+    for inner in wire.parts(data, part.start, part.end, _MOST_OF_INPUT):
+        if inner.number == _INPUT_NAME and inner.is_bytes:
+            name = data[inner.start : inner.end]
+        has_contents = has_contents or (inner.number == _INPUT_CONTENTS and inner.is_bytes)
+    return name == TRITON_PROMPT.encode(), has_contents
 
 
 def writes_memory(data: bytes) -> bool:

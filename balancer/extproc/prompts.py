@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from balancer import bounds
 from balancer.bounds import OutOfBoundsError, RefusedInputError
+from balancer.extproc.inference_bytes import TRITON_PROMPT, prompt_of
 from balancer.extproc.kserve import Call, HeaderNames, Kind, call_of, is_grpc, is_openai, read_call
 from balancer.extproc.names import EMBEDDINGS
 from balancer.kernel.estimators.prefixes import MOST_CHECKPOINTS, next_checkpoint
@@ -30,8 +31,6 @@ _TOKENS_A_BYTE = 0.25
 """Of English, until an answer says how many there were."""
 _OF_LATE_TOKENS = 1e6
 """Of prompts, after which half of what was learned of a model's tokens is forgotten."""
-TRITON_PROMPT = "text_input"
-"""The input that has the prompt, as Triton's backends for vLLM and TensorRT-LLM name it."""
 _GENERATE = re.compile(r"/v2/models/[^/]+(/versions/[^/]+)?/generate(_stream)?")
 """As the bootstrap's route has it."""
 _DECODER = json.JSONDecoder()
@@ -150,6 +149,12 @@ def _read_generate(headers: Mapping[str, str], body: bytes, names: HeaderNames, 
     except RefusedInputError:
         return call
     return _with_prompt(call, prompt, len(body.rstrip()), shares) if prompt.startswith(b'"') else call
+
+
+def with_prompt_of(call: Call, message: bytes, shares: TokenShares) -> Call:
+    """The same with the prompt that a ModelInferRequest has, if it has one."""
+    prompt = prompt_of(message)
+    return _with_prompt(call, prompt, len(prompt), shares) if prompt else call
 
 
 def _with_prompt(call: Call, prompt: bytes, size_bytes: int, shares: TokenShares, seed: bytes = NO_SEED) -> Call:

@@ -20,6 +20,7 @@ import numpy as np
 
 from balancer import bounds
 from balancer.extproc import kserve, names
+from balancer.extproc.inference_bytes import TRITON_PROMPT
 from balancer.extproc.prompts import BLOCK_BYTES
 from balancer.extproc.responses import (
     CODES,
@@ -85,6 +86,7 @@ _NAMES_OF_CALLS = {
     "SERVICE": kserve.SERVICE,
     "HEALTH": kserve.HEALTH,
     "REQUEST_ID_HEADER": names.REQUEST_ID_HEADER,
+    "TRITON_PROMPT": TRITON_PROMPT,
 }
 _PROMPTS = {"BLOCK_BYTES": BLOCK_BYTES, "MOST_CHECKPOINTS": MOST_CHECKPOINTS}
 _WORDS = ("UNKNOWN", "UNKNOWN_VERSION", "NOBODY", "FULL", "LATE", "SHED")

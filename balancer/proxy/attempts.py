@@ -14,17 +14,19 @@ from balancer.channels.channels import Channels, UnknownWorkerError
 from balancer.discovery.workers import PortName
 from balancer.extproc.inference_bytes import read
 from balancer.extproc.kserve import Call
-from balancer.extproc.names import NOT_EXECUTED_TEXTS, NOT_TAKEN
 from balancer.extproc.picker import Holding
-from balancer.extproc.responses import OF_ABORTED, Verdict, verdict
+from balancer.extproc.responses import OF_ABORTED, Verdict
 from balancer.proxy.breakers import AttemptLatencies, Breakers
 from balancer.proxy.messages import (
     CANCELLED,
     INFER,
     OK,
     UNAVAILABLE,
+    UNREACHED,
     Arrived,
     ProxyAnswer,
+    failed,
+    outcome_of,
     passed_on,
     pushback,
     refusal,
@@ -37,9 +39,6 @@ from balancer.scheduler.worker import table_objections
 from policies.base import Request
 from policies.hashing import mix, unit
 
-_NO_CONNECTION = "failed to connect to all addresses"
-_UNREACHED = "no connection to a worker; retry later"
-_NOT_TAKEN = "the worker stopped before it began with the request; retry later"
 _SLOW_SHARE = 0.95
 _HEDGE_BURST = 10.0
 """Second copies that may go out together, as slow requests come together; on average the share holds."""
@@ -52,8 +51,17 @@ class AttemptObserver(Protocol):
     def placed(self, arrived: Arrived, decision: Decision | None, error: RoutingError | None, seconds: float) -> None:
         """A worker was picked, or none, in that many seconds."""
 
+    def first_token(self, call: Call, decision: Decision) -> None:
+        """The answer of a language model begins."""
+
     def attempted(
-        self, decision: Decision, latency_s: float | None, ok: bool, void: str, output_tokens: float = 0.0
+        self,
+        decision: Decision,
+        latency_s: float | None,
+        ok: bool,
+        void: str,
+        output_tokens: float = 0.0,
+        said_s: float = math.nan,
     ) -> None:
         """An attempt ended; as `Finished` says it."""
 
@@ -314,13 +322,16 @@ class Attempts:
             answer, latency_s=clocks.now() - start_s if answer.code == OK else math.nan, policy=decision.policy
         )
 
-    def ended(
-        self, arrived: Arrived, decision: Decision, answer: ProxyAnswer, latency_s: float, stream: bool = False
-    ) -> None:
-        outcome = OF_ABORTED[answer.by] if answer.by else verdict(answer.code, 0)
-        if outcome[0] and not stream:
+    def ended(self, arrived: Arrived, decision: Decision, answer: ProxyAnswer, latency_s: float) -> None:
+        """One inference, for a tally of how long they take too."""
+        outcome = outcome_of(answer)
+        if outcome[0]:
             self.latencies.took(arrived.call.request.model, latency_s)
-        self.finished(arrived, decision, outcome, None if stream else latency_s)
+        self.finished(arrived, decision, outcome, latency_s)
+
+    def begins(self, arrived: Arrived, decision: Decision) -> None:
+        """The answer of a language model does."""
+        self._observer.first_token(arrived.call, decision)
 
     def finished(
         self,
@@ -329,20 +340,21 @@ class Attempts:
         outcome: Verdict,
         latency_s: float | None,
         output_tokens: float = 0.0,
+        said_s: float = math.nan,
     ) -> None:
         """The worker that was decided on has done with a request; as `Finished` says it."""
         ok, void = outcome
         good = None if void else ok
         request = arrived.call.request
         self.breakers.ended(request.model, decision.worker, decision.number, good, self._clocks.now())
-        self._observer.attempted(decision, latency_s, ok, void, output_tokens)
+        self._observer.attempted(decision, latency_s, ok, void, output_tokens, said_s)
 
     def channel(self, worker: str) -> grpc.aio.Channel | ProxyAnswer:
         """To a worker; or the answer where it has just left."""
         try:
             return self._channels.of(worker)
         except UnknownWorkerError:
-            return ProxyAnswer(UNAVAILABLE, _UNREACHED, worker=worker, unexecuted=True, by="worker")
+            return ProxyAnswer(UNAVAILABLE, UNREACHED, worker=worker, unexecuted=True, by="worker")
 
     async def _send(self, arrived: Arrived, worker: str) -> ProxyAnswer:
         channel = self.channel(worker)
@@ -359,17 +371,6 @@ class Attempts:
             return failed(error, worker)
         finally:
             rpc.cancel()
-
-
-def failed(error: grpc.aio.AioRpcError, worker: str) -> ProxyAnswer:
-    code, details = error.code().value[0], error.details() or ""
-    if code == UNAVAILABLE and details.startswith(_NO_CONNECTION):
-        return ProxyAnswer(UNAVAILABLE, _UNREACHED, worker=worker, unexecuted=True, by="worker")
-    if code == CANCELLED and details == NOT_TAKEN:
-        return ProxyAnswer(UNAVAILABLE, _NOT_TAKEN, worker=worker, unexecuted=True, by="worker")
-    unexecuted = any(text in details for text in NOT_EXECUTED_TEXTS)
-    initial, trailing = passed_on(error.initial_metadata() or ()), passed_on(error.trailing_metadata() or ())
-    return ProxyAnswer(code, details, b"", worker, initial, trailing, unexecuted)
 
 
 def wait_s(constants: ProxyConstants, attempt: int, chance: float) -> float:

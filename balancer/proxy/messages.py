@@ -10,14 +10,18 @@ import numpy as np
 
 from balancer.channels import restricted
 from balancer.extproc.kserve import SERVICE, Call
+from balancer.extproc.names import NOT_EXECUTED_TEXTS, NOT_TAKEN
 from balancer.extproc.responses import (
     CODES,
     HTTP_STATUSES,
     INTERNAL_CODES,
     INVALID_CODES,
+    OF_ABORTED,
     PUSHBACK,
     RETRY_AFTER,
     By,
+    Verdict,
+    verdict,
 )
 from balancer.scheduler.canary.split import VersionDraw
 from balancer.scheduler.errors import RoutingError
@@ -30,6 +34,10 @@ STREAM = f"{SERVICE}ModelStreamInfer"
 OK, CANCELLED, DEADLINE_EXCEEDED, ALREADY_EXISTS, RESOURCE_EXHAUSTED, UNAVAILABLE = 0, 1, 4, 6, 8, 14
 INVALID_ARGUMENT, INTERNAL = INVALID_CODES[1], INTERNAL_CODES[1]
 CODE_OF = {status.value[0]: status for status in grpc.StatusCode}
+
+_NO_CONNECTION = "failed to connect to all addresses"
+UNREACHED = "no connection to a worker; retry later"
+_NOT_TAKEN = "the worker stopped before it began with the request; retry later"
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -75,6 +83,10 @@ class ProxyAnswer:
     """Of the worker's answer; NaN: none is a measure of it."""
     policy: str = ""
     streamed_bytes: int = 0
+    messages: int = 0
+    """Of a stream."""
+    answering_s: float = math.nan
+    """Of a language model's stream, from the first to the last of them."""
 
     @property
     def received_bytes(self) -> int:
@@ -90,6 +102,22 @@ def passed_on(metadata: Iterable[tuple[str, str | bytes]]) -> Metadata:
 
 def refusal(error: RoutingError) -> ProxyAnswer:
     return ProxyAnswer(CODES[type(error)][1], str(error), unexecuted=True)
+
+
+def outcome_of(answer: ProxyAnswer) -> Verdict:
+    """What an answer by gRPC says of its worker."""
+    return OF_ABORTED[answer.by] if answer.by else verdict(answer.code, 0)
+
+
+def failed(error: grpc.aio.AioRpcError, worker: str) -> ProxyAnswer:
+    code, details = error.code().value[0], error.details() or ""
+    if code == UNAVAILABLE and details.startswith(_NO_CONNECTION):
+        return ProxyAnswer(UNAVAILABLE, UNREACHED, worker=worker, unexecuted=True, by="worker")
+    if code == CANCELLED and details == NOT_TAKEN:
+        return ProxyAnswer(UNAVAILABLE, _NOT_TAKEN, worker=worker, unexecuted=True, by="worker")
+    unexecuted = any(text in details for text in NOT_EXECUTED_TEXTS)
+    initial, trailing = passed_on(error.initial_metadata() or ()), passed_on(error.trailing_metadata() or ())
+    return ProxyAnswer(code, details, b"", worker, initial, trailing, unexecuted)
 
 
 def http_status(answer: ProxyAnswer) -> int:

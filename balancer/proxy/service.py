@@ -15,6 +15,7 @@ from balancer.bounds import OutOfBoundsError
 from balancer.extproc.inference_bytes import read, with_version
 from balancer.extproc.kserve import Call, read_call
 from balancer.extproc.names import GATEWAY_REQUEST_ID_HEADER
+from balancer.extproc.prompts import TokenShares, with_prompt_of
 from balancer.extproc.responses import By, of_version
 from balancer.proxy.attempts import AttemptObserver, Attempts, Clocks
 from balancer.proxy.cascading import Cascades, CascadeStep
@@ -90,8 +91,10 @@ class Proxy:
         splits: Splits,
         inflating: Inflating,
         version_of: Callable[[str], str],
+        shares: TokenShares,
     ) -> None:
         """`ready`: whether workers are known; `version_of`: a model's, where a request names none and is not split."""
+        self._shares = shares
         self.inflating = inflating
         self._attempts, self._unary, self._listener, self._clocks = attempts, unary, listener, clocks
         self._ready = ready
@@ -256,6 +259,8 @@ class Proxy:
         try:
             found = read(data)
             call = read_call(headers, found.fields, self._settings.names)
+            if path == STREAM:
+                call = with_prompt_of(call, data, self._shares)
         except OutOfBoundsError as error:
             self.refuse(error)
         self.check_ready()

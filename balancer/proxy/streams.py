@@ -2,14 +2,15 @@
 
 import asyncio
 import math
+from dataclasses import replace
 from typing import Any
 
 import grpc
 
 from balancer.extproc.inference_bytes import refused_in_stream
 from balancer.extproc.responses import By
-from balancer.proxy.attempts import Attempts, Clocks, failed
-from balancer.proxy.messages import CANCELLED, OK, STREAM, Arrived, Context, ProxyAnswer, passed_on
+from balancer.proxy.attempts import Attempts, Clocks
+from balancer.proxy.messages import CANCELLED, OK, STREAM, Arrived, Context, ProxyAnswer, failed, outcome_of, passed_on
 from balancer.proxy.tenants import TenantLimits
 from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.errors import RoutingError
@@ -36,7 +37,11 @@ class RelayedStream:
         self._attempts, self._clocks, self._tenants = attempts, clocks, tenants
         self._arrived, self._client = arrived, client
         self.received_bytes = 0
-        self._sent_bytes = 0
+        self._sent_bytes = self._messages = 0
+        self._first_s = self._last_s = math.nan
+        """When messages of the answer came."""
+        self._asked_again = False
+        """What comes belongs to more than one request."""
         self._writing = asyncio.Lock()
 
     async def run(self) -> ProxyAnswer:
@@ -60,20 +65,20 @@ class RelayedStream:
 
     async def _with(self, decision: Decision) -> ProxyAnswer:
         clocks, arrived = self._clocks, self._arrived
-        start_s = clocks.now()
         answer = ProxyAnswer(CANCELLED, by="client")
         try:
-            answer = await self._carry(decision.worker)
+            answer = await self._carry(decision)
         except (asyncio.CancelledError, grpc.aio.InternalError):  # the latter where the client cannot be written to
             by: By = "deadline" if clocks.now() >= arrived.deadline_s else "client"
             answer = ProxyAnswer(CANCELLED, by=by)
             raise
         finally:
-            self._attempts.ended(arrived, decision, answer, clocks.now() - start_s, stream=True)
-        return answer
+            tokens = self._messages if arrived.call.has_prompt and not self._asked_again else 0
+            self._attempts.finished(arrived, decision, outcome_of(answer), None, float(tokens), self._last_s)
+        return replace(answer, messages=self._messages, answering_s=self._last_s - self._first_s)
 
-    async def _carry(self, worker: str) -> ProxyAnswer:
-        arrived = self._arrived
+    async def _carry(self, decision: Decision) -> ProxyAnswer:
+        arrived, worker = self._arrived, decision.worker
         channel = self._attempts.channel(worker)
         if isinstance(channel, ProxyAnswer):
             return channel
@@ -84,7 +89,7 @@ class RelayedStream:
         try:
             if await _send(rpc, arrived.data):
                 up = asyncio.create_task(self._up(rpc, worker))
-            await self._down(rpc)
+            await self._down(rpc, decision)
             trailing = passed_on(await rpc.trailing_metadata() or ())
             return ProxyAnswer(OK, worker=worker, trailing=trailing)
         except grpc.aio.AioRpcError as error:
@@ -100,6 +105,7 @@ class RelayedStream:
         try:
             while isinstance(message := await self._client.read(), bytes):
                 self.received_bytes += len(message)
+                self._asked_again = True
                 # Ended, the stream would lose what its worker is about; so it waits, and gRPC keeps its client waiting.
                 await self._tenants.wait(self._arrived.call.request.tenant, message)
                 if why := self._attempts.objection(worker, message):
@@ -115,9 +121,14 @@ class RelayedStream:
             self._sent_bytes += len(message)
             await self._client.write(message)
 
-    async def _down(self, rpc: grpc.aio.StreamStreamCall[bytes, bytes]) -> None:
+    async def _down(self, rpc: grpc.aio.StreamStreamCall[bytes, bytes], decision: Decision) -> None:
         """To the client, until the worker has ended the stream; AioRpcError where that was with an error."""
         while isinstance(message := await rpc.read(), bytes):
+            self._last_s = self._clocks.now()
+            self._messages += 1
+            if self._messages == 1 and self._arrived.call.streams_tokens:
+                self._first_s = self._last_s
+                self._attempts.begins(self._arrived, decision)
             if not self._sent_bytes and (initial := passed_on(await rpc.initial_metadata() or ())):
                 await self._client.send_initial_metadata(initial)
             await self._write(message)

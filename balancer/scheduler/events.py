@@ -1,5 +1,6 @@
 """What the router takes in. Events are facts with no clock in them: time comes beside them, as `now_s`."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -139,6 +140,8 @@ class Finished(NamedTuple):
     """Why this is no answer of the worker's, so that nothing is learned of it; empty: it is one."""
     output_tokens: float = 0.0
     """Of a model that generates: tokens of the answer; 0: not known."""
+    said_s: float = math.nan
+    """When the last of them came; not a number: now."""
 
 
 @dataclass(frozen=True, slots=True)

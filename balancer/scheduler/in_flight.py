@@ -65,6 +65,7 @@ def first_token(fleet: Fleet, sent: InFlight, now_s: float) -> InFlight:
 def learn_answer(fleet: Fleet, sent: InFlight, event: Finished, now_s: float) -> None:
     """Learn from the answer to a prompt, before it is counted out."""
     if sent.prompt is not None and event.ok and event.output_tokens and event.worker == sent.worker:
-        seconds = 0.0 if math.isnan(sent.prompt.first_s) else now_s - sent.prompt.first_s
+        over_s = now_s if math.isnan(event.said_s) else event.said_s
+        seconds = 0.0 if math.isnan(sent.prompt.first_s) else max(over_s - sent.prompt.first_s, 0.0)
         row = fleet.index[sent.worker]
         counting.learn_tokens(fleet, 0, row, sent.column, sent.prompt.beside, seconds, event.output_tokens)

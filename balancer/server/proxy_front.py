@@ -17,6 +17,7 @@ from balancer.extproc.inference_bytes import pinned_version
 from balancer.extproc.kserve import Call, Kind
 from balancer.extproc.pick_service import TurnedAway
 from balancer.extproc.picker import Pick, Picker
+from balancer.extproc.prompts import Usage
 from balancer.extproc.responses import OF_ABORTED, verdict
 from balancer.proxy.attempts import Attempts, Clocks
 from balancer.proxy.batching import Batching
@@ -88,7 +89,17 @@ class ProxyFront:
         self.sharing = Sharing(self._batching, clocks, counts, self._callers)
         inflating = Inflating(int(config.envoy.request_buffer_limit_bytes), counts)
         version_of = partial(pinned_version, fleet)
-        self.proxy = Proxy(self.attempts, self.sharing, listener, clocks, ready, recorder.splits, inflating, version_of)
+        self.proxy = Proxy(
+            self.attempts,
+            self.sharing,
+            listener,
+            clocks,
+            ready,
+            recorder.splits,
+            inflating,
+            version_of,
+            picker.shares,
+        )
         failed = partial(recorder.internal_errors.caught, "proxy")
         self.rest = Rest(self.proxy, failed, serves=self._forwards)
         self.prompts = Prompts(
@@ -155,13 +166,22 @@ class _Outcomes:
         self._recorder.picked(arrived.call, Pick(b"", decision, error), seconds)
 
     def attempted(
-        self, decision: Decision, latency_s: float | None, ok: bool, void: str, output_tokens: float = 0.0
+        self,
+        decision: Decision,
+        latency_s: float | None,
+        ok: bool,
+        void: str,
+        output_tokens: float = 0.0,
+        said_s: float = math.nan,
     ) -> None:
-        finished = Finished(decision.number, decision.worker, latency_s, ok, cast(Void, void), output_tokens)
+        finished = Finished(decision.number, decision.worker, latency_s, ok, cast(Void, void), output_tokens, said_s)
         self._recorder.observe(finished, self._clock())
 
     def answered(self, arrived: Arrived, answer: ProxyAnswer, sent_bytes: int, stream: bool) -> None:
         """A request ended: counted once, however many attempts it took."""
+        if arrived.call.streams_tokens and answer.worker and answer.messages:
+            usage, model = Usage(0.0, 0.0, float(answer.messages)), arrived.call.request.model
+            self._recorder.take_answer(model, answer.worker, usage, sent_bytes, math.nan, answer.answering_s)
         self._count(arrived, answer, (answer.code, _HTTP_OK), sent_bytes, inference=not stream)
 
     def first_token(self, call: Call, decision: Decision) -> None:

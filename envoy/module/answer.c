@@ -2,12 +2,31 @@
 #include "answer.h"
 
 static const char MARK[] = "data:";
-enum { MOST_DIGITS = 9 };
+enum { MOST_DIGITS = 9, FRAME_BYTES = 5 };
 
-void answer_start(struct answer_reader *answer, bool streams) {
+void answer_start(struct answer_reader *answer, bool streams, bool framed) {
   answer->bytes = 0;
-  answer->events = answer->matched = 0;
+  answer->events = answer->matched = answer->left = 0;
   answer->streams = streams;
+  answer->framed = framed;
+}
+
+/* A message is there once its head is: whether it is compressed, and its length. */
+static void count_messages(struct answer_reader *answer, struct text data) {
+  for (size_t i = 0; i < data.length;) {
+    if (answer->matched == FRAME_BYTES) {
+      size_t left = data.length - i, taken = answer->left < left ? answer->left : left;
+      answer->left -= (uint32_t)taken;
+      i += taken;
+      if (!answer->left) answer->matched = 0;
+      continue;
+    }
+    answer->left = answer->matched ? answer->left << 8 | (uint8_t)data.ptr[i] : 0;
+    i++;
+    if (++answer->matched < FRAME_BYTES) continue;
+    answer->events++;
+    if (!answer->left) answer->matched = 0;
+  }
 }
 
 static void count_events(struct answer_reader *answer, struct text data) {
@@ -27,7 +46,8 @@ static void count_events(struct answer_reader *answer, struct text data) {
 }
 
 void answer_feed(struct answer_reader *answer, struct text data) {
-  if (answer->streams) count_events(answer, data);
+  if (answer->framed) count_messages(answer, data);
+  else if (answer->streams) count_events(answer, data);
   if (data.length > ANSWER_KEPT_BYTES) {
     size_t skipped = data.length - ANSWER_KEPT_BYTES;
     answer->bytes += skipped;
@@ -65,6 +85,8 @@ static uint32_t number_at(struct text text, struct text key) {
 }
 
 struct token_usage answer_read(const struct answer_reader *answer) {
+  if (answer->framed)
+    return (struct token_usage){.output_tokens = answer->events > BALANCER_MAX_PROMPT_TOKENS ? 0 : answer->events};
   char ending[ANSWER_KEPT_BYTES];
   struct text text = {ending, answer->bytes < ANSWER_KEPT_BYTES ? (size_t)answer->bytes : ANSWER_KEPT_BYTES};
   size_t at = text.length < ANSWER_KEPT_BYTES ? 0 : (size_t)(answer->bytes % ANSWER_KEPT_BYTES);

@@ -14,12 +14,13 @@ struct token_usage {
 
 struct answer_reader {
   uint64_t bytes;
-  uint32_t events, matched; /* of a stream; how far the next one's mark has come */
-  bool streams;
+  uint32_t events, matched; /* of a stream; how far the next one's mark has come, or the head of gRPC's next message */
+  uint32_t left;            /* bytes of gRPC's message at hand, or of which there will be so many */
+  bool streams, framed;     /* framed: by gRPC */
   char last[ANSWER_KEPT_BYTES]; /* a ring */
 };
 
-void answer_start(struct answer_reader *answer, bool streams);
+void answer_start(struct answer_reader *answer, bool streams, bool framed);
 void answer_feed(struct answer_reader *answer, struct text data);
 struct token_usage answer_read(const struct answer_reader *answer);
 

@@ -524,8 +524,10 @@ static bool learn(struct attached *attached, const struct features *features, co
   struct text endpoint = {ending->endpoint, strlen(ending->endpoint)};
   int64_t served = nothing ? -1 : directory_row(attached->directory, endpoint, features->port, guess);
   if (slot) {
-    double since_s = slot->first_token_s > 0 ? call->now_s - slot->first_token_s : 0;
-    end_prompt(attached, slot, since_s, ending->judged.ok && served == picked ? ending->answered.output_tokens : 0);
+    double over_s = ending->said_s > 0 ? ending->said_s : call->now_s;
+    double since_s = slot->first_token_s > 0 ? fmax(over_s - slot->first_token_s, 0) : 0;
+    bool says = ending->judged.ok && served == picked && !ending->asked_again;
+    end_prompt(attached, slot, since_s, says ? ending->answered.output_tokens : 0);
     call->latency_s = ending->latency_s;
     call->model = slot->column;
     call->rows = slot->rows;

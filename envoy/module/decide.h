@@ -63,6 +63,8 @@ struct judged {
 struct ending {
   struct token_usage answered; /* tokens of its answer */
   double first_token_s, answering_s; /* not a number: not seen */
+  double said_s;    /* when the last of its tokens came; 0: now */
+  bool asked_again; /* more than one was asked, and what came belongs to all of them */
   char endpoint[ENDPOINT_BYTES]; /* of who served it; empty: nobody */
   int http_status;               /* 0: none */
   int grpc_status;               /* -1: none */

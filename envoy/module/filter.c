@@ -521,7 +521,14 @@ static void read_answer(struct request *request) {
     answered->output_tokens = (uint32_t)fmin((double)ending->bytes_out * request->decision.tokens_a_byte, BALANCER_MAX_PROMPT_TOKENS);
   if (!request->first_token_ns) return;
   ending->first_token_s = seconds_since(request->began_ns, request->first_token_ns);
-  ending->answering_s = seconds_since(request->first_token_ns, request->last_byte_ns);
+  if (!request->answer->framed) {
+    ending->answering_s = seconds_since(request->first_token_ns, request->last_byte_ns);
+    return;
+  }
+  /* Its client may leave the stream open, and ask again on it. */
+  ending->answering_s = seconds_since(request->first_token_ns, request->last_message_ns);
+  ending->said_s = seconds_of(request->last_message_ns);
+  ending->asked_again = balancer_reader_has_more(&request->reader);
 }
 
 static void conclude(void *filter, struct request *request) {
@@ -606,7 +613,8 @@ static void await_answer(void *filter, struct request *request) {
   CALLBACK(http_get_header)(filter, RESPONSE_HEADERS, TEXT("content-type"), &kind, 0, NULL);
   /* A second head comes where Envoy answers in a worker's place. */
   if (request->answer || (request->answer = malloc(sizeof *request->answer)))
-    answer_start(request->answer, kind.ptr && begins(kind, "text/event-stream"));
+    answer_start(request->answer, request->features.grpc || (kind.ptr && begins(kind, "text/event-stream")),
+                 request->features.grpc);
 }
 
 /* More of the answer of a language model. */
@@ -617,10 +625,11 @@ static void take_answer(void *filter, struct request *request) {
   if (count && CALLBACK(http_get_body_chunks)(filter, RECEIVED_RESPONSE_BODY, chunks))
     for (size_t i = 0; i < count; i++) answer_feed(request->answer, chunks[i]);
   if (chunks != few) free(chunks);
+  request->last_message_ns = now_ns();
   if (request->first_token_ns || request->features.kind != BALANCER_STREAM || request->decision.answer != TAKEN ||
       !request->answer->bytes || status_in_headers(filter) != 200)
     return;
-  request->first_token_ns = now_ns();
+  request->first_token_ns = request->last_message_ns;
   place_begins(request->source, request->attached, &request->decision);
 }
 

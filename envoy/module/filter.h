@@ -37,7 +37,7 @@ struct request {
   bool among;            /* any of them may be chosen, and nobody else */
   struct request *beside;
   struct answer_reader *answer; /* of a language model, as far as it came; null: none */
-  uint64_t first_token_ns;
+  uint64_t first_token_ns, last_message_ns; /* of that answer */
   struct ending ending;
   struct features features;
   struct decision decision;

@@ -41,7 +41,7 @@ static const struct {
   {OPENAI, "cache_salt", THE_SALT},
   {OPENAI, "tools", THE_TOOLS},
   {OPENAI, "stream", THE_STREAM},
-  {GENERATE, "text_input", THE_PROMPT},
+  {GENERATE, BALANCER_TRITON_PROMPT, THE_PROMPT},
 };
 
 void balancer_json_start(struct balancer_json *reader, enum balancer_asks asks, struct balancer_prompt *prompt) {

@@ -11,13 +11,17 @@ enum wire { WIRE_NUMBER = 0, WIRE_8_BYTES = 1, WIRE_LENGTH = 2, WIRE_4_BYTES = 5
 enum { NAMED_NAME = 1, NAMED_VERSION = 2 };
 enum { INFER_MODEL = 1, INFER_VERSION, INFER_ID, INFER_PARAMETERS, INFER_INPUTS, INFER_OUTPUTS, INFER_CONTENTS };
 enum { PARAMETER_KEY = 1, PARAMETER_VALUE = 2 };
-enum { INPUT_SHAPE = 3, INPUT_CONTENTS = 5 };
+enum { INPUT_NAME = 1, INPUT_SHAPE = 3, INPUT_CONTENTS = 5 };
+/* Before each element of a text tensor: its length. */
+enum { ELEMENT_LENGTH_BYTES = 4 };
+static const char PROMPT_INPUT[] = BALANCER_TRITON_PROMPT;
 
 /* What a text stands for in refusals. */
 static const char *const KEY = "parameters.key", *const STRING = "parameters.value.string_param";
 
-void balancer_protobuf_start(struct balancer_protobuf *reader, bool inference) {
+void balancer_protobuf_start(struct balancer_protobuf *reader, bool inference, struct balancer_prompt *prompt) {
   memset(reader, 0, sizeof *reader);
+  reader->prompt = prompt;
   reader->in[0] = inference ? INFERENCE : NAMED;
   reader->state = FRAME;
 }
@@ -69,6 +73,7 @@ static enum balancer_progress follow(struct balancer_protobuf *reader, struct ba
   reader->left[reader->depth] -= bytes;
   reader->run = bytes;
   reader->text = NULL;
+  reader->in_name = reader->in_prompt = false;
   reader->state = RUN;
   return BALANCER_MORE;
 }
@@ -129,11 +134,53 @@ static void parameter_number(struct balancer_protobuf *reader, struct balancer_f
 }
 
 static enum balancer_progress dimension(struct balancer_protobuf *reader, struct balancer_facts *facts) {
-  if (reader->decided) return BALANCER_MORE;
+  if (reader->tensors) return BALANCER_MORE;
   if (reader->dimensions++ == BALANCER_MAX_FIELD_VALUES)
     return balancer_refused(facts, "inputs.shape", BALANCER_MORE_THAN(BALANCER_MAX_FIELD_VALUES, "values"));
   balancer_dimension(facts, (int64_t)reader->number);
   return BALANCER_MORE;
+}
+
+void balancer_protobuf_without_prompt(struct balancer_protobuf *reader) {
+  reader->prompt = NULL;
+  reader->in_prompt = false;
+  reader->decided = true;
+}
+
+/* All that stands before them is known. */
+static enum balancer_progress begin_tensors(struct balancer_protobuf *reader) {
+  reader->tensors = true;
+  if (!reader->prompt || !reader->prompt_at) reader->decided = true;
+  return BALANCER_MORE;
+}
+
+static enum balancer_progress begin_contents(struct balancer_protobuf *reader) {
+  begin_tensors(reader);
+  reader->in_prompt = !reader->decided && ++reader->contents == reader->prompt_at;
+  reader->length_bytes = 0;
+  return BALANCER_MORE;
+}
+
+/* The name of an input: of two that have the prompt's, it is the first. */
+static void end_name(struct balancer_protobuf *reader) {
+  bool is_prompt = reader->matched == sizeof PROMPT_INPUT - 1;
+  if (is_prompt && !reader->prompt_at) reader->prompt_at = reader->inputs;
+  if (!is_prompt && reader->prompt_at == reader->inputs) reader->prompt_at = 0;
+}
+
+static void add_to_name(struct balancer_protobuf *reader, const uint8_t *data, size_t length) {
+  enum { OTHER = sizeof PROMPT_INPUT };
+  for (size_t i = 0; i < length; i++)
+    reader->matched = reader->matched < OTHER - 1 && data[i] == (uint8_t)PROMPT_INPUT[reader->matched]
+                        ? reader->matched + 1
+                        : OTHER;
+}
+
+static void add_to_prompt(struct balancer_protobuf *reader, const uint8_t *data, size_t length) {
+  size_t skipped = ELEMENT_LENGTH_BYTES - reader->length_bytes;
+  if (skipped > length) skipped = length;
+  reader->length_bytes += (uint8_t)skipped;
+  balancer_prompt_add(reader->prompt, data + skipped, length - skipped);
 }
 
 /* What begins within an inference by its length. What concerns routing stands before the tensors: a worker that was
@@ -141,16 +188,16 @@ static enum balancer_progress dimension(struct balancer_protobuf *reader, struct
 static enum balancer_progress inference(struct balancer_protobuf *reader, struct balancer_facts *facts) {
   static const char *const names[] = {NULL, "model_name", "model_version", "id", "parameters"};
   struct balancer_text *const texts[] = {NULL, &facts->model, &facts->version, &facts->id};
-  if (reader->decided && reader->field <= INFER_PARAMETERS)
+  if (reader->tensors && reader->field <= INFER_PARAMETERS)
     return balancer_refused(facts, names[reader->field], "comes after the tensors");
   switch (reader->field) {
     case INFER_MODEL:
     case INFER_VERSION:
     case INFER_ID: return read_text(reader, facts, texts[reader->field], names[reader->field]);
     case INFER_PARAMETERS: return begin_parameter(reader, facts);
-    case INFER_INPUTS: return reader->decided ? BALANCER_MORE : enter(reader, INPUT);
-    case INFER_OUTPUTS:
-    case INFER_CONTENTS: reader->decided = true; return BALANCER_MORE;
+    case INFER_INPUTS: return reader->tensors ? BALANCER_MORE : (reader->inputs++, enter(reader, INPUT));
+    case INFER_OUTPUTS: return begin_tensors(reader);
+    case INFER_CONTENTS: return begin_contents(reader);
     default: return BALANCER_MORE;
   }
 }
@@ -175,7 +222,10 @@ static enum balancer_progress begin(struct balancer_protobuf *reader, struct bal
       return read_text(reader, facts, &facts->value, STRING);
     case INPUT:
       if (reader->field == INPUT_SHAPE) return enter(reader, DIMENSIONS);
-      if (reader->field == INPUT_CONTENTS && facts->has_rows) reader->decided = true;
+      if (reader->field == INPUT_NAME) reader->in_name = true, reader->matched = 0;
+      /* A client that writes elements one by one. */
+      if (reader->field == INPUT_CONTENTS) reader->prompt = NULL;
+      if (reader->field == INPUT_CONTENTS && facts->has_rows) begin_tensors(reader);
       break;
     case DIMENSIONS: break;
   }
@@ -223,6 +273,8 @@ static enum balancer_progress byte_of(struct balancer_protobuf *reader, struct b
 /* A run is over: what it was is whole. */
 static enum balancer_progress settle(struct balancer_protobuf *reader, struct balancer_facts *facts) {
   if (reader->text && !balancer_text_valid(reader->text)) return balancer_refused(facts, reader->name, "is not UTF-8");
+  if (reader->in_name) end_name(reader);
+  if (reader->in_prompt) reader->decided = reader->has_prompt = true;
   await(reader, TAG);
   return BALANCER_MORE;
 }
@@ -247,6 +299,8 @@ enum balancer_progress balancer_protobuf_feed(struct balancer_protobuf *reader, 
     if (reader->state == RUN) {
       size_t taken = reader->run < length - at ? (size_t)reader->run : length - at;
       if (reader->text) balancer_text_add(reader->text, data + at, taken);
+      if (reader->in_name) add_to_name(reader, data + at, taken);
+      if (reader->in_prompt) add_to_prompt(reader, data + at, taken);
       reader->run -= taken;
       at += taken;
       if (reader->run) break;
@@ -254,6 +308,7 @@ enum balancer_progress balancer_protobuf_feed(struct balancer_protobuf *reader, 
     }
     if (progress == BALANCER_MORE && !reader->shift && (reader->state == TAG || reader->state == SHAPE))
       leave(reader, facts);
+    reader->more = reader->more || (reader->state == OVER && at < length);
     if (progress != BALANCER_MORE || reader->state == OVER || at == length) break;
     progress = byte_of(reader, facts, data[at++]);
   }

@@ -86,7 +86,9 @@ enum balancer_progress balancer_reader_start(struct balancer_reader *reader, str
     features->kind = balancer_grpc_kind(path);
     if (has_body && features->kind < BALANCER_SERVER) {
       reader->body = BALANCER_GRPC_BODY;
-      balancer_protobuf_start(&reader->of.protobuf, features->kind != BALANCER_MODEL);
+      bool streams = features->kind == BALANCER_STREAM;
+      if (streams) balancer_prompt_start(&reader->prompt);
+      balancer_protobuf_start(&reader->of.protobuf, features->kind != BALANCER_MODEL, streams ? &reader->prompt : NULL);
     }
   } else {
     features->kind = balancer_rest_kind(path, &reader->facts.model, &reader->facts.version, &reader->asks);
@@ -102,19 +104,21 @@ enum balancer_progress balancer_reader_start(struct balancer_reader *reader, str
 static enum balancer_progress feed_message(struct balancer_reader *reader, const uint8_t *data, size_t length) {
   struct balancer_protobuf *protobuf = &reader->of.protobuf;
   enum balancer_progress progress = reader->progress;
-  size_t taken = 0;
-  if (progress == BALANCER_MORE) {
-    uint64_t room = BALANCER_FRAME_BYTES + BALANCER_MAX_PREFIX_BYTES - reader->seen;
-    taken = length < room ? length : (size_t)room;
-    progress = balancer_protobuf_feed(protobuf, &reader->facts, data, taken);
-    reader->seen += taken;
-    if (progress == BALANCER_MORE && taken < length)
+  while (progress == BALANCER_MORE && length) {
+    /* A prompt is one of the tensors. */
+    uint64_t most = protobuf->tensors ? BALANCER_MAX_JSON_BYTES : BALANCER_MAX_PREFIX_BYTES;
+    uint64_t room = BALANCER_FRAME_BYTES + most - reader->seen;
+    size_t taken = length < room ? length : (size_t)room;
+    if (!taken && !protobuf->tensors)
       return balancer_refused(&reader->facts, "message",
                               BALANCER_MORE_THAN(BALANCER_MAX_PREFIX_BYTES, "bytes before its tensors"));
+    if (!taken) balancer_protobuf_without_prompt(protobuf);
+    progress = balancer_protobuf_feed(protobuf, &reader->facts, data, taken);
+    reader->seen += taken;
+    data += taken;
+    length -= taken;
   }
-  if (progress == BALANCER_DONE && taken < length)
-    progress = balancer_protobuf_feed(protobuf, &reader->facts, data + taken, length - taken);
-  return progress;
+  return progress == BALANCER_DONE && length ? balancer_protobuf_feed(protobuf, &reader->facts, data, length) : progress;
 }
 
 static enum balancer_progress feed_json(struct balancer_reader *reader, const uint8_t *data, size_t length) {
@@ -204,6 +208,10 @@ enum balancer_progress balancer_reader_end(struct balancer_reader *reader) {
                                                         : BALANCER_DONE;
   if (reader->body == BALANCER_JSON_BODY || reader->progress == BALANCER_REFUSED) balancer_reader_release(reader);
   return reader->progress;
+}
+
+bool balancer_reader_has_more(const struct balancer_reader *reader) {
+  return reader->body == BALANCER_GRPC_BODY && reader->of.protobuf.more;
 }
 
 bool balancer_reader_has_message(const struct balancer_reader *reader) {
@@ -321,6 +329,11 @@ const struct features *balancer_reader_finish(struct balancer_reader *reader, co
     balancer_prompt_end(&reader->prompt, features->model, features->tenant);
     features->prompt = &reader->prompt;
     features->body_bytes = reader->of.json.bytes;
+  }
+  if (reader->body == BALANCER_GRPC_BODY && reader->of.protobuf.has_prompt && reader->prompt.bytes) {
+    balancer_prompt_end(&reader->prompt, features->model, features->tenant);
+    features->prompt = &reader->prompt;
+    features->body_bytes = reader->prompt.bytes;
   }
   return features;
 }

@@ -122,14 +122,24 @@ struct balancer_protobuf {
   uint8_t frame; /* bytes of the frame's header that have come */
   uint8_t kind;  /* of the parameter at hand */
   uint16_t dimensions;
-  bool decided; /* the tensors have begun */
+  bool tensors; /* they have begun */
+  bool decided; /* nothing more is needed */
+  bool more;    /* another message follows */
   bool compressed; /* it has to be inflated before it is fed */
   bool over;       /* a compressed one is */
   uint64_t packed; /* bytes to come of it as it is sent; a compressed one's */
+  struct balancer_prompt *prompt;     /* that is looked for; NULL: none is */
+  uint32_t inputs, contents;          /* that have begun */
+  uint32_t prompt_at;                 /* the number of the input that has the prompt, from 1; 0: none so far */
+  uint8_t matched, length_bytes;      /* of that input's name; of what stands before the prompt's text */
+  bool in_name, in_prompt, has_prompt; /* the run is that name, or the prompt; all of it has come */
 };
 
-/* `inference`: the message is a ModelInferRequest; else one that names a model and a version. */
-void balancer_protobuf_start(struct balancer_protobuf *reader, bool inference);
+/* `inference`: the message is a ModelInferRequest, of which a `prompt` that was started is looked for; else one that names a
+   model and a version. */
+void balancer_protobuf_start(struct balancer_protobuf *reader, bool inference, struct balancer_prompt *prompt);
+/* More has come than is held for a prompt: it goes without. */
+void balancer_protobuf_without_prompt(struct balancer_protobuf *reader);
 enum balancer_progress balancer_protobuf_feed(struct balancer_protobuf *reader, struct balancer_facts *facts,
                                               const uint8_t *data, size_t length);
 /* A compressed message is over. */
@@ -219,6 +229,9 @@ enum balancer_progress balancer_reader_end(struct balancer_reader *reader);
 void balancer_reader_release(struct balancer_reader *reader);
 /* Whether a gRPC body's first message has come to its end. */
 bool balancer_reader_has_message(const struct balancer_reader *reader);
+
+/* Whether a gRPC body has a second one. */
+bool balancer_reader_has_more(const struct balancer_reader *reader);
 
 /* The request, which lies in the reader; NULL: it is refused. Only the path has a say where the kind is PER_SERVER. */
 const struct features *balancer_reader_finish(struct balancer_reader *reader, const struct balancer_names *names,

@@ -34,6 +34,7 @@ _WORDS = (
             b'"messages":[',
             b'"prompt":"',
             b'"text_input":"',
+            b"\n\ntext_input",
             b'"stream":true',
             b'"tools":',
             b'"cache_salt":',
@@ -137,6 +138,11 @@ def corpus() -> Iterator[Request]:
     typed.inputs[0].contents.fp32_contents.extend([1.0] * 24)
     message.outputs.add(name="OUTPUT")
     message.raw_input_contents.append(b"\x0a\x01x" * 32)
+    asked = service_pb2.ModelInferRequest(model_name="m")
+    for name in ("stream", "text_input"):
+        asked.inputs.add(name=name, datatype="BYTES", shape=[1])
+    asked.raw_input_contents.extend([b"\1", b"\x14\x05\0\0" + b"tide " * 260])
+    yield _GRPC | {":path": SERVICE + "ModelStreamInfer", "x-tenant": "a"}, framed(asked.SerializeToString())
     for each in (message, typed, service_pb2.ModelInferRequest(model_name="m")):
         yield _GRPC | {"grpc-timeout": "5S", "x-sequence-id": "s"}, framed(each.SerializeToString())
     ready = service_pb2.ModelReadyRequest(name="m", version="2").SerializeToString()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 
 from balancer.bounds import OutOfBoundsError
 from balancer.extproc.kserve import KIND_OF_PARAMETER, SERVICE, HeaderNames, read_call
-from balancer.extproc.prompts import TokenShares, read_request
+from balancer.extproc.prompts import TokenShares, read_request, with_prompt_of
 from balancer.native.header import KINDS_OF_PARAMETER, SOURCES
 from policies.base import Prefix
 from support.c_programs import SANITIZED, compiled
@@ -124,13 +124,13 @@ def _text(word: str) -> bytes:
 
 
 def gateway(
-    headers: Headers, fields: Mapping[str, Sequence[object]], body: bytes | None = None
+    headers: Headers, fields: Mapping[str, Sequence[object]], body: bytes | None = None, first: bytes = b""
 ) -> Understood | Refused:
-    """What the gateway makes of it; `body`: of one that may have a prompt."""
+    """What the gateway makes of it; `body`: of one by HTTP that may have a prompt; `first`: message of a stream."""
     grpc = headers.get("content-type", "").startswith("application/grpc")
     try:
         if body is None:
-            call = read_call(headers, fields, HeaderNames())
+            call = with_prompt_of(read_call(headers, fields, HeaderNames()), first, TokenShares())
         else:
             call = read_request(headers, body, HeaderNames(), TokenShares())
     except OutOfBoundsError as error:

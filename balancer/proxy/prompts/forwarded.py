@@ -18,6 +18,7 @@ from balancer.proxy.attempts import Attempts, Clocks
 from balancer.proxy.messages import (
     INTERNAL,
     UNAVAILABLE,
+    UNREACHED,
     Arrived,
     ProxyAnswer,
     http_status,
@@ -30,7 +31,6 @@ from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.canary.split import VersionDraw
 from balancer.scheduler.errors import RoutingError
 
-_UNREACHED = "no connection to a worker; retry later"
 _DIED = "the worker that answered has failed; ask again"
 _UNREACHABLE = aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, UnknownWorkerError
 _STREAM_TYPE = "text/event-stream"
@@ -209,7 +209,7 @@ class Forwarded:
             unreached = isinstance(error, _UNREACHABLE)
             end = replace(end, by="worker")
             answer = ProxyAnswer(
-                UNAVAILABLE, _UNREACHED if unreached else _DIED, worker=worker, unexecuted=unreached, by="worker"
+                UNAVAILABLE, UNREACHED if unreached else _DIED, worker=worker, unexecuted=unreached, by="worker"
             )
         finally:
             now_s = clocks.now()

@@ -10,8 +10,9 @@ from typing import Any
 from urllib.parse import quote
 
 from balancer.bounds import MAX_PROMPT_TOKENS, OutOfBoundsError, RefusedInputError, shown
+from balancer.extproc.inference_bytes import TRITON_PROMPT
 from balancer.extproc.names import CHAT
-from balancer.extproc.prompts import TRITON_PROMPT, Usage
+from balancer.extproc.prompts import Usage
 
 TRITON_TEXT = "text_output"
 _PASSED = (

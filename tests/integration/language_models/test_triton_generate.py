@@ -7,10 +7,13 @@ import subprocess
 from collections.abc import AsyncIterator
 
 import aiohttp
+import numpy as np
 import pytest
 import pytest_asyncio
 from support import fronts
 from support.waiting import eventually
+from tritonclient.grpc import InferInput
+from tritonclient.grpc.aio import InferenceServerClient
 
 from balancer.stack.llama import MODEL
 from balancer.stack.stack import REPOSITORY, OwnStack, new_triton, read_samples
@@ -75,6 +78,44 @@ async def test_the_next_question_goes_to_the_triton_that_has_what_both_begin_wit
 
     await eventually(all_counted)
     # From the third on, when the balancer has seen how long a prompt takes that nobody knows.
+    assert max((await more()).values()) >= 3 * TOKENS
+    assert await stack.metric("gen_ai_server_time_to_first_token_seconds_count") == began + 5
+    await eventually(lambda: idle(stack))
+
+
+async def stream(client: InferenceServerClient, text: str) -> list[str]:
+    """What a model says to one prompt, by gRPC."""
+    prompt, streams = InferInput("text_input", [1], "BYTES"), InferInput("stream", [1], "BOOL")
+    prompt.set_data_from_numpy(np.array([text.encode()], np.object_))
+    streams.set_data_from_numpy(np.array([True]))
+
+    async def one() -> AsyncIterator[dict[str, object]]:
+        yield {"model_name": MODEL, "inputs": [prompt, streams], "parameters": {"max_tokens": TOKENS}}
+
+    pieces = []
+    async for result, error in client.stream_infer(one()):
+        assert error is None, error
+        pieces.append(result.as_numpy("text_output")[0].decode())
+    return pieces
+
+
+async def test_a_prompt_by_grpc_is_one_too(stack: OwnStack) -> None:
+    """Read within Envoy, and by the proxy; with `pick`, Envoy hands over no tensors."""
+    if stack.config.frontend == "pick":
+        pytest.skip("pick reads no prompts of gRPC")
+    before, began = await written(stack), await stack.metric("gen_ai_server_time_to_first_token_seconds_count")
+    async with InferenceServerClient(stack.url) as client:
+        for number in range(5):
+            pieces = await stream(client, f"{BACKGROUND * 2}{number}: by gRPC, when is it high?")
+            assert len(pieces) == TOKENS
+
+    async def more() -> dict[str, float]:
+        return {worker: tokens - before.get(worker, 0.0) for worker, tokens in (await written(stack)).items()}
+
+    async def all_counted() -> bool:
+        return sum((await more()).values()) == 5 * TOKENS
+
+    await eventually(all_counted)
     assert max((await more()).values()) >= 3 * TOKENS
     assert await stack.metric("gen_ai_server_time_to_first_token_seconds_count") == began + 5
     await eventually(lambda: idle(stack))

@@ -1,5 +1,6 @@
 """The module understands a request as the gateway does: the same from the same facts, and refused in the same words."""
 
+import gzip
 import json
 from itertools import pairwise
 from typing import Any
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 from support.understand import INFER, Reader, Understood, fields_of, fields_of_json, framed, gateway
 from tritonclient.grpc import service_pb2
 
+from balancer.bounds import MAX_JSON_BYTES
+from balancer.extproc.inference_bytes import TRITON_PROMPT
 from balancer.extproc.kserve import METHODS, REST_SERVER, REST_VERBS, SERVICE
 from balancer.extproc.names import REQUEST_ID_HEADER
 
@@ -88,13 +91,15 @@ def messages(draw: st.DrawFn) -> Any:
         if kind:
             setattr(parameter, f"{kind}_param", draw(values[kind]))
     for shape in draw(st.lists(st.lists(INTEGERS, max_size=3), max_size=3)):
-        each = message.inputs.add(name="INPUT", datatype="FP32", shape=shape)
+        name = draw(st.sampled_from(["INPUT", TRITON_PROMPT, TRITON_PROMPT[:-1], TRITON_PROMPT + "s"]))
+        each = message.inputs.add(name=name, datatype="FP32", shape=shape)
         each.parameters["binary_data_size"].int64_param = 4
         if draw(st.booleans()):
             each.contents.fp32_contents.extend([1.0] * draw(st.integers(0, 20)))
     for _ in range(draw(st.integers(0, 2))):
         message.outputs.add(name="OUTPUT")
-    message.raw_input_contents.extend(draw(st.lists(st.binary(max_size=40), max_size=2)))
+    texts = st.binary(max_size=3).map(lambda text: text * 300)
+    message.raw_input_contents.extend(draw(st.lists(st.binary(max_size=40) | texts, max_size=3)))
     return message
 
 
@@ -112,8 +117,57 @@ def test_a_grpc_inference(
     reader: Reader, message: Any, headers: dict[str, str], stream: bool, data: st.DataObject
 ) -> None:
     headers = GRPC | headers | ({":path": SERVICE + "ModelStreamInfer"} if stream else {})
-    chunks = data.draw(chunks_of(framed(message.SerializeToString())))
-    assert reader.ask(headers, chunks) == gateway(headers, fields_of(message))
+    serialised = message.SerializeToString()
+    chunks = data.draw(chunks_of(framed(serialised)))
+    expected = gateway(headers, fields_of(message), first=serialised if stream else b"")
+    assert reader.ask(headers, chunks) == expected
+
+
+def inference(prompt: bytes, *before: bytes) -> Any:
+    """For a language model, with other tensors before its prompt."""
+    message = service_pb2.ModelInferRequest(model_name="m")
+    for name in (*("INPUT" for _ in before), TRITON_PROMPT):
+        message.inputs.add(name=name, datatype="BYTES", shape=[1])
+    message.raw_input_contents.extend([*before, len(prompt).to_bytes(4, "little") + prompt])
+    return message
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize(
+    ("before_bytes", "prompt_bytes", "is_read"),
+    [
+        (0, 1, True),
+        (0, 0, False),
+        (5, 70_000, True),
+        (300_000, 600_000, True),
+        (0, MAX_JSON_BYTES - 100, True),
+        (0, MAX_JSON_BYTES, False),
+        (2 * MAX_JSON_BYTES, 5, False),
+    ],
+)
+def test_a_prompt_in_a_stream_is_read_as_far_as_it_may_be_held(
+    reader: Reader, before_bytes: int, prompt_bytes: int, is_read: bool, compressed: bool
+) -> None:
+    headers = GRPC | {":path": SERVICE + "ModelStreamInfer", "x-tenant": "a"}
+    message = inference(b"tide" * (prompt_bytes // 4) + b"?" * (prompt_bytes % 4), b"x" * before_bytes)
+    serialised = message.SerializeToString()
+    body = framed(serialised)
+    if compressed:
+        headers["grpc-encoding"] = "gzip"
+        packed = gzip.compress(serialised)
+        body = b"\1" + len(packed).to_bytes(4, "big") + packed
+    cuts = [0, 3, 50, 65_541, 66_000, 1_000_000, len(body)]
+    chunks = [body[start:end] for start, end in pairwise(sorted({min(cut, len(body)) for cut in cuts}))]
+    found = reader.ask(headers, chunks)
+    assert found == gateway(headers, fields_of(message), first=serialised)
+    assert isinstance(found, Understood)
+    assert (found.prompt is not None) == is_read
+
+
+def test_a_prompt_in_one_inference_is_none_of_a_language_model_s(reader: Reader) -> None:
+    found = reader.ask(GRPC, [framed(inference(b"tide").SerializeToString())])
+    assert isinstance(found, Understood)
+    assert found.prompt is None
 
 
 VALUES = st.recursive(

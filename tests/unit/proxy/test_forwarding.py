@@ -11,7 +11,7 @@ from support.proxied import Rig, proxied, request
 from support.waiting import eventually
 from tritonclient.grpc import service_pb2
 
-from balancer.extproc.inference_bytes import read
+from balancer.extproc.inference_bytes import TRITON_PROMPT, read
 from balancer.extproc.kserve import HeaderNames, read_call
 from balancer.extproc.responses import PUSHBACK
 from balancer.proxy.attempts import Clocks
@@ -134,6 +134,28 @@ async def test_a_stream_goes_to_one_worker_with_all_its_messages() -> None:
         answers = [service_pb2.ModelStreamInferResponse.FromString(each) async for each in stream]
         assert [each.infer_response.id for each in answers] == ["0", "1", "2", "3", "4"]
         assert sorted(len(worker.requests) for worker in fleet) == [0, 5]
+        assert rig.in_flight == 0
+
+
+@pytest.mark.parametrize(("messages", "learned"), [(1, 1.0), (3, 0.0)])
+async def test_a_stream_with_a_prompt_is_one_of_a_language_model(messages: int, learned: float) -> None:
+    """Whose tokens are counted, and learned from where they belong to one request."""
+    asked = service_pb2.ModelInferRequest(model_name="m")
+    asked.inputs.add(name=TRITON_PROMPT, datatype="BYTES", shape=[1])
+    asked.raw_input_contents.append((400).to_bytes(4, "little") + b"tide" * 100)
+    async with proxied() as rig:
+        stream = rig.stream()
+        await stream.write(asked.SerializeToString())
+        assert isinstance(await stream.read(), bytes)
+        assert rig.metric("gen_ai_server_time_to_first_token_seconds_count") == 1
+        assert rig.router.fleet.prefixes.waiting_tokens.sum() == 0, "its prompt is computed"
+        for _ in range(messages - 1):
+            await stream.write(asked.SerializeToString())
+            assert isinstance(await stream.read(), bytes)
+        await stream.done_writing()
+        assert await stream.read() is grpc.aio.EOF
+        await eventually(lambda: rig.metric("balancer_tokens_total", kind="output") == messages)
+        assert rig.router.fleet.lengths.ended.sum() == learned
         assert rig.in_flight == 0
 
 
