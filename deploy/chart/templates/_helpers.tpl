@@ -172,20 +172,56 @@ imagePullSecrets:
 {{- else if not (or $values.discovery.labelSelector $values.discovery.inferencePool) }}
 {{- fail "discovery.labelSelector: empty; with triton.enabled false, say which pods are workers, such as app=triton, or name an inferencePool" }}
 {{- end }}
+{{- range $values.autoscaling.languageModels }}
+{{- if lt (int .max) (int .min) }}{{ fail (printf "autoscaling.languageModels: max %d of %s is below min %d" (int .max) .name (int .min)) }}{{ end }}
+{{- if and $values.discovery.namespace (ne $values.discovery.namespace $.Release.Namespace) }}
+{{- fail "autoscaling.languageModels: what scales them stands beside them; leave discovery.namespace empty, or install the chart there" }}
+{{- end }}
+{{- end }}
 {{- if and $values.discovery.labelSelector $values.discovery.inferencePool }}
 {{- fail "discovery.inferencePool: the pool says which pods are workers; leave labelSelector empty" }}
 {{- end }}
 {{- end }}
 
-{{/* What pools are scaled by: PromQL, of workers that are the pool's. */}}
-{{- define "balancer.backlogQuery" -}}
-avg(max by (worker) (balancer_worker_backlog_seconds{namespace="{{ .root.Release.Namespace }}",worker=~"{{ include "balancer.pool" . }}-[0-9]+"}))
+{{/* What is scaled, a YAML list: each workload, and the PromQL that it is scaled by, of workers that are its pods. */}}
+{{- define "balancer.scaled" -}}
+{{- $root := . }}
+{{- $of := .Values.autoscaling }}
+{{- if .Values.triton.enabled }}
+{{- range .Values.triton.pools }}
+{{- if .autoscaling }}
+{{- $name := include "balancer.pool" (dict "root" $root "pool" .) }}
+{{- $workers := printf `namespace="%s",worker=~"%s-[0-9]+"` $root.Release.Namespace $name }}
+- kind: StatefulSet
+  name: {{ $name }}
+  min: {{ .autoscaling.min }}
+  max: {{ .autoscaling.max }}
+  metrics:
+  - name: {{ $name | replace "-" "_" }}_backlog_seconds
+    series: balancer_worker_backlog_seconds
+    query: {{ printf "avg(max by (worker) (balancer_worker_backlog_seconds{%s}))" $workers | squote }}
+    target: {{ $of.backlogSeconds }}
+  - name: {{ $name | replace "-" "_" }}_p99_seconds
+    series: balancer_request_duration_seconds_bucket
+    query: {{ printf "histogram_quantile(0.99, sum by (le) (rate(balancer_request_duration_seconds_bucket{%s}[2m])))" $workers | squote }}
+    target: {{ $of.p99Seconds }}
 {{- end }}
-
-{{- define "balancer.p99Query" -}}
-histogram_quantile(0.99, sum by (le) (rate(balancer_request_duration_seconds_bucket{namespace="{{ .root.Release.Namespace }}",worker=~"{{ include "balancer.pool" . }}-[0-9]+"}[2m])))
 {{- end }}
-
-{{- define "balancer.metricName" -}}
-{{ include "balancer.pool" . | replace "-" "_" }}_{{ .what }}_seconds
+{{- end }}
+{{- range $of.languageModels }}
+{{- $workers := printf `namespace="%s",worker=~"%s-.+"` $root.Release.Namespace .name }}
+- kind: {{ .kind }}
+  name: {{ .name }}
+  min: {{ .min }}
+  max: {{ .max }}
+  metrics:
+  - name: {{ .name | replace "-" "_" }}_waiting_tokens
+    series: balancer_worker_waiting_tokens
+    query: {{ printf "avg(max by (worker) (balancer_worker_waiting_tokens{%s}))" $workers | squote }}
+    target: {{ .waitingTokens }}
+  - name: {{ .name | replace "-" "_" }}_memory_share
+    series: balancer_worker_memory_share
+    query: {{ printf "avg(max by (worker) (balancer_worker_memory_share{%s}))" $workers | squote }}
+    target: {{ .memoryShare }}
+{{- end }}
 {{- end }}

@@ -4,8 +4,10 @@ import re
 
 import pytest
 import yaml
-from support.chart import EXAMPLES, NAMESPACE, Object, example, of_kind, rendered
+from support.chart import EXAMPLES, NAMESPACE, ROOT, Object, example, of_kind, rendered
 from support.exported import declared
+
+from balancer.cli.agent import agent
 
 
 def queries(found: tuple[Object, ...]) -> list[str]:
@@ -49,6 +51,27 @@ def test_hpa_and_keda_scale_at_the_pace_of_the_values() -> None:
             assert each["scaleDown"]["policies"] == wanted["scaleDown"]["policies"]
 
 
+@pytest.mark.parametrize("kind", ["hpa", "keda"])
+def test_your_servers_of_language_models_scale_by_waiting_tokens_and_memory(kind: str) -> None:
+    found = rendered(EXAMPLES["language_models"], values={"autoscaling.kind": kind})
+    (scaler,) = of_kind(found, {"hpa": "HorizontalPodAutoscaler", "keda": "ScaledObject"}[kind])
+    spec = scaler["spec"]
+    assert (spec["scaleTargetRef"]["kind"], spec["scaleTargetRef"]["name"]) == ("Deployment", "vllm")
+    if kind == "hpa":
+        targets = [each["external"]["target"]["value"] for each in spec["metrics"]]
+    else:
+        targets = [each["metadata"]["threshold"] for each in spec["triggers"]]
+    assert targets == ["20000", "0.8"]
+    exported = declared()
+    for query, metric in zip(queries(found), ("waiting_tokens", "memory_share"), strict=True):
+        ((name, selector),) = re.findall(r"(balancer_\w+)\{([^}]*)\}", query)
+        conditions = dict(re.findall(r'(\w+)=~?"([^"]*)"', selector))
+        assert name == f"balancer_worker_{metric}"
+        assert conditions.keys() - {"namespace"} <= exported[name]
+        assert re.fullmatch(conditions["worker"], "vllm-7c9d8b-x2x4z")
+        assert not re.fullmatch(conditions["worker"], "vllmother-7c9d8b-x2x4z")
+
+
 @pytest.mark.parametrize("name", ["fleet", "secrets"])
 def test_queries_name_what_is_exported_and_workers_of_the_pool(name: str) -> None:
     found = example(name)
@@ -62,3 +85,16 @@ def test_queries_name_what_is_exported_and_workers_of_the_pool(name: str) -> Non
         assert [pool for pool in pools if re.fullmatch(conditions["worker"], f"{pool}-3")] == [
             conditions["worker"].removesuffix("-[0-9]+")
         ]
+
+
+def test_the_agent_that_the_page_puts_beside_your_server_reports_to_the_chart_s_balancers() -> None:
+    page = (ROOT / "docs" / "language_models.md").read_text()
+    (written,) = re.findall(r"```yaml\n(- name: agent\n.*?)```", page, re.DOTALL)
+    (container,) = yaml.safe_load(written)
+    _, _, *arguments = container["command"]
+    options = agent.make_context("agent", list(arguments), resilient_parsing=True).params
+    (address,) = options["balancers"]
+    host, _, port = address.rpartition(":")
+    services = {each["metadata"]["name"]: each["spec"] for each in of_kind(example("language_models"), "Service")}
+    assert int(port) in {each["port"] for each in services[host]["ports"]}
+    assert options["openai"] == "127.0.0.1:8000"

@@ -68,10 +68,13 @@ REFUSED_BY_SCHEMA = {
     "triton.drain.exitTimeoutSeconds": ("30s", "triton.drain.exitTimeoutSeconds: Invalid type"),
     "autoscaling.behavior.scaleDown.policies": ([{"type": "Pods"}], "value is required"),
     "autoscaling.behavior.scaledown": ({}, "must be one of"),
+    "autoscaling.languageModels": ([{"name": "vllm"}], "kind is required"),
     "autoscaling.kind": ("vpa", "autoscaling.kind must be one of the following"),
     "images.triton.tag": ("24.10 py3", "images.triton.tag: Does not match pattern"),
 }
+_VLLM = {"kind": "Deployment", "name": "vllm", "min": 1, "max": 2, "waitingTokens": 1, "memoryShare": 0.8}
 REFUSED_TOGETHER = {
+    "autoscaling.languageModels": ([{**_VLLM, "min": 3}], "autoscaling.languageModels: max 2 of vllm is below min 3"),
     "config.listen": ({"admin": "0.0.0.0:1"}, "config.listen: is the chart's to set; use gateway.ports"),
     "config.discovery": ({"workers": []}, "config.discovery: is the chart's to set; use discovery"),
     "config.envoy": ({"listen": "0.0.0.0:1"}, "config.envoy.listen: is the chart's to set"),
