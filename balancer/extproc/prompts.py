@@ -27,7 +27,7 @@ from policies.hashing import mix
 BLOCK_BYTES = 256
 _hash = partial(blake2b, digest_size=8)
 NO_SEED = 2 * _hash().digest()
-_TOKENS_A_BYTE = 0.25
+TOKENS_A_BYTE = 0.25
 """Of English, until an answer says how many there were."""
 _OF_LATE_TOKENS = 1e6
 """Of prompts, after which half of what was learned of a model's tokens is forgotten."""
@@ -46,7 +46,7 @@ class TokenShares:
 
     def of(self, model: str) -> float:
         tokens, size_bytes = self._seen.get(model, (0.0, 0.0))
-        return tokens / size_bytes if size_bytes else _TOKENS_A_BYTE
+        return tokens / size_bytes if size_bytes else TOKENS_A_BYTE
 
     def all(self) -> Mapping[str, float]:
         """Of the models of which something was learned."""

@@ -21,7 +21,7 @@ import numpy as np
 from balancer import bounds
 from balancer.extproc import kserve, names
 from balancer.extproc.inference_bytes import TRITON_PROMPT
-from balancer.extproc.prompts import BLOCK_BYTES
+from balancer.extproc.prompts import BLOCK_BYTES, TOKENS_A_BYTE
 from balancer.extproc.responses import (
     CODES,
     INVALID_CODES,
@@ -88,7 +88,7 @@ _NAMES_OF_CALLS = {
     "REQUEST_ID_HEADER": names.REQUEST_ID_HEADER,
     "TRITON_PROMPT": TRITON_PROMPT,
 }
-_PROMPTS = {"BLOCK_BYTES": BLOCK_BYTES, "MOST_CHECKPOINTS": MOST_CHECKPOINTS}
+_PROMPTS = {"TOKENS_A_BYTE": TOKENS_A_BYTE, "BLOCK_BYTES": BLOCK_BYTES, "MOST_CHECKPOINTS": MOST_CHECKPOINTS}
 _WORDS = ("UNKNOWN", "UNKNOWN_VERSION", "NOBODY", "FULL", "LATE", "SHED")
 _TYPES = {np.dtype(f"{kind}{size}"): f"{'u' * (kind == 'u')}int{8 * size}_t" for kind in "iu" for size in (1, 2, 4, 8)}
 _TYPES |= {np.dtype(np.float64): "double"} | {struct.dtype: f"struct {struct.name}" for struct in STRUCTS}

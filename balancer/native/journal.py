@@ -19,7 +19,7 @@ import numpy as np
 from balancer import bounds
 from balancer.extproc.responses import ERRORS
 from balancer.kernel.settings import EstimatorSettings
-from balancer.kernel.view import LiveView, View, column
+from balancer.kernel.view import LiveView, View, column, part
 from balancer.native.enums import RecordFlag, RecordKind
 from balancer.native.envoy_module import Module
 from balancer.native.layouts import ENDED_RECORD, JOURNAL_RING_BYTES, REQUEST_RECORD, SEEN, VOIDS
@@ -254,10 +254,11 @@ def _record(kind: int, content: bytes, at: int) -> _RawDecision | JournalRefusal
         return JournalOutcome(at, number, at_s, served, measured_s, bool(flags & _OK), VOIDS[void])
     _check(kind in {RecordKind.RECORD_DECISION, RecordKind.RECORD_REFUSAL}, "a kind")
     (_, _, flags, decider, why, number, at_s), serial, key, *rest = np.frombuffer(content, REQUEST_RECORD, 1)[0].item()
-    rows, deadline_s, priority, propensity, row, fallback_rows, n, model, version, tenant = rest
+    rows, deadline_s, priority, prompt_tokens, propensity, row, fallback_rows, n, model, version, tenant = rest
     named = fallback_rows.tolist()
     _check(number < bounds.MAX_COUNT and math.isfinite(at_s), "a number")
     _check(0 <= rows <= bounds.MAX_ROWS and 0 <= priority <= bounds.MAX_PRIORITY and deadline_s >= 0, "a request")
+    _check(0 <= prompt_tokens <= bounds.MAX_PROMPT_TOKENS, "a prompt")
     _check(max(model, version, tenant) <= bounds.MAX_TEXT_BYTES, "a text")
     texts, start = [], REQUEST_RECORD.itemsize
     for length in (model, version, tenant):
@@ -274,6 +275,7 @@ def _record(kind: int, content: bytes, at: int) -> _RawDecision | JournalRefusal
         int(priority),
         texts[2],
         bool(flags & _SEQUENCE),
+        prompt_tokens,
     )
     if kind == RecordKind.RECORD_REFUSAL:
         _check(why in ERRORS and start == len(content), "a refusal")
@@ -295,22 +297,32 @@ def _check(holds: bool, what: str) -> None:
         raise ValueError(f"{what} that cannot be")
 
 
-_NO_PROMPTS: Any = None, None, None
-
-
 class _Seen(View):
     """What policies saw, of many decisions one after the other: `(decisions * n,)`."""
 
     def __init__(
-        self, seen: FloatArray, rows: FloatArray, keyed: BoolArray, now_s: FloatArray, estimators: EstimatorSettings
+        self,
+        seen: FloatArray,
+        rows: FloatArray,
+        keyed: BoolArray,
+        prompt_tokens: FloatArray,
+        now_s: FloatArray,
+        estimators: EstimatorSettings,
     ) -> None:
         arrays = iter(seen)
         records: Any = [SimpleNamespace(**{name: next(arrays) for name in names}) for names in SEEN.values()]
         *states, self._decision = records
-        # Envoy's module reads no prompts, so there is nothing of them.
-        super().__init__((*states, *_NO_PROMPTS), estimators, np.empty(0, bool), rows, now_s)
+        super().__init__(tuple(states), estimators, np.empty(0, bool), rows, now_s)
         self._of_model = ...
-        self._keyed = keyed
+        self._keyed, self._tokens_of_prompts = keyed, prompt_tokens
+
+    @part
+    def _prompt_tokens(self) -> FloatArray:
+        return self._tokens_of_prompts
+
+    @column
+    def matched_tokens(self) -> FloatArray:
+        return np.where(self._prompt_tokens > 0, self._decision.matched, 0.0)
 
     @column
     def report_age_s(self) -> FloatArray:
@@ -342,7 +354,8 @@ def _decisions(raw: Sequence[_RawDecision], basis: DecisionBasis) -> Iterator[Jo
     rows = np.repeat(np.array([each.request.rows for each in raw], np.float64), n)
     now_s = np.repeat(np.array([each.at_s for each in raw]), n)
     keyed = np.repeat(np.array([each.request.key is not None for each in raw]), n)
-    view = _Seen(seen.reshape(_ARRAYS, count * n), rows, keyed, now_s, basis.estimators)
+    prompt_tokens = np.repeat(np.array([each.request.prompt_tokens for each in raw], np.float64), n)
+    view = _Seen(seen.reshape(_ARRAYS, count * n), rows, keyed, prompt_tokens, now_s, basis.estimators)
     columns = {name: getattr(view, name).reshape(count, n) for name in _COLUMNS}
     for place, each in enumerate(raw):
         policy, role = basis.deciders[each.decider]

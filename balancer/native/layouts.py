@@ -69,7 +69,10 @@ SEEN: dict[str, tuple[str, ...]] = {
     "tokens": ("level", "rate_per_s", "at_s"),
     "caches": ("saved",),
     "prefixes": ("waiting_tokens", "peer_waiting_tokens", "taken_in", "held_tokens", "memory_tokens"),
-    "decision": ("reported_s", "cached", "work_behind"),
+    "prefill": ("fixed_s", "per_row_s"),
+    "decode": ("fixed_s", "per_row_s"),
+    "lengths": ("output_tokens",),
+    "decision": ("reported_s", "cached", "work_behind", "matched"),
 }
 """What the columns of a view are made of, in the journal's order: records of the fleet's state and their arrays, of
 of which those with an axis of models are written for the request's."""
@@ -292,6 +295,7 @@ _REQUEST_RECORD = Struct(
         ("rows", np.float64, "of its inputs"),
         ("deadline_s", np.float64, ""),
         ("priority", np.float64, ""),
+        ("prompt_tokens", np.float64, "0: it has no prompt"),
         ("propensity", np.float64, ""),
         ("row", np.int64, "of the worker; -1: shed"),
         ("fallbacks", (np.int64, MAX_FALLBACKS), "rows; -1: none"),

@@ -118,12 +118,16 @@ static void keep_ports(struct attached *attached, enum balancer_port port) {
     if (!*attached->directory->workers[w].of[port]) attached->mask[w] = 0;
 }
 
+/* 0: it has no prompt. */
+static double prompt_tokens(const struct features *features, double tokens_a_byte) {
+  if (!features->prompt) return 0;
+  return fmin(fmax((double)features->body_bytes * tokens_a_byte, 1), BALANCER_MAX_PROMPT_TOKENS);
+}
+
 /* What the prompt begins with, and what each worker has of it, for what is decided next. */
-static void lay_out_prompt(struct attached *attached, const struct entry *entry, const struct features *features) {
+static void lay_out_prompt(struct attached *attached, const struct features *features) {
   const struct balancer_prompt *prompt = features->prompt;
-  double tokens = (double)features->body_bytes * entry->tokens_a_byte;
-  tokens = tokens > 1 ? tokens < BALANCER_MAX_PROMPT_TOKENS ? tokens : BALANCER_MAX_PROMPT_TOKENS : 1;
-  attached->call.prompt_tokens = tokens;
+  double tokens = attached->call.prompt_tokens;
   for (uint32_t i = 0; i < prompt->count; i++) {
     attached->prompt.hashes[i] = prompt->checkpoints[i].hash;
     attached->prompt.lengths[i] = tokens * (double)prompt->checkpoints[i].bytes / (double)prompt->bytes;
@@ -164,8 +168,8 @@ static void ask_kernel(struct attached *attached, const struct entry *entry, con
   uint32_t mask = features->sequence ? entry->members : entry->servable;
   memcpy(attached->mask, directory_mask(attached->directory, mask), attached->workers);
   keep_ports(attached, features->port);
-  call->prompt_tokens = 0;
-  if (features->prompt) lay_out_prompt(attached, entry, features);
+  call->prompt_tokens = prompt_tokens(features, entry->tokens_a_byte);
+  if (features->prompt) lay_out_prompt(attached, features);
   journal_decision(attached, features, out);
   bool compared = out->side < SIDES;
   uint64_t began_ns = compared ? now_ns() : 0;
@@ -202,9 +206,11 @@ static void decide_locked(struct attached *attached, const struct features *feat
   out->number = attached->control->number;
   POKE(attached->control->number, out->number + 1);
   const struct entry *entry = entry_for(attached->directory, features, out);
-  if (out->answer == TURNED_AWAY) journal_refusal(attached, features, out);
-  /* The record of a prompt would lack what the decision was made by. */
-  if (!entry || (uint64_t)entry->column >= attached->models || (features->prompt && attached->writer.journal)) return;
+  if (out->answer == TURNED_AWAY) {
+    attached->call.prompt_tokens = prompt_tokens(features, entry ? entry->tokens_a_byte : BALANCER_TOKENS_A_BYTE);
+    journal_refusal(attached, features, out);
+  }
+  if (!entry || (uint64_t)entry->column >= attached->models) return;
   if (!select_decider(attached, features, out)) return;
   /* Before anything is counted in. */
   if ((out->slot = slot_take(attached->control)) == NO_SLOT) {

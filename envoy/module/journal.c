@@ -110,6 +110,7 @@ static struct request_record *place_request(struct attached *attached, const str
     .rows = features->rows,
     .deadline_s = features->deadline_s,
     .priority = features->priority,
+    .prompt_tokens = attached->call.prompt_tokens,
     .row = -1,
     .model_bytes = (uint32_t)features->model.length,
     .version_bytes = (uint32_t)features->version.length,

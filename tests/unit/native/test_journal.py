@@ -102,8 +102,9 @@ def assert_same(found: DecisionLog, wanted: DecisionLog) -> None:
     assert found.questions == wanted.questions
 
 
+@pytest.mark.parametrize("prompts", [False, True])
 @crossed(BUILTIN, "expected_latency", "limits")
-def test_the_log_is_the_routers_own(settle: Path, tmp_path: Path, name: str, how: str) -> None:
+def test_the_log_is_the_routers_own(settle: Path, tmp_path: Path, name: str, how: str, prompts: bool) -> None:
     shared = a_shared(tmp_path / "shared", BUILTIN[name](), SETTINGS[how])
     own = RecordingRouter(BUILTIN[name](), SETTINGS[how], SEED, Compiled(Library()))
     began_ns = time.monotonic_ns()
@@ -113,10 +114,12 @@ def test_the_log_is_the_routers_own(settle: Path, tmp_path: Path, name: str, how
     own.recording = wanted.recording
     assert shared.not_deciding_because == ""
     shared.serve(True)
-    lines = list(script(own, began_ns + 60_000_000))
+    lines = list(script(own, began_ns + 60_000_000, prompts))
     decided = printed_by((settle, PATH, tmp_path / "shared"), [line for line, _ in lines])
     assert [parts(line) for line in decided] == [parts(line) for _, line in lines if line]
-    assert_same(recorded.log(), wanted.log())
+    found = recorded.log()
+    assert any(each.request.prompt_tokens for each in found) == prompts
+    assert_same(found, wanted.log())
 
 
 class Both:
