@@ -183,16 +183,3 @@ def test_who_speaks_another_protocol_is_not_asked(settle: Path, tmp_path: Path) 
     assert named <= may
     silent = [parts(line) for line in printed_by((settle, PATH, tmp_path / "shared"), ["mute", *lines])]
     assert {one for line in silent if line[0] == str(LEAST_REQUEST) for one in str(line[-1]).split(",") if one} <= may
-
-
-def test_while_decisions_are_recorded_prompts_are_the_balancer_s(settle: Path, tmp_path: Path) -> None:
-    shared = a_shared(tmp_path / "shared", POLICIES["expected_latency"], Settings())
-    began_ns = time.monotonic_ns()
-    begin(shared, began_ns * 1e-9)
-    shared.record_decisions(1.0)
-    shared.serve(True)
-    asked = [(*request_of(k), began_ns + 60_000_000, prompt) for k in (1, 2) for prompt in (("-", 0), ("tide", 900))]
-    printed = [
-        parts(line) for line in printed_by((settle, PATH, tmp_path / "shared"), [line_of(*ask) for ask in asked])
-    ]
-    assert [line[0] for line in printed] == 2 * [str(TAKEN), "0"]
