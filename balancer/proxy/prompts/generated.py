@@ -85,7 +85,7 @@ class Generated:
         return f"{at}/versions/{version}/generate_stream" if version else f"{at}/generate_stream"
 
     def body(self) -> bytes:
-        return json.dumps({TRITON_PROMPT: self._prompt, **self._members}).encode()
+        return json.dumps({**self._members, TRITON_PROMPT: self._prompt}).encode()
 
     @property
     def ended(self) -> bool:
@@ -142,7 +142,7 @@ class Generated:
             if left["max_tokens"] < 1:
                 return None
         text = self._prompt + "".join(self._said) + self._stops.held
-        return json.dumps({TRITON_PROMPT: text, **left}).encode()
+        return json.dumps({**left, TRITON_PROMPT: text}).encode()
 
     def usage(self) -> Usage:
         return Usage(self._prompt_tokens, 0.0, self._output_tokens)

@@ -36,6 +36,15 @@ llamacpp:requests_deferred 2
 """
 
 
+TRITON = b"""\
+nv_inference_request_success{model="llama",version="1"} 9
+nv_inference_pending_request_count{model="llama",version="1"} 2
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max",model="llama",version="1"} 250
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="llama",version="1"} 50
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="tokens_per",model="llama",version="1"} 64
+"""
+
+
 class FakeServer:
     """Answers as such a server does; not one that computes anything."""
 
@@ -111,6 +120,12 @@ async def test_each_server_s_names_are_known(
     assert (adapter.model, adapter.ready, adapter.pending) == ("llama:adapter", True, 0.0)
     carried = ReportDecoder().decode(ReportEncoder().encode(Report("w", state.incarnation, 0, True, state.models)))
     assert carried.models == state.models
+
+
+def test_triton_s_openai_front_end_tells_what_triton_and_its_engine_do() -> None:
+    """By names as documented: no such engine ran here."""
+    found = read_metrics(TRITON)
+    assert (found["succeeded"], found["waiting"], found["memory_tokens"], found["held_share"]) == (9, 2, 16_000, 0.2)
 
 
 async def test_a_server_that_is_away_is_not_ready_and_comes_back_as_another_one() -> None:

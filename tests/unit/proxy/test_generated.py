@@ -59,10 +59,11 @@ def test_a_chat_becomes_a_text_and_members_keep_their_names() -> None:
 
 
 def test_what_a_request_leaves_out_is_the_operator_s() -> None:
-    defaults = {"max_tokens": 5, "return_num_input_tokens": True}
+    defaults = {"max_tokens": 5, "return_num_input_tokens": True, "text_input": "no", "stream": False}
     assert json.loads(generated(defaults=defaults).body())["max_tokens"] == 5
     asked = json.loads(generated(defaults=defaults, max_tokens=2).body())
     assert (asked["max_tokens"], asked["return_num_input_tokens"]) == (2, True)
+    assert (asked["text_input"], asked["stream"]) == ("<user>When?<assistant>", True), "which no default replaces"
 
 
 def test_parts_of_text_are_one_text() -> None:
