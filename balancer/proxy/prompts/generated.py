@@ -20,7 +20,7 @@ _PASSED = (
     *("frequency_penalty", "presence_penalty", "repetition_penalty"),
 )
 _READ = frozenset(("model", "messages", "prompt", "stream", "stream_options", "stop", "max_completion_tokens"))
-_OF_NO_ACCOUNT = frozenset(("user", "metadata", "store", "service_tier", "cache_salt", "priority"))
+_OF_NO_ACCOUNT = frozenset(("user", "metadata", "store", "service_tier", "priority"))
 """What they ask for is not a worker's, or changes no answer."""
 _MOST_MESSAGES = 16_384
 _MOST_STOPS, _MOST_STOP_CHARACTERS = 16, 256
@@ -72,7 +72,8 @@ class Generated:
         self._stops = _Stops(_stops(asked.get("stop")))
         self.streamed = asked.get("stream") is True
         """Whether the client reads the answer event by event."""
-        self._tells_usage = (asked.get("stream_options") or {}).get("include_usage") is True
+        options = asked.get("stream_options")
+        self._tells_usage = isinstance(options, dict) and options.get("include_usage") is True
         self._head = {"id": f"{'chatcmpl' if self._chat else 'cmpl'}-{name}", "created": at_s, "model": self._model}
         self._said: list[str] = []
         self._about_tokens, self._prompt_tokens, self._output_tokens, self._characters = round(prompt_tokens), 0, 0, 0

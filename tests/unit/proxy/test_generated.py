@@ -146,6 +146,7 @@ def test_nothing_is_left_to_ask_where_all_was_said() -> None:
         ({"logprobs": True}, "logprobs"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"text_input": "another"}, "text_input"),
+        ({"cache_salt": "s"}, "cache_salt"),  # which Triton would not keep to
         ({"max_tokens": "many"}, "max_tokens"),
         ({"stop": ["x"] * 17}, "stop"),
         ({"stop": [""]}, "stop"),
@@ -160,6 +161,23 @@ def test_what_cannot_be_done_is_refused_by_its_name(asked: dict[str, Any], field
     with pytest.raises(OutOfBoundsError, match=field) as refused:
         generated(**asked)
     assert refused.value.field == field
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["messages", "stream", "stream_options", "stop", "max_tokens", "n", "tools", "user", "seed"]),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["role", "content"]), inner),
+            max_leaves=6,
+        ),
+    )
+)
+def test_whatever_is_asked_is_translated_or_refused_in_words(asked: dict[str, Any]) -> None:
+    with contextlib.suppress(OutOfBoundsError):
+        one = generated(**asked)
+        assert json.loads(one.body())["text_input"].endswith("<assistant>")
+        events(one.take(said("x")) + one.end())
 
 
 @pytest.mark.parametrize("prompt", [[1, 2], ["a", "b"], None, [[1]]])
