@@ -154,7 +154,9 @@ class Forwarded:
             if last is None:
                 assert self.response is not None  # all of it was passed on
                 return self.response
-            if self.response is None and await self._means.attempts.may_go_on(self._arrived, last, len(tried), tried):
+            # A body that was let go cannot be sent again: its worker has begun to answer.
+            again = self.response is None and self._arrived.data
+            if again and await self._means.attempts.may_go_on(self._arrived, last, len(tried), tried):
                 continue
             if not self._goes_on(last):
                 return await self._given_up(last)

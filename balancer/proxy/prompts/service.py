@@ -113,7 +113,8 @@ class Prompts:
             self._proxy.check_ready()
             translated = self._settings.of(call.request.model).openai
             if translated is None:
-                arrived, said = Arrived(call, body, ()), Said(request.rel_url.raw_path, body) if resumes else None
+                arrived = Arrived(call, body, (), repeatable=True)
+                said = Said(request.rel_url.raw_path, body) if resumes else None
             else:
                 said = Generated(
                     request.rel_url.raw_path,
@@ -125,7 +126,7 @@ class Prompts:
                     prompt_tokens=float(call.request.prompt_tokens),
                 )
                 call, draw = self._proxy.versioned(replace(call, openai=False, kind=Kind.STREAM))
-                arrived = Arrived(call, said.body(), (), draw=draw)
+                arrived = Arrived(call, said.body(), (), repeatable=True, draw=draw)
             away = self._proxy.over_limit(arrived)
         except OutOfBoundsError as error:
             self._proxy.refuse(error)

@@ -1,12 +1,16 @@
-"""A language model's server is killed at many streams: its own end by an error, or go on at another."""
+"""A language model's server is killed. At many streams: its own end by an error, or go on at another. Before it has
+said anything: another is asked."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
+from support import fronts
+from support.waiting import eventually
 
 from balancer.stack.llama import MODEL, OpenAIServer
 from balancer.stack.process import free_port_range
@@ -27,17 +31,17 @@ fleet:
   workers: [{count: 2}]
 workload: {rate_per_s: 1, models: {llama: {prompts: {tokens: {fixed: 10}}}}}
 """
+LATE = SLOW.replace("A step takes 50 ms", "A long prompt takes 2.5 s").replace("2048: 50", "2048: 2500")
+LONG = "tide " * 1600
 
 
 @asynccontextmanager
 async def served(
-    directory: Path, servers: Sequence[OpenAIServer], *, resume: bool
+    directory: Path, servers: Sequence[OpenAIServer], *, frontend: str = "proxy", resume: bool = False
 ) -> AsyncIterator[tuple[OwnStack, openai.AsyncOpenAI]]:
-    settings = {
-        "envoy": {"frontend": "proxy"},
-        "listen": {"fleet": f"127.0.0.1:{free_port_range(2)}"},
-        "proxy": {"resume": resume},
-    }
+    settings: dict[str, Any] = {"envoy": fronts.envoy_section(frontend, directory)}
+    if frontend == "proxy":
+        settings |= {"listen": {"fleet": f"127.0.0.1:{free_port_range(2)}"}, "proxy": {"resume": resume}}
     policy = {"name": "round_robin"}
     async with (
         OwnStack(directory, language_models=servers, policy=policy, settings=settings) as stack,
@@ -46,9 +50,9 @@ async def served(
         yield stack, client
 
 
-def emulated(directory: Path) -> list[OpenAIServer]:
-    scenario = directory / "slow.yaml"
-    scenario.write_text(SLOW)
+def emulated(directory: Path, how: str = SLOW) -> list[OpenAIServer]:
+    scenario = directory / "scenario.yaml"
+    scenario.write_text(how)
     return [*new_emulated({"llm-0": "*", "llm-1": "*"}, str(scenario), directory)]
 
 
@@ -98,6 +102,25 @@ async def test_a_worker_that_is_killed_ends_exactly_its_streams_or_none(tmp_path
         else:
             assert len(ends) == STREAMS / 2
             assert all("has failed" in end for end in ends)
+
+
+@pytest.mark.parametrize("frontend", ["native", "proxy"])
+async def test_before_a_killed_worker_has_said_anything_another_is_asked(tmp_path: Path, frontend: str) -> None:
+    async with served(tmp_path, emulated(tmp_path, LATE), frontend=frontend) as (stack, client):
+        asked = asyncio.create_task(client.completions.create(model="llama", prompt=LONG, max_tokens=2))
+
+        async def computing() -> str:
+            workers = (await stack.get("/workers"))["workers"]
+            return next((worker["worker"] for worker in workers if worker["in_flight"]), "")
+
+        first = await eventually(computing)
+        (server,) = (each for each in stack.language_models if each.name == first)
+        await server.kill()
+        answer = await asked
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 2
+        again = {"native": "balancer_fallbacks_total", "proxy": "balancer_proxy_retries_total"}[frontend]
+        await eventually(lambda: stack.metric(again))
 
 
 async def test_a_real_model_goes_on_with_the_words_that_it_would_have_said(tmp_path: Path) -> None:
