@@ -216,16 +216,22 @@ class Proxy:
         if not isinstance(first, bytes):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, _EMPTY_STREAM)
         arrived = await self._understood(first, context, STREAM)
-        answer, sent_bytes = ProxyAnswer(INTERNAL), len(first)
+        answer, away, sent_bytes = ProxyAnswer(INTERNAL), None, len(first)
         relayed = RelayedStream(self._attempts, self._clocks, self.tenants, arrived, context)
         try:
             with self.under_way():
-                answer = self.over_limit(arrived) or await relayed.run()
+                away = self.over_limit(arrived)
+                answer = away or await relayed.run()
         except (asyncio.CancelledError, grpc.aio.InternalError):  # the latter where the client cannot be written to
             answer = self._given_up(arrived)
             raise
         finally:
             self._listener.answered(arrived, answer, sent_bytes + relayed.received_bytes, stream=True)
+            if arrived.call.has_prompt and away is None:
+                # As of OpenAI's API: who leaves early pays for the prompt, and who was refused does not.
+                computed = relayed.messages or answer.code == OK or answer.by == "client"
+                tokens = float(arrived.call.request.prompt_tokens) + relayed.messages
+                self.tenants.settle(arrived.call, tokens if computed else 0.0)
         if answer.code != OK:
             await _abort(context, answer)
         if answer.trailing:

@@ -45,8 +45,8 @@ class TenantLimitsSection(StrictModel):
     rows_per_s: NotNegative = 0.0
     """Rows a second; 0: no limit."""
     tokens_per_s: NotNegative = 0.0
-    """Tokens a second, of prompts and answers of OpenAI's API; 0: no limit. A prompt counts as it comes, by estimate;
-    what the answer tells is settled afterwards."""
+    """Tokens a second, of prompts and answers of language models; 0: no limit. A prompt counts as it comes, by
+    estimate; what the answer tells is settled afterwards. Of Triton's `generate`, prompts alone."""
     burst_s: Annotated[float, Field(gt=0, le=3600)] = 1.0
     """So many seconds' worth may come at once."""
 

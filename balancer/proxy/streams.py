@@ -37,7 +37,9 @@ class RelayedStream:
         self._attempts, self._clocks, self._tenants = attempts, clocks, tenants
         self._arrived, self._client = arrived, client
         self.received_bytes = 0
-        self._sent_bytes = self._messages = 0
+        self._sent_bytes = 0
+        self.messages = 0
+        """Of the answer."""
         self._first_s = self._last_s = math.nan
         """When messages of the answer came."""
         self._asked_again = False
@@ -73,9 +75,9 @@ class RelayedStream:
             answer = ProxyAnswer(CANCELLED, by=by)
             raise
         finally:
-            tokens = self._messages if arrived.call.has_prompt and not self._asked_again else 0
+            tokens = self.messages if arrived.call.has_prompt and not self._asked_again else 0
             self._attempts.finished(arrived, decision, outcome_of(answer), None, float(tokens), self._last_s)
-        return replace(answer, messages=self._messages, answering_s=self._last_s - self._first_s)
+        return replace(answer, messages=self.messages, answering_s=self._last_s - self._first_s)
 
     async def _carry(self, decision: Decision) -> ProxyAnswer:
         arrived, worker = self._arrived, decision.worker
@@ -125,8 +127,8 @@ class RelayedStream:
         """To the client, until the worker has ended the stream; AioRpcError where that was with an error."""
         while isinstance(message := await rpc.read(), bytes):
             self._last_s = self._clocks.now()
-            self._messages += 1
-            if self._messages == 1 and self._arrived.call.streams_tokens:
+            self.messages += 1
+            if self.messages == 1 and self._arrived.call.streams_tokens:
                 self._first_s = self._last_s
                 self._attempts.begins(self._arrived, decision)
             if not self._sent_bytes and (initial := passed_on(await rpc.initial_metadata() or ())):

@@ -1,6 +1,7 @@
 """Limits of tenants: what counts, whatever a request's form, and whose it is; and pins of further messages."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import grpc
@@ -12,6 +13,7 @@ from tritonclient.grpc import service_pb2
 from balancer.bounds import MAX_ROWS
 from balancer.config.config import from_mapping
 from balancer.config.frontend import warnings
+from balancer.extproc.inference_bytes import TRITON_PROMPT
 from balancer.extproc.kserve import HeaderNames, read_call
 
 REQUESTS = {"tenants": {"requests_per_s": 0.001}}
@@ -54,6 +56,28 @@ async def test_a_message_of_a_stream_goes_past_no_pin() -> None:
         assert "may not serve model 'pinned' in this version" in errors["x"]
         assert rig.worker.requests == [sent[0], sent[2]]
         assert await stream.code() is grpc.StatusCode.OK
+
+
+async def test_a_stream_with_a_prompt_is_charged_by_tokens() -> None:
+    asked = service_pb2.ModelInferRequest(model_name="m")
+    asked.inputs.add(name=TRITON_PROMPT, datatype="BYTES", shape=[1])
+    asked.raw_input_contents.append((400).to_bytes(4, "little") + b"tide" * 100)
+    async with proxied(proxy={"tenants": {"tokens_per_s": 0.1, "burst_s": 1500}}) as rig:
+
+        async def one() -> grpc.StatusCode:
+            stream = rig.stream(metadata=POOR)
+            await stream.write(asked.SerializeToString())
+            await stream.done_writing()
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                async for _ in stream:
+                    pass
+            code: grpc.StatusCode = await stream.code()
+            return code
+
+        # Of 150, each has some 100 in its prompt, and one in its answer.
+        assert [await one() for _ in range(2)] == [grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED]
+        (bucket,) = rig.front.proxy.tenants._buckets.values()
+        assert bucket.left.tokens == pytest.approx(49, abs=1)
 
 
 async def test_a_stream_that_waits_ends_with_its_client() -> None:
