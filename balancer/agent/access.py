@@ -20,7 +20,7 @@ class Access:
     tls: BalancerTls | None = None
     """None: plain text."""
     key_file: Path | None = None
-    """Of the key that the server asks for, as `authorization: Bearer KEY`; None: it asks for none."""
+    """The file with the key that requests carry as `authorization: Bearer KEY`; None: the server asks for none."""
 
     @property
     def scheme(self) -> str:

@@ -51,7 +51,7 @@ class AgentOptions:
     openai_tls: BalancerTls | None = None
     """Towards that server; None: plain text."""
     openai_key_file: Path | None = None
-    """Of the key that it asks for; None: it asks for none."""
+    """The file with the key of that server; None: it asks for none."""
     report_hz: float = 50.0
     """While requests flow."""
     device: str = ""

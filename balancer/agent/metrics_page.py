@@ -43,7 +43,7 @@ class MetricsPage:
         host, _, self._port = address.rpartition(":")
         self._host = host.strip("[]")
         self._request = b""
-        """Of the connection."""
+        """The request for the page, written anew with each connection."""
         self._timeout_s = timeout_s
         self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
@@ -118,7 +118,7 @@ _FIELDS = {
     b"nv_inference_compute_infer_duration_us": "compute_us",
     b"nv_inference_compute_output_duration_us": "compute_us",
 }
-_BLOCKS = b"nv_trt_llm_kv_cache_block_metrics"
+BLOCKS = b"nv_trt_llm_kv_cache_block_metrics"
 """The metric by which TensorRT-LLM's backend reports its engine's KV cache; the label `kv_cache_block_type` says which
 number it is."""
 _BLOCK_FIELDS = {"max": "blocks", "used": "used_blocks", "tokens_per": "tokens_a_block"}
@@ -198,7 +198,7 @@ def _meaning(series: bytes) -> tuple[ModelKey, str] | None:
     """Which field of which model the series is; None: none that matters."""
     name, brace, labels = series.partition(b"{")
     field = _FIELDS.get(name)
-    if (field is None and name != _BLOCKS) or not brace:
+    if (field is None and name != BLOCKS) or not brace:
         return None
     values = {match[1]: _unescape(match[2]) for match in _LABEL.finditer(labels)}
     if field is None and (field := _BLOCK_FIELDS.get(values.get(b"kv_cache_block_type", ""))) is None:

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 
 from balancer.agent.access import OPEN, Access
-from balancer.agent.metrics_page import MetricsPage, MetricsParser, MetricsUnavailableError, memory_tokens
+from balancer.agent.metrics_page import BLOCKS, MetricsPage, MetricsParser, MetricsUnavailableError, memory_tokens
 from balancer.agent.server_state import ProblemLog, ServerState, next_incarnation
 from balancer.bounds import MAX_COUNT, MAX_MODELS, MAX_PENDING
 from balancer.errors import OperatorError
@@ -45,7 +45,6 @@ METRICS: Mapping[bytes, str] = {
 """Their names, the last ones those of Triton's OpenAI front end, and what they are here: requests that run and wait,
 that ended well, tokens of prompts that were computed, the share of the memory's tokens that requests hold, and how many
 there are."""
-_TRITONS_CACHE = b"nv_trt_llm_kv_cache_block_metrics"
 _CACHE_CONFIG = b"vllm:cache_config_info"
 _BLOCKS = re.compile(rb'(?:^|,)(block_size|num_gpu_blocks)="(\d{1,12})"')
 """Other labels end so too, such as `mamba_block_size`."""
@@ -187,9 +186,7 @@ def read_metrics(page: bytes) -> Mapping[str, float]:
         ValueError: a value that matters is no number from 0.
     """
     found: dict[str, float] = defaultdict(float)
-    memory, held = memory_tokens(MetricsParser().parse(page)) if _TRITONS_CACHE in page else (0, 0)
-    if memory:
-        found |= {"memory_tokens": memory, "held_share": held / memory}
+    of_engine: list[bytes] = []
     for line in page.split(b"\n"):
         series, _, number = line.rpartition(b" ")
         name, _, labels = series.partition(b"{")
@@ -202,6 +199,11 @@ def read_metrics(page: bytes) -> Mapping[str, float]:
         elif name == _CACHE_CONFIG:
             config = {key: int(digits) for key, digits in _BLOCKS.findall(labels)}
             found["memory_tokens"] += min(config.get(b"block_size", 0) * config.get(b"num_gpu_blocks", 0), MAX_COUNT)
+        elif name == BLOCKS:
+            of_engine.append(line)
+    memory, held = memory_tokens(MetricsParser().parse(b"\n".join(of_engine)))
+    if memory:
+        found |= {"memory_tokens": memory, "held_share": held / memory}
     return found
 
 

@@ -152,8 +152,12 @@ def _read_generate(headers: Mapping[str, str], body: bytes, names: HeaderNames, 
 
 
 def with_prompt_of(call: Call, message: bytes, shares: TokenShares) -> Call:
-    """The same with the prompt that a ModelInferRequest has, if it has one."""
-    prompt = prompt_of(message)
+    """The same with the prompt that a ModelInferRequest has, if it has one. What cannot be read of its tensors is
+    Triton's to judge."""
+    try:
+        prompt = prompt_of(message)
+    except OutOfBoundsError:
+        return call
     return _with_prompt(call, prompt, len(prompt), shares) if prompt else call
 
 

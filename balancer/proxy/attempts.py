@@ -35,6 +35,7 @@ from balancer.proxy.settings import ProxyConstants, ProxySettings
 from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed
+from balancer.scheduler.events import Finished
 from balancer.scheduler.worker import table_objections
 from policies.base import Request
 from policies.hashing import mix, unit
@@ -54,16 +55,8 @@ class AttemptObserver(Protocol):
     def first_token(self, call: Call, decision: Decision) -> None:
         """The answer of a language model begins."""
 
-    def attempted(
-        self,
-        decision: Decision,
-        latency_s: float | None,
-        ok: bool,
-        void: str,
-        output_tokens: float = 0.0,
-        said_s: float = math.nan,
-    ) -> None:
-        """An attempt ended; as `Finished` says it."""
+    def attempted(self, finished: Finished) -> None:
+        """An attempt ended."""
 
 
 @dataclass(slots=True)
@@ -197,7 +190,7 @@ class Attempts:
             # The client may leave in the moment in which a worker is found, and counted as sent to.
             if future.done() and not future.cancelled() and isinstance(left := future.result(), Decision):
                 self._observer.placed(arrived, left, None, 0.0)
-                self._observer.attempted(left, None, *OF_ABORTED["client"])
+                self._observer.attempted(Finished(left.number, left.worker, None, *OF_ABORTED["client"]))
             raise
         if isinstance(outcome, RoutingError):
             raise outcome
@@ -347,7 +340,8 @@ class Attempts:
         good = None if void else ok
         request = arrived.call.request
         self.breakers.ended(request.model, decision.worker, decision.number, good, self._clocks.now())
-        self._observer.attempted(decision, latency_s, ok, void, output_tokens, said_s)
+        finished = Finished(decision.number, decision.worker, latency_s, ok, void, output_tokens, said_s)
+        self._observer.attempted(finished)
 
     def channel(self, worker: str) -> grpc.aio.Channel | ProxyAnswer:
         """To a worker; or the answer where it has just left."""

@@ -84,9 +84,9 @@ class ProxyAnswer:
     policy: str = ""
     streamed_bytes: int = 0
     messages: int = 0
-    """Of a stream."""
+    """How many messages the worker sent in a stream."""
     answering_s: float = math.nan
-    """Of a language model's stream, from the first to the last of them."""
+    """Seconds from the first to the last message of a language model's stream."""
 
     @property
     def received_bytes(self) -> int:
@@ -126,7 +126,7 @@ def http_status(answer: ProxyAnswer) -> int:
 
 
 def retry_headers(answer: ProxyAnswer) -> dict[str, str]:
-    """Of HTTP, when its client is to come again; empty: it does not say."""
+    """Headers that tell a client of HTTP when to come again; empty: the answer does not say."""
     wait_ms = next((value for name, value in answer.trailing if name == PUSHBACK), None)
     return {} if wait_ms is None else {RETRY_AFTER: str(math.ceil(int(wait_ms) / 1000))}
 

@@ -228,10 +228,8 @@ class Proxy:
         finally:
             self._listener.answered(arrived, answer, sent_bytes + relayed.received_bytes, stream=True)
             if arrived.call.has_prompt and away is None:
-                # As of OpenAI's API: who leaves early pays for the prompt, and who was refused does not.
-                computed = relayed.messages or answer.code == OK or answer.by == "client"
-                tokens = float(arrived.call.request.prompt_tokens) + relayed.messages
-                self.tenants.settle(arrived.call, tokens if computed else 0.0)
+                answered, left = answer.code == OK, answer.by == "client"
+                self.tenants.settle(arrived.call, 0.0, relayed.messages, answered=answered, left=left)
         if answer.code != OK:
             await _abort(context, answer)
         if answer.trailing:

@@ -64,13 +64,24 @@ class TenantLimits:
         words = f"tenant {shown(request.tenant)} sends more than it may each second; retry later"
         return TurnedAway(words, wait_s)
 
-    def settle(self, call: Call, tokens: float) -> None:
-        """A request that was counted had so many tokens, in prompt and answer: what was not charged is now."""
+    def settle(self, call: Call, prompt_tokens: float, output_tokens: float, *, answered: bool, left: bool) -> None:
+        """Charge a request, whose prompt was charged by estimate as it came, for what a worker computed of it.
+
+        Args:
+            call: The request, which was not turned away.
+            prompt_tokens: As a worker tells; 0: the estimate holds.
+            output_tokens: That came of its answer.
+            answered: A worker answered it to its end.
+            left: Its client left a worker that may have computed the prompt, and pays for that.
+        """
         bucket = self._buckets.get(call.request.tenant)
         if bucket is None:
             return
-        left = bucket.left.tokens + float(call.request.prompt_tokens) - tokens
-        bucket.left = bucket.left._replace(tokens=min(left, _most(self._of(call.request.tenant)).tokens))
+        estimated = float(call.request.prompt_tokens)
+        computed = answered or left or output_tokens > 0
+        tokens = (prompt_tokens or estimated) + output_tokens if computed else 0.0
+        left_tokens = bucket.left.tokens + estimated - tokens
+        bucket.left = bucket.left._replace(tokens=min(left_tokens, _most(self._of(call.request.tenant)).tokens))
 
     async def wait(self, tenant: str, message: bytes) -> None:
         """Return once a further message of a stream may go, and is counted."""

@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import cast
 
 import grpc
 from prometheus_client.core import Metric
@@ -31,7 +30,7 @@ from balancer.proxy.settings import ProxySettings
 from balancer.proxy.sharing import Callers, Sharing
 from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.errors import RoutingError
-from balancer.scheduler.events import Finished, Void
+from balancer.scheduler.events import Finished
 from balancer.server.metrics.scraped import counter, gauge
 from balancer.server.recorder import Recorder
 from balancer.server.tally import Ended, Measured
@@ -104,9 +103,7 @@ class ProxyFront:
         self.rest = Rest(self.proxy, failed, serves=self._forwards)
         self.prompts = Prompts(
             self.proxy,
-            Means(
-                self.attempts, links.openai, links.rest, listener, clocks, self.proxy.compare, self.proxy.tenants.settle
-            ),
+            Means(self.attempts, links.openai, links.rest, listener, clocks, self.proxy.compare, self.proxy.tenants),
             picker.shares,
             failed,
             serves=config.envoy.frontend == "proxy",
@@ -165,16 +162,7 @@ class _Outcomes:
     def placed(self, arrived: Arrived, decision: Decision | None, error: RoutingError | None, seconds: float) -> None:
         self._recorder.picked(arrived.call, Pick(b"", decision, error), seconds)
 
-    def attempted(
-        self,
-        decision: Decision,
-        latency_s: float | None,
-        ok: bool,
-        void: str,
-        output_tokens: float = 0.0,
-        said_s: float = math.nan,
-    ) -> None:
-        finished = Finished(decision.number, decision.worker, latency_s, ok, cast(Void, void), output_tokens, said_s)
+    def attempted(self, finished: Finished) -> None:
         self._recorder.observe(finished, self._clock())
 
     def answered(self, arrived: Arrived, answer: ProxyAnswer, sent_bytes: int, stream: bool) -> None:

@@ -43,7 +43,9 @@ class ChatTemplate:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ChatTemplate) and self._of == other._of
 
-    __hash__ = None  # type: ignore[assignment]  # nobody keeps them in a set
+    def __hash__(self) -> int:
+        source, _ = self._of
+        return hash(source)
 
     def prompt(self, messages: Sequence[Message]) -> str:
         """Up to where the assistant is to go on, without the token that begins a text: a server's tokenizer adds it.

@@ -27,6 +27,7 @@ from balancer.proxy.messages import (
 )
 from balancer.proxy.prompts.generated import Generated, WorkerError, triton_error
 from balancer.proxy.prompts.said import Said
+from balancer.proxy.tenants import TenantLimits
 from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.canary.split import VersionDraw
 from balancer.scheduler.errors import RoutingError
@@ -49,7 +50,7 @@ class PromptEnd:
     """0: none came."""
     by: By
     worker: str = ""
-    """The last that was asked; empty: none was."""
+    """The worker that was asked last; empty: none was asked."""
     policy: str = ""
     latency_s: float = math.nan
     answering_s: float = math.nan
@@ -76,14 +77,13 @@ class Means:
 
     attempts: Attempts
     openai: RestPorts
-    """Of workers that speak OpenAI's API."""
+    """Calls the workers that speak OpenAI's API."""
     tritons: RestPorts
     listener: PromptListener
     clocks: Clocks
     compare: Callable[[VersionDraw | None, float, bool | None], None]
     """As `Proxy.compare`."""
-    settle: Callable[[Call, float], None]
-    """As `TenantLimits.settle`."""
+    tenants: TenantLimits
 
 
 class Forwarded:
@@ -130,14 +130,9 @@ class Forwarded:
             self._means.listener.answered_prompt(self._arrived, end)
             good = of_version(-1, end.http_status, end.by) if end.worker else None
             self._means.compare(self._arrived.draw, end.latency_s, good)
-            self._settle()
-
-    def _settle(self) -> None:
-        call, end, output = self._arrived.call, self._end, self._used.output
-        # A client that leaves early pays too, since its prompt may be computed; who was refused pays nothing.
-        computed = end.usage is not None or output > 0 or (end.by == "client" and end.worker)
-        prompt = self._used.prompt or float(call.request.prompt_tokens)
-        self._means.settle(call, prompt + output if computed else 0.0)
+            answered, left = end.usage is not None, end.by == "client" and bool(end.worker)
+            used = self._used
+            self._means.tenants.settle(self._arrived.call, used.prompt, used.output, answered=answered, left=left)
 
     async def _run(self) -> web.StreamResponse:
         tried: set[str] = set()

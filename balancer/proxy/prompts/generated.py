@@ -5,6 +5,7 @@ says in members of the same names. What they cannot do is refused: a client is n
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote
@@ -250,7 +251,7 @@ def _passed(asked: Mapping[str, Any]) -> dict[str, Any]:
 def _number(name: str, value: Any) -> dict[str, Any]:
     if value is None:
         return {}
-    if not isinstance(value, int | float):
+    if not isinstance(value, int | float) or not -math.inf < value < math.inf:
         raise OutOfBoundsError(name, json.dumps(value), "is a number")
     return {name: value}
 

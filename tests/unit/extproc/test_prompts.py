@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from balancer import bounds
 from balancer.bounds import OutOfBoundsError
-from balancer.extproc import responses
+from balancer.extproc import responses, wire
 from balancer.extproc.kserve import Call, HeaderNames, Kind
 from balancer.extproc.names import CHAT, COMPLETIONS, EMBEDDINGS
 from balancer.extproc.outcomes import outcome_of
@@ -22,6 +22,7 @@ from balancer.extproc.prompts import (
     TokenShares,
     Usage,
     read_request,
+    with_prompt_of,
 )
 from policies.base import Prefix
 
@@ -68,6 +69,14 @@ def test_user_is_the_tenant_where_the_operator_says_so_and_no_header_names_one()
         with pytest.raises(OutOfBoundsError) as refused:
             tenant(user)
         assert refused.value.field == "user"
+
+
+def test_tensors_that_cannot_be_read_are_triton_s_to_judge() -> None:
+    """A stream's message whose input has more fields than are walked through is one without a prompt."""
+    call = read(chat("hello"))
+    many_fields = wire.tagged(5, 1000 * b"\x18\x01")
+    assert with_prompt_of(call, many_fields, TokenShares()) is call
+    assert with_prompt_of(call, b"\xff\xff", TokenShares()) is call
 
 
 def test_a_prompt_has_as_many_tokens_as_its_bytes_made_before() -> None:

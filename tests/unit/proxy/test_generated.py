@@ -148,6 +148,8 @@ def test_nothing_is_left_to_ask_where_all_was_said() -> None:
         ({"text_input": "another"}, "text_input"),
         ({"cache_salt": "s"}, "cache_salt"),  # which Triton would not keep to
         ({"max_tokens": "many"}, "max_tokens"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"top_p": float("nan")}, "top_p"),
         ({"stop": ["x"] * 17}, "stop"),
         ({"stop": [""]}, "stop"),
         ({"stop": {"a": 1}}, "stop"),

@@ -42,8 +42,8 @@ def test_no_tenant_gets_more_than_its_rate_and_one_burst(what: str, events: list
         call = read_call({":path": "/v2/models/m/infer"}, {}, HeaderNames())
         call = replace(call, message_rows=asked) if what == "rows_per_s" else call.with_prompt(asked, ())
         if tenants.turned_away(call) is None:
-            tenants.settle(call, told)
-            used += asked if what == "rows_per_s" else told
+            tenants.settle(call, float(told), 0.0, answered=True, left=False)
+            used += asked if what == "rows_per_s" else told or asked
     # One request may be larger than what was left: it is paid for afterwards.
     assert used <= 20 + 20 * now_s + 90
 
