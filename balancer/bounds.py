@@ -47,6 +47,8 @@ MAX_MODELS_IN_FLIGHT = 256
 """That one balancer, or all others together, are told to have requests of at one worker."""
 MAX_PROMPTS_TOLD = 64
 """That one message between a balancer and an agent tells of; of more, the last ones."""
+MAX_PROMPT_INPUTS = 64
+"""Inputs of a message of gRPC, from the first on, among which a prompt is looked for: each may have as many fields."""
 MAX_PROMPT_TOKENS = 1e7
 """Tokens of a prompt that a report or an acknowledgement tells of."""
 MAX_WAITING_TOKENS = 1e12

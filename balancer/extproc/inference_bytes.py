@@ -178,8 +178,9 @@ def prompt_of(data: bytes) -> bytes:
             continue
         if part.number == _INPUT and not tensors:
             inputs += 1
-            is_prompt, has_contents = _is_prompt(data, part)
-            prompt_at, typed = prompt_at or inputs * is_prompt, typed or has_contents
+            if inputs <= bounds.MAX_PROMPT_INPUTS:
+                is_prompt, has_contents = _is_prompt(data, part)
+                prompt_at, typed = prompt_at or inputs * is_prompt, typed or has_contents
         tensors = tensors or part.number in (_REQUESTED_OUTPUT, _RAW_CONTENTS)
         if part.number == _RAW_CONTENTS:
             contents += 1

@@ -163,7 +163,7 @@ static enum balancer_progress begin_contents(struct balancer_protobuf *reader) {
 
 /* The name of an input: of two that have the prompt's, it is the first. */
 static void end_name(struct balancer_protobuf *reader) {
-  bool is_prompt = reader->matched == sizeof PROMPT_INPUT - 1;
+  bool is_prompt = reader->matched == sizeof PROMPT_INPUT - 1 && reader->inputs <= BALANCER_MAX_PROMPT_INPUTS;
   if (is_prompt && !reader->prompt_at) reader->prompt_at = reader->inputs;
   if (!is_prompt && reader->prompt_at == reader->inputs) reader->prompt_at = 0;
 }
@@ -224,7 +224,7 @@ static enum balancer_progress begin(struct balancer_protobuf *reader, struct bal
       if (reader->field == INPUT_SHAPE) return enter(reader, DIMENSIONS);
       if (reader->field == INPUT_NAME) reader->in_name = true, reader->matched = 0;
       /* A client that writes elements one by one. */
-      if (reader->field == INPUT_CONTENTS) reader->prompt = NULL;
+      if (reader->field == INPUT_CONTENTS && reader->inputs <= BALANCER_MAX_PROMPT_INPUTS) reader->prompt = NULL;
       if (reader->field == INPUT_CONTENTS && facts->has_rows) begin_tensors(reader);
       break;
     case DIMENSIONS: break;

@@ -164,6 +164,21 @@ def test_a_prompt_in_a_stream_is_read_as_far_as_it_may_be_held(
     assert (found.prompt is not None) == is_read
 
 
+@pytest.mark.parametrize(("inputs", "is_read"), [(64, True), (65, False)])
+def test_a_prompt_is_looked_for_among_so_many_inputs(reader: Reader, inputs: int, is_read: bool) -> None:
+    headers = GRPC | {":path": SERVICE + "ModelStreamInfer"}
+    message = inference(b"tide", *[b"x"] * (inputs - 1))
+    late = service_pb2.ModelInferRequest.FromString(message.SerializeToString())
+    late.inputs.add(name="INPUT", datatype="FP32", shape=[1]).contents.fp32_contents.append(1.0)
+    found = reader.ask(headers, [framed(message.SerializeToString())])
+    assert found == gateway(headers, fields_of(message), first=message.SerializeToString())
+    assert isinstance(found, Understood)
+    assert (found.prompt is not None) == is_read
+    assert reader.ask(headers, [framed(late.SerializeToString())]) == gateway(
+        headers, fields_of(late), first=late.SerializeToString()
+    )
+
+
 def test_a_prompt_in_one_inference_is_none_of_a_language_model_s(reader: Reader) -> None:
     found = reader.ask(GRPC, [framed(inference(b"tide").SerializeToString())])
     assert isinstance(found, Understood)
