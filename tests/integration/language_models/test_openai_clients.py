@@ -226,15 +226,15 @@ async def test_a_server_that_is_killed_ends_its_streams_alone_and_is_no_longer_a
     streams = [asyncio.create_task(complete(number)) for number in range(6)]
     for _ in range(60):
         await began.acquire()
-    killed = stack.language_models[0]
-    workers = (await stack.get("/workers"))["workers"]
-    (there,) = (int(worker["in_flight"]) for worker in workers if worker["worker"] == killed.name)
+    in_flight = {str(worker["worker"]): int(worker["in_flight"]) for worker in (await stack.get("/workers"))["workers"]}
+    killed, other = sorted(stack.language_models, key=lambda server: in_flight[server.name], reverse=True)
     await killed.kill()
-    assert (await asyncio.gather(*streams)).count(False) == there
+    # Of those there, the other server is asked for the ones that had said nothing yet, and some may just have ended.
+    assert 0 < (await asyncio.gather(*streams)).count(False) <= in_flight[killed.name] <= 6
     answers = [await client.completions.create(model=MODEL, prompt=f"{n}", max_tokens=1) for n in range(8)]
     assert all(answer.choices for answer in answers)
     # Without any, the answer is Envoy's or the balancer's, and an error that the client can read.
-    await stack.language_models[1].kill()
+    await other.kill()
     with pytest.raises(openai.InternalServerError) as refused:
         await client.completions.create(model=MODEL, prompt="The tide", max_tokens=1)
     assert isinstance(refused.value.body, dict)
