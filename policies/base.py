@@ -109,6 +109,14 @@ class FleetView(Protocol):
         """Stable 64-bit hash of the worker's name, equal in every balancer."""
 
     @property
+    def identity(self) -> FloatArray:
+        """A number in [0, 1) for this worker and the request's model, equal in every balancer, see `hashing`."""
+
+    @property
+    def kind_identity(self) -> FloatArray:
+        """The same for the worker's kind of device in place of its name."""
+
+    @property
     def in_flight(self) -> FloatArray:
         """Requests that this balancer sent there and has not seen finish; exact, but blind to other balancers."""
 

@@ -14,8 +14,9 @@ from policies.base import BoolArray, FleetView, FloatArray, UintArray
 from policies.choices import SCRATCH
 
 Unit = Literal["requests", "tokens", "s", "share", "1"]
-Of = Literal["worker", "moment", "request"]
-"""What a column changes with: seldom, all the time, or from one request to the next as well."""
+Of = Literal["identity", "worker", "moment", "request"]
+"""What a column changes with: seldom, all the time, or from one request to the next as well. Identities say who it is,
+and are no quantities."""
 
 
 def column(unit: Unit, of: Of) -> Any:
@@ -28,7 +29,9 @@ class Columns:
 
     eligible: BoolArray
     weight: FloatArray = column("1", of="worker")
-    name_hash: UintArray = column("1", of="worker")
+    name_hash: UintArray = column("1", of="identity")
+    identity: FloatArray = column("1", of="identity")
+    kind_identity: FloatArray = column("1", of="identity")
     in_flight: FloatArray = column("requests", of="moment")
     reported_pending: FloatArray = column("requests", of="moment")
     pending: FloatArray = column("requests", of="moment")
@@ -65,7 +68,7 @@ DECLARED = {
     if field.name != "eligible"
 }
 COLUMNS = tuple(DECLARED)
-QUANTITIES = tuple(name for name in COLUMNS if name != "name_hash")
+QUANTITIES = tuple(name for name in COLUMNS if DECLARED[name].of != "identity")
 """Those that mean something to people."""
 
 

@@ -63,6 +63,21 @@ def hash_draw(name_hash: UintArray, mixed_key: np.uint64 | UintArray) -> FloatAr
     return unit_array(mix_array(name_hash ^ mixed_key))
 
 
+def model_hash_of(model: str) -> int:
+    """What tells models apart in `identity_of`; 64 bits."""
+    return mix(key_of(model))
+
+
+def kind_hash_of(device: str) -> int:
+    """Of a kind of device, in the place of a worker's name; a worker's name is never such a text."""
+    return key_of(f"kind {device}")
+
+
+def identity_of(name_hash: Any, model_hash: Any) -> Any:
+    """One number in [0, 1) for a worker, or its kind, and a model, element by element."""
+    return unit_array(mix_array(name_hash ^ model_hash))
+
+
 def rendezvous_cost(draw: FloatArray, weight: FloatArray) -> FloatArray:
     """What a worker bids for a key, finite and >= 0, element by element: the least bid wins.
 

@@ -10,6 +10,7 @@ from balancer.kernel.settings import EstimatorSettings
 from balancer.kernel.state import RequestFeatures
 from balancer.kernel.view import View, column, part
 from policies.base import FloatArray, UintArray
+from policies.hashing import identity_of
 from simulator.engine.compiled import compiled, from_source, mix
 from simulator.engine.knowledge import row
 from simulator.engine.layout import Sim
@@ -65,6 +66,19 @@ class BatchView(View):
     @column
     def name_hash(self) -> UintArray:
         return self._sim.decision.name_hash
+
+    @column
+    def identity(self) -> FloatArray:
+        return self._identity_of(self._sim.decision.name_hash)
+
+    @column
+    def kind_identity(self) -> FloatArray:
+        return self._identity_of(self._sim.decision.kind_hash)
+
+    def _identity_of(self, hashes: UintArray) -> FloatArray:
+        models = self._sim.decision.model_hash[self._rows_of_all, self._sim.pending.model]
+        found: FloatArray = identity_of(hashes, models[:, None])
+        return found
 
     @column
     def report_age_s(self) -> FloatArray:

@@ -87,12 +87,8 @@ def _by_network(compiler: Compiler) -> Answer:
 
     def answer(x: FleetState, options: Options, e: int, first: int, request: RequestFeatures, now_s: float) -> int:
         fill_columns(x, options, e, first, request, now_s)
-        d = x.decision
-        return int(
-            fill(
-                d.columns[e], d.mask[e], request.rows, request.deadline_s, options.weights, options.scratch, d.shares[e]
-            )
-        )
+        d, of_request = x.decision, (float(request.rows), float(request.deadline_s), float(request.prompt_tokens))
+        return int(fill(d.columns[e], d.mask[e], of_request, options.weights, options.scratch, d.shares[e]))
 
     return _step(compiler, answer)
 

@@ -24,6 +24,7 @@ from balancer.kernel.estimators.tokens import Tokens
 from balancer.kernel.settings import EstimatorSettings, Settings
 from balancer.kernel.state import FleetState
 from policies.base import BoolArray, FloatArray, Policy, Request, UintArray
+from policies.hashing import identity_of
 
 if TYPE_CHECKING:
     from balancer.kernel.python_kernel import Kernel
@@ -295,6 +296,18 @@ class LiveView(View):
     def name_hash(self) -> UintArray:
         hashes: UintArray = self._fleet.decision.name_hash[0]
         return hashes
+
+    @column
+    def identity(self) -> FloatArray:
+        return self._identity_of(self.name_hash)
+
+    @column
+    def kind_identity(self) -> FloatArray:
+        return self._identity_of(self._fleet.decision.kind_hash[0])
+
+    def _identity_of(self, hashes: UintArray) -> FloatArray:
+        found: FloatArray = identity_of(hashes, self._fleet.decision.model_hash[0, self.column])
+        return found
 
     @column
     def report_age_s(self) -> FloatArray:

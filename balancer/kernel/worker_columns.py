@@ -37,7 +37,7 @@ from balancer.kernel.state import (
 )
 from policies.base import FloatArray
 from policies.costs import DRAW, ONE
-from policies.hashing import hash_draw, rendezvous_cost
+from policies.hashing import hash_draw, identity_of, rendezvous_cost
 
 _ABOVE = np.uint64(51)
 """By how many bits a model's column is moved up: beyond those that tell a key's place, with room for all models."""
@@ -220,6 +220,14 @@ def match(x: FleetState, e: int, first: int, model: int) -> None:
         d.matched[e, w] = matched(x.prefixes, f, first + w, model, d.name_hash[e, w], *prompt)
 
 
+def identity(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
+    return float(identity_of(x.decision.name_hash[e, w], x.decision.model_hash[e, request.model]))
+
+
+def kind_identity(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
+    return float(identity_of(x.decision.kind_hash[e, w], x.decision.model_hash[e, request.model]))
+
+
 OF_WORKER: dict[str, Callable[[FleetState, int, int, int, RequestFeatures, float], float]] = {
     "weight": lambda x, e, w, r, request, now_s: float(x.decision.weight[e, w]),
     "in_flight": lambda x, e, w, r, request, now_s: float(x.queue.in_flight[r]),
@@ -244,6 +252,8 @@ OF_WORKER: dict[str, Callable[[FleetState, int, int, int, RequestFeatures, float
     "first_token_s": first_token_s,
     "prompt_s": prompt_s,
     "slowdown_s": slowdown_s,
+    "identity": identity,
+    "kind_identity": kind_identity,
     DRAW: draw,
     ONE: lambda x, e, w, r, request, now_s: 1.0,
 }

@@ -31,6 +31,7 @@ from balancer.scheduler.fleet import Fleet
 from balancer.scheduler.keys import OF_SEQUENCES, STICKY
 from policies.base import BoolArray, FloatArray, Policy, Request, UintArray
 from policies.columns import Columns, columns_of
+from policies.hashing import identity_of, model_hash_of
 
 _NONE = 2**64 - 1
 _ARRAYS = sum(map(len, SEEN.values()))
@@ -55,6 +56,7 @@ class DecisionBasis(NamedTuple):
     workers: tuple[Member, ...]
     weight: FloatArray
     name_hash: UintArray
+    kind_hash: UintArray
     estimators: EstimatorSettings
     deciders: tuple[tuple[Policy | None, Role], ...]
     """In the order of `Decider`."""
@@ -65,7 +67,7 @@ def basis_of(fleet: Fleet, policy: Policy, baseline: Policy | None = None, new: 
     hashes: tuple[tuple[Policy | None, Role], ...] = (STICKY, "hash"), (OF_SEQUENCES, "hash")
     deciders = (policy, "in_force"), *hashes, (baseline, "baseline"), (new, "rollout")
     members = tuple([Member(worker.name, worker.device) for worker in fleet.workers])
-    arrays = fleet.weight.copy(), fleet.name_hash.copy()
+    arrays = fleet.weight.copy(), fleet.name_hash.copy(), fleet.decision.kind_hash[0].copy()
     return DecisionBasis(fleet.changes, members, *arrays, fleet.settings.estimators, deciders)
 
 
@@ -361,9 +363,10 @@ def _decisions(raw: Sequence[_RawDecision], basis: DecisionBasis) -> Iterator[Jo
         policy, role = basis.deciders[each.decider]
         if policy is None:
             raise ValueError("a decider that there is not")
-        shown = Columns(
-            eligible[place], basis.weight, basis.name_hash, **{name: columns[name][place] for name in _COLUMNS}
-        )
+        model_hash = np.uint64(model_hash_of(each.request.model))
+        identities = [identity_of(hashes, model_hash) for hashes in (basis.name_hash, basis.kind_hash)]
+        seen_now = {name: columns[name][place] for name in _COLUMNS}
+        shown = Columns(eligible[place], basis.weight, basis.name_hash, *identities, **seen_now)
         answered = Answered(each.request, None, cast(LiveView, shown), policy, shares[place], True, each.at_s, role)
         yield JournalDecision(each.at, answered, _made(each, policy, basis), each.question, basis)
 

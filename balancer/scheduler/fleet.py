@@ -18,7 +18,7 @@ from balancer.scheduler.events import Finished, Report, WorkerAdded
 from balancer.scheduler.peers import AtWorker, UntoldPrompts, peers_by_model
 from balancer.scheduler.worker import Worker, kinds_of, objections, tier_of
 from policies.base import BoolArray, FloatArray, Request, UintArray
-from policies.hashing import key_of
+from policies.hashing import key_of, kind_hash_of, model_hash_of
 
 ANY_MODEL = "*"
 """Column 0: calls that concern a server and no model, and every model where no reports are required, so that names
@@ -109,6 +109,7 @@ class Fleet:
             self._free.extend(range(size + made - 1, size - 1, -1))
         for model in new:
             self.models[model] = self._free.pop()
+            self.decision.model_hash[0, self.models[model]] = model_hash_of(model)
         if new:
             self.revision += 1
             self._take_profiles(range(len(self.workers)), new)
@@ -243,6 +244,7 @@ class Fleet:
     def _take_kinds(self) -> None:
         """Number the kinds of devices that there are: workers of one kind learn from each other, at the next tick."""
         self.decision.kind[:] = kinds_of(worker.device for worker in self.workers)
+        self.decision.kind_hash[0] = [kind_hash_of(worker.device) for worker in self.workers]
 
     def _take_profiles(self, rows: Iterable[int], models: Iterable[str]) -> None:
         """Look up what was measured beforehand of these workers' devices with these models, and fit all anew."""

@@ -1,8 +1,8 @@
 """A trained policy as one file: arrays and a record, in NumPy's own format, read without torch or pickle.
 
-The file is a zip of `.npy` arrays (`numpy.savez`): the network's weights, the range of each input in training, and
-`record`, a JSON text in bytes: feature schema and its hash, what was trained how (command, seed, scenarios, git hash),
-what came out (scoreboard), and a checksum over the arrays.
+The file is a zip of `.npy` arrays (`numpy.savez`): the network's weights, the numbers and tolls of the cost, the range
+of each input in training, and `record`, a JSON text in bytes: feature schema and its hash, what was trained how
+(command, seed, scenarios, git hash), what came out (scoreboard), and a checksum over the arrays.
 """
 
 import dataclasses
@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from policies.base import FloatArray
-from policies.learned.features import FEATURES, SCHEMA
+from policies.learned.features import DEFAULT_NUMBERS, FEATURES, NO_TOLLS, SCHEMA
 from policies.learned.network import Network, shapes
 
-_FORMAT = 1
+_FORMAT = 2
 _UNREADABLE = (
     *(ValueError, KeyError, TypeError, AttributeError, OSError, EOFError, MemoryError, RuntimeError),
     *(zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError, SyntaxError),
@@ -72,9 +72,8 @@ def write_artifact(artifact: Artifact) -> bytes:
     }
     text = np.frombuffer(json.dumps(record, sort_keys=True).encode(), np.uint8)
     out = io.BytesIO()
-    np.savez_compressed(
-        out, **artifact.network._asdict(), lowest=artifact.lowest, highest=artifact.highest, record=text
-    )
+    arrays = artifact.network._asdict()
+    np.savez_compressed(out, **arrays, lowest=artifact.lowest, highest=artifact.highest, record=text)
     return out.getvalue()
 
 
@@ -108,13 +107,20 @@ def read_artifact(content: bytes, name: str) -> Artifact:
             )
     if not arrays["beta"] > 0:
         raise ValueError(f"{name} has beta {float(arrays['beta'])}, must be above 0; train it anew")
+    if (np.diff(arrays["tolls"][:, 0]) <= 0).any() or (arrays["tolls"][-1:] != NO_TOLLS).any():
+        raise ValueError(f"{name} has tolls out of order; train it anew with `balancer train`")
     lowest, highest = arrays.pop("lowest"), arrays.pop("highest")
     return Artifact(Network(**arrays), lowest, highest, record, digest)
 
 
 def _check_shapes(arrays: Mapping[str, FloatArray], name: str) -> None:
     hidden = arrays["b1"].size if "b1" in arrays else 0
-    expected = {**shapes(hidden), "lowest": (len(FEATURES),), "highest": (len(FEATURES),)}
+    lines = len(arrays["tolls"]) if "tolls" in arrays and arrays["tolls"].ndim else 0
+    expected = {
+        **shapes(hidden),
+        **{"numbers": DEFAULT_NUMBERS.shape, "tolls": (max(lines, 1), 2)},
+        **{"lowest": (len(FEATURES),), "highest": (len(FEATURES),)},
+    }
     found = {key: array.shape if array.dtype == np.float64 else array.dtype for key, array in arrays.items()}
     if wrong := sorted(key for key in expected.keys() | found.keys() if found.get(key) != expected.get(key)):
         key = wrong[0]

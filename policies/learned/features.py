@@ -14,16 +14,27 @@ import numpy as np
 
 from policies.base import WORST, FleetView, FloatArray, Request, count_of
 from policies.costs import Elements
-from policies.expected_latency import ExpectedLatency, expected_s, saved_s
+from policies.expected_latency import ExpectedLatency, expected_s, generated_s, saved_s
 
-_HEURISTIC = ExpectedLatency()
-"""With its defaults: what the network corrects."""
 # Arrays of no axis: NumPy takes twice as long to combine a column with a float of Python's.
 _TINY_S, _ZERO, _ONE = np.array(1e-6), np.array(0.0), np.array(1.0)
-_ERROR_S, _SAVING = np.array(_HEURISTIC.error_penalty_s), np.array(_HEURISTIC.saving_factor)
-_SHARE, _SHARE_OTHER = np.array(_HEURISTIC.delayed_share), np.array(_HEURISTIC.delayed_share_other_models)
-_SHARE_WORK_BEHIND = np.array(_HEURISTIC.work_behind_share)
 _WORST, _INF = np.array(WORST), np.array(np.inf)
+
+
+class Numbers(NamedTuple):
+    """Options of `expected_latency`, as the cost takes them; the network's `beta` stands for its `temperature`."""
+
+    error_penalty_s: float
+    delayed_share: float
+    delayed_share_other_models: float
+    work_behind_share: float
+    saving_factor: float
+    ttft_weight: float
+
+
+DEFAULT_NUMBERS = np.array([getattr(ExpectedLatency(), name) for name in Numbers._fields])
+NO_TOLLS = np.array([(2.0, 0.0)])
+"""The last line of all tolls, which nobody is: identities are below 1."""
 
 
 class FeatureInputs(NamedTuple):
@@ -63,17 +74,48 @@ def cost_of(
     pending_other_models: Elements,
     work_behind_s: Elements,
     error_rate: Elements,
+    toll_s: Elements,
+    numbers: Elements,
 ) -> Elements:
     """What a pick costs by `expected_latency`, but for caches; infinite and unknown (NaN) ones are `WORST`."""
     seconds = expected_s(
         *(completion_s, backlog_s, pending, pending_other_models, work_behind_s, error_rate),
-        *(_ERROR_S, _SHARE, _SHARE_OTHER, _SHARE_WORK_BEHIND),
+        *(numbers[0], numbers[1], numbers[2], numbers[3]),
     )
-    return np.fmin(seconds, _WORST)
+    return np.fmin(seconds + toll_s, WORST)
 
 
-def saving_of(cached: Elements, saving_s: Elements) -> Elements:
-    return saved_s(cached, saving_s, _SAVING)
+def generated_of(
+    completion_s: Elements,
+    first_token_s: Elements,
+    prompt_s: Elements,
+    slowdown_s: Elements,
+    pending: Elements,
+    reported_pending: Elements,
+    matched_tokens: Elements,
+    prompt_tokens: Elements,
+    mean_matched: Elements,
+    saving_factor: Elements,
+    numbers: Elements,
+) -> Elements:
+    """The same of an answer that is generated, with what the cache saves, but for errors and tolls."""
+    return generated_s(
+        *(completion_s, first_token_s, prompt_s, slowdown_s, pending, reported_pending),
+        *(matched_tokens, prompt_tokens, mean_matched, saving_factor, numbers[5]),
+    )
+
+
+def saving_of(cached: Elements, saving_s: Elements, numbers: Elements) -> Elements:
+    return saved_s(cached, saving_s, numbers[4])
+
+
+def tolls_of(tolls: FloatArray, identity: FloatArray, kind_identity: FloatArray) -> FloatArray:
+    """Of each worker; one that is not known has that of its kind, else none."""
+    found = np.zeros(identity.shape)
+    for identities in (kind_identity, identity):
+        place = np.searchsorted(tolls[:, 0], identities)
+        np.copyto(found, tolls[place, 1], where=tolls[place, 0] == identities)
+    return found
 
 
 def at_least_tiny(duration_s: Elements) -> Elements:
@@ -145,8 +187,8 @@ OF_FLEET = (
 )
 """The same for every worker."""
 FEATURES = OF_WORKER + OF_FLEET
-"""In the order of the network's inputs. cost: that of `expected_latency`, what a warm cache saves left out; saved: what
-that is; best = the least cost; least and mean are over the eligible workers."""
+"""In the order of the network's inputs. cost: that of `expected_latency` with the toll, what a warm cache saves left
+out; saved: what that is; best = the least cost; least and mean are over the eligible workers."""
 
 TERMS = (
     Feature("backlog", Ratio("backlog_s", by="best_s"), "1", 1000.0),
@@ -183,16 +225,21 @@ class Inputs(NamedTuple):
     """(cost - saved) / best - 1, not cut off; `(..., n)`; infinite where not eligible."""
     best_s: FloatArray
     """The least cost; `(..., 1)`."""
+    toll_s: FloatArray
+    """What of the cost is toll, `(..., n)`."""
 
 
-def inputs(request: Request, fleet: FleetView) -> Inputs:
-    """The network's inputs; defined, and finite, whatever the columns hold."""
+def inputs(
+    request: Request, fleet: FleetView, numbers: FloatArray = DEFAULT_NUMBERS, tolls: FloatArray = NO_TOLLS
+) -> Inputs:
+    """The network's inputs; defined, and finite, whatever the columns hold. `numbers`, `tolls`: see `Network`."""
     with np.errstate(all="ignore"):
-        return _inputs(request, fleet)
+        return _inputs(request, fleet, numbers, tolls)
 
 
-def _inputs(request: Request, fleet: FleetView) -> Inputs:
-    seen, shape = _see(request, fleet), fleet.eligible.shape
+def _inputs(request: Request, fleet: FleetView, numbers: FloatArray, tolls: FloatArray) -> Inputs:
+    toll_s = tolls_of(tolls, fleet.identity, fleet.kind_identity) * np.fmin(fleet.service_s, _WORST)
+    seen, shape = _see(request, fleet, numbers, toll_s), fleet.eligible.shape
     ratios = [ratio_of(seen, ratio) for ratio in _RATIOS]
     # An input a line, so that each is written in one piece; the network wants a worker a line.
     lines = np.empty((len(_LINES), *shape))
@@ -212,6 +259,7 @@ def _inputs(request: Request, fleet: FleetView) -> Inputs:
         by_worker[..., : len(TERMS)],
         relative_cost(seen.cost_s, seen.saved_s, seen.best_s),
         seen.best_s,
+        toll_s,
     )
 
 
@@ -226,14 +274,28 @@ def ratio_of(seen: FeatureInputs, ratio: Ratio) -> Any:
     return found if less == "zero" else found - getattr(seen, less)
 
 
-def _see(request: Request, fleet: FleetView) -> FeatureInputs:
+def _see(request: Request, fleet: FleetView, numbers: FloatArray, toll_s: FloatArray) -> FeatureInputs:
     eligible, completion_s, backlog_s, pending = fleet.eligible, fleet.completion_s, fleet.backlog_s, fleet.pending
     error_rate, service_s, count = fleet.error_rate, at_least_tiny(fleet.service_s), count_of(eligible)
     count = max(count, 1) if isinstance(count, int) else np.maximum(count, 1)
     other_models = fleet.pending_other_models
-    cost_s = np.where(
-        eligible, cost_of(completion_s, backlog_s, pending, other_models, fleet.work_behind_s, error_rate), _INF
+    cost_s = cost_of(
+        *(completion_s, backlog_s, pending, other_models, fleet.work_behind_s, error_rate), toll_s, numbers
     )
+    saved = saving_of(fleet.cached, fleet.saving_s, numbers)
+    if np.any(request.prompt_tokens):
+        matched, prompt_tokens = fleet.matched_tokens, np.asarray(request.prompt_tokens, np.float64)
+        bounded = np.fmin(np.fmax(matched, _ZERO), _WORST)
+        mean_matched = np.add.reduce(bounded, axis=-1, keepdims=True, where=eligible) / count
+        of_prompt = (
+            *(completion_s, fleet.first_token_s, fleet.prompt_s, fleet.slowdown_s, pending, fleet.reported_pending),
+            *(matched, prompt_tokens, mean_matched),
+        )
+        whole_s, cached_s = (generated_of(*of_prompt, factor, numbers) for factor in (_ZERO, numbers[4]))
+        saved = np.where(prompt_tokens > 0, whole_s - cached_s, saved)
+        generated = np.fmin(whole_s + numbers[0] * error_rate + toll_s, _WORST)
+        cost_s = np.where(prompt_tokens > 0, generated, cost_s)
+    cost_s = np.where(eligible, cost_s, _INF)
     return FeatureInputs(
         marginal_s=completion_s - backlog_s,
         backlog_s=backlog_s,
@@ -246,7 +308,7 @@ def _see(request: Request, fleet: FleetView) -> FeatureInputs:
         report_age_s=fleet.report_age_s,
         pending_other_models=other_models,
         cached=fleet.cached,
-        saved_s=saving_of(fleet.cached, fleet.saving_s),
+        saved_s=saved,
         cost_s=cost_s,
         best_s=at_least_tiny(np.minimum.reduce(cost_s, axis=-1, keepdims=True, initial=WORST)),
         least_service_s=np.minimum.reduce(service_s, axis=-1, keepdims=True, initial=WORST, where=eligible),

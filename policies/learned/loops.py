@@ -16,6 +16,7 @@ from policies.learned.features import (
     FeatureInputs,
     at_least_tiny,
     cost_of,
+    generated_of,
     relative_cost,
     saving_of,
 )
@@ -25,14 +26,15 @@ READS = (
     *("completion_s", "backlog_s", "pending", "in_flight", "reported_pending"),
     *("service_s", "latency_s", "error_rate", "report_age_s"),
     *("pending_other_models", "cached", "saving_s", "work_behind_s"),
+    *("first_token_s", "prompt_s", "slowdown_s", "matched_tokens", "identity", "kind_identity"),
 )
 """Columns of the view that the policy reads, in the order in which `fill_learned` takes them."""
 _READS, _WORKER, _FLEET, _TERMS = len(READS), len(OF_WORKER), len(OF_FLEET), len(TERMS)
 # Lines: first the fields of `FeatureInputs`, which begin as the columns.
-_COMPLETION, _MARGINAL, _BACKLOG, _PENDING, _SERVICE, _ERROR_RATE = 0, 0, 1, 2, 5, 7
+_COMPLETION, _MARGINAL, _BACKLOG, _PENDING, _REPORTED_PENDING, _SERVICE, _ERROR_RATE = 0, 0, 1, 2, 4, 5, 7
 _OTHER_MODELS, _CACHED, _SAVED, _COST = 9, 10, 11, 12
-_WORK_BEHIND = _COST
-"""Until the cost takes its place."""
+_WORK_BEHIND, _FIRST_TOKEN, _PROMPT, _SLOWDOWN, _MATCHED, _IDENTITY, _KIND_IDENTITY = range(_COST, _COST + 7)
+"""Until the cost and others take their places."""
 _BEST, _LEAST_SERVICE, _MEAN_PENDING, _WORKERS, _ROWS, _DEADLINE, _ONE, _ZERO = range(_COST + 1, _COST + 9)
 """The same for all workers: in each place, or, where ratios of the fleet alone have it, in the first."""
 _X = _ZERO + 1
@@ -64,8 +66,7 @@ def scratch_size(n: int, weights: Weights) -> int:
 def fill_learned(
     columns: FloatArray,
     eligible: BoolArray,
-    rows: float,
-    deadline_s: float,
+    of_request: tuple[float, float, float],
     weights: Weights,
     scratch: FloatArray,
     out: FloatArray,
@@ -75,8 +76,7 @@ def fill_learned(
     Args:
         columns: Those of `READS`, `(c, n)`.
         eligible: `(n,)`.
-        rows: Of the request.
-        deadline_s: Of the request.
+        of_request: Its rows, deadline in seconds, and tokens of its prompt.
         weights: The network.
         scratch: At least `scratch_size` numbers, of any value.
         out: The probabilities, `(n,)`, are written here.
@@ -96,18 +96,19 @@ def fill_learned(
     mean, lead = rest[:hidden], rest[hidden : 2 * hidden]
     coefficients = rest[2 * hidden : 2 * hidden + _TERMS]
     of_fleet = rest[2 * hidden + _TERMS : 2 * hidden + _TERMS + _FLEET]
-    best_s = _look(lines, rows, deadline_s)
-    _fill_ratios(lines, of_fleet)
-    for i in range(_X, _X + _WORKER):
-        _take_logarithms(lines[i])
-    _take_logarithms(of_fleet)
-    _first_layer(lines, of_fleet, weights, mean)
-    _look_at_fleet(mean, weights, lead, coefficients)
+    best_s = _look(lines, of_request, weights.numbers, weights.tolls)
     score = lines[_SCORE]
     for w in range(m):
         score[w] = -relative_cost(lines[_COST, w], lines[_SAVED, w], best_s)
-    _second_layer(lines, lead, weights, score)
-    _add_products(lines, _Z, _TERMS, coefficients, score)
+    if hidden > 0 or not _is_zero(weights.bias):
+        _fill_ratios(lines, of_fleet)
+        for i in range(_X, _X + _WORKER):
+            _take_logarithms(lines[i])
+        _take_logarithms(of_fleet)
+        _first_layer(lines, of_fleet, weights, mean)
+        _look_at_fleet(mean, weights, lead, coefficients)
+        _second_layer(lines, lead, weights, score)
+        _add_products(lines, _Z, _TERMS, coefficients, score)
     _softmax(score, weights.beta[0])
     place = 0
     for w in range(len(out)):
@@ -130,18 +131,79 @@ def _keep_eligible(column: FloatArray, eligible: BoolArray, line: FloatArray) ->
             place += 1
 
 
-def _look(lines: FloatArray, rows: float, deadline_s: float) -> float:
-    """Write the fields of `FeatureInputs` to their lines; returns `best_s`."""
+def _toll_of(tolls: FloatArray, identity: float, kind_identity: float) -> float:
+    place = _place_of(tolls, identity)
+    if tolls[place, 0] != identity:
+        place = _place_of(tolls, kind_identity)
+        if tolls[place, 0] != kind_identity:
+            return 0.0
+    return float(tolls[place, 1])
+
+
+def _place_of(tolls: FloatArray, identity: float) -> int:
+    """Of the first line that is not before it; the last one is before nobody."""
+    low, high = 0, len(tolls) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if tolls[middle, 0] < identity:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _mean_matched(lines: FloatArray) -> float:
+    found = 0.0
     for w in range(lines.shape[1]):
-        lines[_COST, w] = cost_of(
+        if lines[_MATCHED, w] > 0:
+            found += lines[_MATCHED, w] if lines[_MATCHED, w] < WORST else WORST
+    return found / float(lines.shape[1])
+
+
+def _generated(
+    lines: FloatArray, w: int, prompt_tokens: float, mean_matched: float, saving_factor: float, numbers: FloatArray
+) -> float:
+    return float(
+        generated_of(
             lines[_COMPLETION, w],
-            lines[_BACKLOG, w],
+            lines[_FIRST_TOKEN, w],
+            lines[_PROMPT, w],
+            lines[_SLOWDOWN, w],
             lines[_PENDING, w],
-            lines[_OTHER_MODELS, w],
-            lines[_WORK_BEHIND, w],
-            lines[_ERROR_RATE, w],
+            lines[_REPORTED_PENDING, w],
+            lines[_MATCHED, w],
+            prompt_tokens,
+            mean_matched,
+            saving_factor,
+            numbers,
         )
-        lines[_SAVED, w] = saving_of(lines[_CACHED, w], lines[_SAVED, w])
+    )
+
+
+def _look(lines: FloatArray, of_request: tuple[float, float, float], numbers: FloatArray, tolls: FloatArray) -> float:
+    """Write the fields of `FeatureInputs` to their lines; returns `best_s`."""
+    rows, deadline_s, prompt_tokens = of_request
+    mean_matched = _mean_matched(lines) if prompt_tokens > 0 else 0.0
+    for w in range(lines.shape[1]):
+        service_s = lines[_SERVICE, w] if lines[_SERVICE, w] < WORST else WORST
+        toll_s = _toll_of(tolls, lines[_IDENTITY, w], lines[_KIND_IDENTITY, w]) * service_s
+        if prompt_tokens > 0:
+            whole_s = _generated(lines, w, prompt_tokens, mean_matched, 0.0, numbers)
+            lines[_SAVED, w] = whole_s - _generated(lines, w, prompt_tokens, mean_matched, numbers[4], numbers)
+            cost_s = whole_s + numbers[0] * lines[_ERROR_RATE, w] + toll_s
+            lines[_COST, w] = cost_s if cost_s < WORST else WORST
+        else:
+            lines[_COST, w] = cost_of(
+                lines[_COMPLETION, w],
+                lines[_BACKLOG, w],
+                lines[_PENDING, w],
+                lines[_OTHER_MODELS, w],
+                lines[_WORK_BEHIND, w],
+                lines[_ERROR_RATE, w],
+                toll_s,
+                numbers,
+            )
+            lines[_SAVED, w] = saving_of(lines[_CACHED, w], lines[_SAVED, w], numbers)
         lines[_SERVICE, w] = at_least_tiny(lines[_SERVICE, w])
         lines[_MARGINAL, w] = lines[_COMPLETION, w] - lines[_BACKLOG, w]
     best_s, least_service_s, pending = WORST, WORST, 0.0

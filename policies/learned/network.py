@@ -15,13 +15,13 @@ from typing import NamedTuple
 import numpy as np
 
 from policies.base import BoolArray, FloatArray, uniform_over
-from policies.learned.features import FEATURES, TERMS
+from policies.learned.features import DEFAULT_NUMBERS, FEATURES, NO_TOLLS, TERMS
 
 _ZERO = np.array(0.0)
 
 
 class Network(NamedTuple):
-    """Weights, with `f` features and `h` hidden units."""
+    """Weights, with `f` features and `h` hidden units, and the cost that they correct."""
 
     w1: FloatArray
     """`(f, h)`."""
@@ -41,6 +41,11 @@ class Network(NamedTuple):
     """m above, `(t,)`."""
     beta: FloatArray
     """How sharply the score decides; `()`, above 0."""
+    numbers: FloatArray = DEFAULT_NUMBERS
+    """Of the cost that the network corrects, see `features.Numbers`; `(6,)`."""
+    tolls: FloatArray = NO_TOLLS
+    """`(p, 2)`: identity of a model at a worker, or at a kind of worker (`hashing.identity_of`), ascending, and its
+    toll: how many services of the model all others must be worse before it is taken. Last `NO_TOLLS`."""
 
     def term(self, features: FloatArray, terms: FloatArray, eligible: BoolArray) -> FloatArray:
         """The learned term in units of the best worker's cost, `(..., n)`; features `(..., n, f)`, terms `(..., n, t)`.
@@ -59,7 +64,7 @@ class Network(NamedTuple):
 
 
 def shapes(hidden: int) -> dict[str, tuple[int, ...]]:
-    """The shape of each field, with `hidden` units."""
+    """The shape of each weight, with `hidden` units; 0: nothing is corrected."""
     f, t, h = len(FEATURES), len(TERMS), hidden
     one = {"w1": (f, h), "b1": (h,), "w2": (h, h), "context": (h, h), "b2": (h,), "out": (h,)}
     return {**one, "mix": (h, t), "bias": (t,), "beta": ()}

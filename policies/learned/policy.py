@@ -22,11 +22,12 @@ def _start() -> Artifact:
 
 @dataclasses.dataclass(frozen=True)
 class Learned(Policy):
-    """Softmax of `beta * (learned term - (cost / best - 1))`, cost as in `expected_latency`.
+    """Softmax of `beta * (learned term - (cost / best - 1))`, cost as in `expected_latency`, and a toll.
 
-    The heuristic's cost is what is known beforehand; the term is what training found to be missing: how much others'
-    delay counts where, how far estimates are to be trusted, what other balancers do. It is an equivariant network
-    of the inputs in `features.py`.
+    The heuristic's cost is what is known beforehand; for one fleet, training sets its numbers, and a toll for each
+    model and worker, which parts the workers among the models as no rule over nameless workers can. The term is what
+    is missing still: how much others' delay counts where, how far estimates are to be trusted, what other balancers
+    do. It is an equivariant network of the inputs in `features.py`.
 
     Made without a file, which no config can do, it is where training starts: it decides as `expected_latency` with
     `temperature` 0.05 does.
@@ -60,12 +61,14 @@ class Learned(Policy):
 
     def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
         """Softmax shares, `(..., n)`."""
-        return shares(self.loaded.network, inputs(request, fleet), fleet)
+        network = self.loaded.network
+        return shares(network, inputs(request, fleet, network.numbers, network.tolls), fleet)
 
     def out_of_range(self, request: Request, fleet: FleetView) -> float | FloatArray:
         """See `Policy`; inputs are logarithms, so one width beyond is far beyond."""
         trained = self.loaded
-        x, eligible = inputs(request, fleet).features, fleet.eligible[..., None]
+        cost = trained.network.numbers, trained.network.tolls
+        x, eligible = inputs(request, fleet, *cost).features, fleet.eligible[..., None]
         over = (x - trained.highest) / trained.width
         under = (trained.lowest - x) / trained.width
         excess = np.where(eligible, np.maximum(over, under), 0.0)
@@ -73,7 +76,8 @@ class Learned(Policy):
         return farthest
 
     def contributions(self, request: Request, fleet: FleetView) -> Mapping[str, FloatArray]:
-        return contributions(self.loaded.network, inputs(request, fleet), fleet.eligible)
+        network = self.loaded.network
+        return contributions(network, inputs(request, fleet, network.numbers, network.tolls), fleet.eligible)
 
 
 def shares(network: Network, given: Inputs, fleet: FleetView) -> FloatArray:
@@ -92,6 +96,8 @@ def shares(network: Network, given: Inputs, fleet: FleetView) -> FloatArray:
 
 EXPECTED = "expected completion"
 """The heuristic part of the score, and what the network makes of the same number."""
+TOLL = "toll"
+"""What training found this model to owe at this worker."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
     EXPECTED: ("excess",),
@@ -123,9 +129,9 @@ def contributions(network: Network, given: Inputs, eligible: BoolArray) -> dict[
         terms = _without(given.terms, [t.name in group for t in TERMS], eligible)
         added = term - network.term(features, terms, eligible)
         if name == EXPECTED:
-            added = added - given.relative_cost
+            added = added - given.relative_cost + given.toll_s / given.best_s
         found[name] = added * given.best_s
-    return found
+    return found | {TOLL: -given.toll_s}
 
 
 def _without(columns: FloatArray, which: list[bool], eligible: BoolArray) -> FloatArray:

@@ -201,7 +201,8 @@ def _some(seed: int, workers: int) -> tuple[Request, Columns]:
     deadline_s = np.inf if seed % 4 == 0 else float(of_request[2])
     key = int(of_request[3] * 2.0**53) if seed % 3 == 0 else None
     rows, priority = float(1 + int(of_request[4] * 32)), seed % 4
-    view = Columns(eligible=eligible, name_hash=names, **columns)
+    strangers = np.full(workers, -1.0)
+    view = Columns(eligible=eligible, name_hash=names, identity=strangers, kind_identity=strangers, **columns)
     for name in ("eligible", *QUANTITIES):
         getattr(view, name).flags.writeable = False
     return Request("m", rows=rows, number=number, key=key, deadline_s=deadline_s, priority=priority), view

@@ -42,7 +42,7 @@ _EPILOG = """\b
 Examples:
   balancer train --out out/mine
   balancer train --out out/mine --resume                          go on after a kill
-  balancer train --out out/ours --from-log decisions/             train on production's requests
+  balancer train --out out/ours --from-log decisions/             train for your fleet, on production's requests
   balancer train --out out/quick --iterations 30 --set pairs=32 --scenarios stale-reports --scenarios mine.yaml
 Then, in the balancer's config: policy: {name: learned, options: {file: out/mine/policy.npz}}
 """
@@ -61,8 +61,9 @@ Then, in the balancer's config: policy: {name: learned, options: {file: out/mine
     metavar="NAME|FILE",
     help="What to train on, beside random fleets; repeat [default: the train split but for a few; see the chapter].",
 )
+@click.option("--fleet", metavar="NAME|FILE", help="Train for the one fleet of this scenario, in place of many.")
 @click.option("--seed", type=click.IntRange(min=0, max=2**31 - 1), default=0, show_default=True)
-@click.option("--iterations", type=click.IntRange(min=1), help="[default: 60, with --from-log 30]")
+@click.option("--iterations", type=click.IntRange(min=1), help="[default: 60; for one fleet 80]")
 @click.option(
     "--minutes",
     type=click.FloatRange(min=0),
@@ -78,7 +79,7 @@ Then, in the balancer's config: policy: {name: learned, options: {file: out/mine
     "--from-log",
     type=click.Path(path_type=str, exists=True),
     metavar="FOLDER",
-    help="Train on the fleet and the requests of a decision log; with --init, go on from a trained policy.",
+    help="Train for the one fleet of a decision log, on its requests; with --init, go on from a trained policy.",
 )
 @click.option(
     "--profile",
@@ -86,6 +87,9 @@ Then, in the balancer's config: policy: {name: learned, options: {file: out/mine
     type=click.Path(path_type=str, exists=True, dir_okay=False),
     multiple=True,
     help="Service times (balancer profile), which go before the log's; repeat.",
+)
+@click.option(
+    "--unchecked", is_flag=True, help="Train though the fleet made of the log is not like it (balancer twin)."
 )
 @click.option("--init", metavar="FILE", help="Start from the policy in this file.")
 @click.option("--resume", is_flag=True, help="Go on with the run in --out; its options need not be repeated.")
@@ -158,8 +162,9 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
     settings = inputs.assigned(typed.pop("changes", ()), "--set", "setting=value, such as pairs=64")
     if "iterations" in typed:
         settings["iterations"] = typed.pop("iterations")
-    if typed.get("profile") and not typed.get("from_log"):
-        raise click.UsageError("--profile is given, which goes with --from-log: give the log as well")
+    for name in ("profile", "unchecked"):
+        if typed.get(name) and not typed.get("from_log"):
+            raise click.UsageError(f"--{name} is given, which goes with --from-log: give the log as well")
     return typed | ({"settings": settings} if settings else {})
 
 
@@ -262,4 +267,6 @@ def _show(console: Console, best: Artifact, out: Path) -> None:
         found = against["expected_latency"]
         mean, p99 = (f"x{value:.3f} ({low:.3f} to {high:.3f})" for value, low, high in (found["mean"], found["p99"]))
         console.print(f"  {scenario:<24} mean {mean}, p99 {p99} of expected_latency's", highlight=False)
+        if (best.record["fleet"] or best.record["from_log"]) and found["mean"][2] >= 1:
+            console.print("Nothing to gain here: no lower mean is certain. Use expected_latency.", highlight=False)
     console.print(f"Written: {out / _POLICY} (iteration {best.record['iteration']}), {_LAST}", highlight=False)

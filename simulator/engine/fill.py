@@ -10,7 +10,7 @@ from balancer.kernel.state import settings_row
 from balancer.scheduler.holding.state import holding_row, model_rows
 from balancer.scheduler.worker import Worker, kinds_of, objections, tier_of
 from policies.base import FloatArray, IntArray
-from policies.hashing import key_of, mix
+from policies.hashing import key_of, kind_hash_of, mix, model_hash_of
 from simulator.arrivals import Arrivals, Extras, Prompts
 from simulator.engine import layout as at
 from simulator.engine.allocate import TooLargeError, reset, samples
@@ -129,6 +129,7 @@ def _fill_environment(env: FloatArray, fleet: FleetSpec) -> None:
 
 def _fill_models(sim: Sim, e: int, fleet: FleetSpec) -> None:
     for m, model in enumerate(fleet.models):
+        sim.decision.model_hash[e, m] = model_hash_of(model.name)
         spec, batching = sim.plan.model[e * sim.sizes.models + m], model.batching
         spec[at.M_MAX_ROWS] = batching.max_batch_rows
         spec[at.M_DELAY] = batching.queue_delay_s
@@ -171,6 +172,7 @@ def _fill_workers(sim: Sim, tables: EngineTables, e: int, fleet: FleetSpec) -> N
         plan.worker[g, at.W_INTERFERENCE] = worker.sharing.interference
         sim.decision.weight[e, w] = worker.weight
         sim.decision.name_hash[e, w] = key_of(worker.name)
+        sim.decision.kind_hash[e, w] = kind_hash_of(_known_device(worker))
         for m, model in enumerate(fleet.models):
             service_time = model.service_on(worker.device)
             plan.permitted[g, m] = _permitted(fleet, worker, model)

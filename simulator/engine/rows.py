@@ -63,11 +63,11 @@ def _learned(policy: Learned, request: Request, view: FleetView) -> FloatArray:
     shape = view.eligible.shape
     masks = _flat(view.eligible)
     columns = [_flat(np.broadcast_to(getattr(view, name), shape)) for name in READS]
-    numbers = [np.broadcast_to(number, (*shape[:-1], 1)).reshape(-1) for number in (request.rows, request.deadline_s)]
+    asked = request.rows, request.deadline_s, request.prompt_tokens
+    numbers = [np.broadcast_to(number, (*shape[:-1], 1)).reshape(-1) for number in asked]
     options = _options_of_learned(policy.loaded, shape[-1])
     shares = np.empty(masks.shape)
-    rows, deadline_s = (np.array(one, np.float64) for one in numbers)
-    _fill_all_learned()(np.stack(columns, axis=1), masks, rows, deadline_s, options, shares)
+    _fill_all_learned()(np.stack(columns, axis=1), masks, np.array(numbers, np.float64), options, shares)
     return shares.reshape(shape)
 
 
@@ -114,9 +114,9 @@ def _options_of_learned(artifact: Artifact, workers: int) -> Native:
 def _fill_all_learned() -> Any:
     one = from_source(fill_learned)
 
-    def fill_all(columns: Any, eligible: Any, rows: Any, deadline_s: Any, options: Options, shares: Any) -> None:
+    def fill_all(columns: Any, eligible: Any, asked: Any, options: Options, shares: Any) -> None:
         for row in range(len(eligible)):
-            of_request = rows[row], deadline_s[row]
-            one(columns[row], eligible[row], *of_request, options.weights, options.scratch, shares[row])
+            of_request = asked[0, row], asked[1, row], asked[2, row]
+            one(columns[row], eligible[row], of_request, options.weights, options.scratch, shares[row])
 
     return uncached(fill_all)

@@ -4,23 +4,27 @@ Here picks change queues, as they do in production; what it rests on is the cali
 simulated too, and compared with what it really did.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from balancer.config.profile_file import Profile
 from balancer.server.decision_log.recorded import DecisionLog
-from policies.base import FloatArray, Policy
-from simulator.compare.metrics import WARM_UP_SHARE, LatencyMetric, measure
+from policies.base import BoolArray, FloatArray, Policy
+from simulator.compare.metrics import WARM_UP_SHARE, LatencyMetric, RunMetrics, measure
 from simulator.compare.statistics import Estimate, mean, ratio
 from simulator.log.fleet import calibrate, capped
 from simulator.log.workload import arrivals_from_log, unix_s
-from simulator.off_policy.assess import TAIL, LoggedDecisions
+from simulator.off_policy.assess import TAIL, LoggedDecisions, decisions_of
 from simulator.run import run
 
 LOGGING = "(as logged)"
 """Stands for the policy that decided, beside the targets."""
+P50_WITHIN, P99_WITHIN = 0.05, 0.10
+"""How far a model's quantiles may be off in the simulation of the policy that decided, for it to be a twin."""
+_LEAST_FOR_P50, _LEAST_FOR_P99 = 100, 1000
+"""Requests in the log: of fewer, the quantile is told and not judged, as the log itself has it by chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,30 @@ class Simulated:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelFit:
+    """One model in the simulation of the policy that decided, beside the log."""
+
+    model: str
+    requests: int
+    """Of the log, with a latency."""
+    logged_p50_s: float
+    logged_p99_s: float
+    p50_error: Estimate
+    """Simulated over logged, less 1."""
+    p99_error: Estimate
+
+    def differs(self) -> Iterator[str]:
+        """What is too far off, in words."""
+        for name, error, within, least, logged_s in (
+            ("p50", self.p50_error, P50_WITHIN, _LEAST_FOR_P50, self.logged_p50_s),
+            ("p99", self.p99_error, P99_WITHIN, _LEAST_FOR_P99, self.logged_p99_s),
+        ):
+            if self.requests >= least and not abs(error.value) <= within:
+                was = f"{logged_s * 1e3:.1f} ms in the log"
+                yield f"{name} of {self.model} is {error.value:+.0%} off, {within:.0%} are allowed ({was})"
+
+
+@dataclass(frozen=True, slots=True)
 class Calibrated:
     logging: str
     logged_mean_s: float
@@ -45,6 +73,8 @@ class Calibrated:
     p99_error: Estimate
     runs: tuple[Simulated, ...]
     """The logging policy first."""
+    models: tuple[ModelFit, ...]
+    """Of the logging policy's run."""
     requests: int
     seeds: int
     notes: tuple[str, ...]
@@ -74,12 +104,12 @@ def simulate(
         notes.append(f"{share:.0%} of the decisions are of {recorded.name}, which stands for all in the simulation")
     if any(refusal.reason == "shed" for refusal in log.refusals):
         notes.append("the log has requests shed by limits, which the simulation has not")
-    latencies: dict[str, LatencyMetric] = {}
+    metrics: dict[str, RunMetrics] = {}
     for name, policy in {LOGGING: recorded.build(), **targets}.items():
-        result = run(fleet, [arrivals] * seeds, policy, progress=progress)
-        latencies[name] = measure(result).latency
-    logged_s = _logged_s(log, decisions, float(arrivals.time_s[int(len(arrivals) * WARM_UP_SHARE)]))
-    base = latencies[LOGGING]
+        metrics[name] = measure(run(fleet, [arrivals] * seeds, policy, progress=progress))
+    after = _after(log, decisions, float(arrivals.time_s[int(len(arrivals) * WARM_UP_SHARE)]))
+    logged_s, base = decisions.latency_s[after], metrics[LOGGING].latency
+    models = np.array([log.decisions[index].request.model for index in decisions.index])
     logged_mean_s, logged_p99_s = float(logged_s.mean()), float(np.quantile(logged_s, TAIL))
     return Calibrated(
         logging=f"{recorded.name} {recorded.options}",
@@ -87,19 +117,41 @@ def simulate(
         logged_p99_s=logged_p99_s,
         mean_error=mean(base.mean_s / logged_mean_s - 1),
         p99_error=mean(base.p99_s / logged_p99_s - 1),
-        runs=tuple(_simulated(name, latency, base) for name, latency in latencies.items()),
+        runs=tuple(_simulated(name, one.latency, base) for name, one in metrics.items()),
+        models=tuple(
+            _fit(name, one, decisions.latency_s[after & (models == name)])
+            for name, one in metrics[LOGGING].models.items()
+            if (after & (models == name)).any()
+        ),
         requests=len(arrivals),
         seeds=seeds,
         notes=tuple(notes),
     )
 
 
-def _logged_s(log: DecisionLog, decisions: LoggedDecisions, from_s: float) -> FloatArray:
+def twin_of(log: DecisionLog, *, seeds: int, profiles: Sequence[Profile] = ()) -> Calibrated:
+    """The log's own policy in the fleet that is calibrated on it: `models` says how far that is its twin.
+
+    Raises:
+        ValueError: the log is no workload, or tells of no fleet or decisions; see `simulate` and `decisions_of`.
+        DecisionLogError: the logging policy is not installed.
+    """
+    return simulate(log, decisions_of(log), {}, seeds=seeds, profiles=profiles)
+
+
+def _fit(model: str, simulated: LatencyMetric, logged_s: FloatArray) -> ModelFit:
+    p50_s, p99_s = (float(np.quantile(logged_s, share)) for share in (0.5, TAIL))
+    errors = mean(simulated.p50_s / p50_s - 1), mean(simulated.p99_s / p99_s - 1)
+    return ModelFit(model, len(logged_s), p50_s, p99_s, *errors)
+
+
+def _after(log: DecisionLog, decisions: LoggedDecisions, from_s: float) -> BoolArray:
+    """Which decisions have a latency, and came so long after the log's first request."""
     came_s = [unix_s(log, decision.run, decision.at_s) for decision in log.decisions]
     came_s += [unix_s(log, refusal.run, refusal.at_s) for refusal in log.refusals]
     start_s = min(came_s)
-    after = decisions.at_s - start_s >= from_s
-    return decisions.latency_s[np.isfinite(decisions.latency_s) & after]
+    late: BoolArray = decisions.at_s - start_s >= from_s
+    return np.isfinite(decisions.latency_s) & late
 
 
 def _simulated(name: str, latency: LatencyMetric, base: LatencyMetric) -> Simulated:

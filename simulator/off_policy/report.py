@@ -228,6 +228,16 @@ def simulation_table(calibrated: Calibrated) -> Table:
     return table
 
 
+def twin_table(calibrated: Calibrated) -> Table:
+    title = f"The log's own policy, {calibrated.logging}, in the simulated fleet: {calibrated.seeds} seeds"
+    table = _table(title, "model", "requests", "p50 ms, log", "simulated", "p99 ms, log", "simulated")
+    for fit in calibrated.models:
+        p50, p99 = milliseconds(fit.logged_p50_s), milliseconds(fit.logged_p99_s)
+        name = escape(fit.model)
+        table.add_row(name, f"{fit.requests:,}", p50, _percent(fit.p50_error), p99, _percent(fit.p99_error))
+    return table
+
+
 def _percent(estimate: Estimate) -> str:
     return f"{estimate.value:+.1%}" if math.isfinite(estimate.value) else NONE
 

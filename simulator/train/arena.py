@@ -72,7 +72,7 @@ class Arena:
         batch = self.batch
         while batch.waiting.any():
             view = batch.view()
-            given = inputs(batch.request(), view)
+            given = inputs(batch.request(), view, networks.numbers, networks.tolls)
             probabilities = shares(networks, given, view)
             seen(batch, view, given, probabilities)
             batch.step(batch.draw(probabilities))

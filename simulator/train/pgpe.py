@@ -39,12 +39,12 @@ class Pgpe:
     def __init__(self, settings: TrainingSettings, draw: Draw, seed: int, start: Network) -> None:
         self.settings, self._draw, self._seed = settings, draw, seed
         self.iteration = 0
-        self._vector = flat(start)
+        self._start, self._vector = start, flat(start)
         self._momentum = np.zeros_like(self._vector)
 
     @property
     def network(self) -> Network:
-        return from_flat(self._vector, self.settings.hidden)
+        return from_flat(self._vector, self._start)
 
     @property
     def decisions(self) -> int:
@@ -63,7 +63,7 @@ class Pgpe:
         self.iteration += 1
         alone, passed = self._phase()
         deviation = s.deviation * _deviations(s.hidden, alone)
-        played = partial(sampled_differences, s, self._draw, self._vector, deviation)
+        played = partial(sampled_differences, s, self._draw, self._start, self._vector, deviation)
         found = pool.map(played, cut(s.pairs, s.tasks, self._seed, self.iteration))
         noise = np.concatenate([part for part, _ in found])
         differences = np.clip(np.concatenate([part for _, part in found]), -MOST_DIFFERENCE, MOST_DIFFERENCE)
@@ -85,7 +85,7 @@ class Pgpe:
 
 
 def sampled_differences(
-    settings: TrainingSettings, draw: Draw, vector: FloatArray, deviation: FloatArray, task: Task
+    settings: TrainingSettings, draw: Draw, start: Network, vector: FloatArray, deviation: FloatArray, task: Task
 ) -> tuple[FloatArray, FloatArray]:
     """The noise of each pair, `(pairs, d)`, and the cost with it less the cost with its opposite, `(pairs,)`."""
     pairs, seed = task
@@ -96,7 +96,7 @@ def sampled_differences(
     vectors = np.repeat(vector[None], 2 * pairs, axis=0)
     vectors[0::2] += noise * deviation
     vectors[1::2] -= noise * deviation
-    cost = cost_of(here.play(from_flat(vectors, settings.hidden)), episodes, settings)
+    cost = cost_of(here.play(from_flat(vectors, start)), episodes, settings)
     return noise, cost[0::2] - cost[1::2]
 
 
@@ -106,18 +106,18 @@ def cost_of(result: Result, episodes: Sequence[Episode], settings: TrainingSetti
     `episodes`: those that were played, by as many environments in a row each. The slowest 2% on average is the
     conditional value at risk, which a sample tells with less noise than its p99 (Rockafellar and Uryasev 2000).
     """
-    mean, tail, missed = _parts(result)
+    mean, tail, missed = parts_of(result)
     cost = mean + settings.tail_weight * tail + settings.deadline_weight * missed
     if settings.regret_weight:
         fleets, arrivals = [one.scenario.fleet for one in episodes], [one.arrivals for one in episodes]
         reference = run(fleets, arrivals, ExpectedLatency(), seeds=[one.seed for one in episodes])
-        mean_of_it, tail_of_it = (np.repeat(part, len(mean) // len(part)) for part in _parts(reference)[:2])
+        mean_of_it, tail_of_it = (np.repeat(part, len(mean) // len(part)) for part in parts_of(reference)[:2])
         regret = np.maximum(mean - mean_of_it, 0.0) + np.maximum(tail - tail_of_it, 0.0)
         cost = cost + settings.regret_weight * regret
     return cost
 
 
-def _parts(result: Result) -> tuple[FloatArray, FloatArray, FloatArray]:
+def parts_of(result: Result) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Logarithms of the mean and of the mean of the slowest 2%, and the share missed; `(e,)` each."""
     first = int(result.latency_s.shape[1] * _WARM_UP_SHARE)
     latency_s, failed = counted_latency_s(result)[:, first:], result.status[:, first:] != 0
@@ -128,23 +128,25 @@ def _parts(result: Result) -> tuple[FloatArray, FloatArray, FloatArray]:
 
 
 def flat(network: Network) -> FloatArray:
-    """All weights in one vector `(d,)`; of beta its logarithm, so that it stays above 0."""
+    """The weights in one vector `(d,)`, without the cost that they correct; of beta its logarithm, so that it stays
+    above 0."""
     parts = {**network._asdict(), "beta": np.log(network.beta)}
     return np.concatenate([np.ravel(parts[name]) for name in shapes(network.b1.size)])
 
 
-def from_flat(vector: FloatArray, hidden: int) -> Network:
-    """The network of a vector; of vectors `(e, d)` one for each of `e` environments, as `Network.term` wants it."""
+def from_flat(vector: FloatArray, start: Network) -> Network:
+    """The network of a vector, and the start's cost; of vectors `(e, d)` one for each of `e` environments, as
+    `Network.term` wants it."""
     many = vector.ndim > 1
     found: dict[str, FloatArray] = {}
-    start = 0
-    for name, shape in shapes(hidden).items():
+    at = 0
+    for name, shape in shapes(start.b1.size).items():
         size = int(np.prod(shape))
-        part = vector[..., start : start + size].reshape((*vector.shape[:-1], *shape))
+        part = vector[..., at : at + size].reshape((*vector.shape[:-1], *shape))
         found[name] = part[:, None] if many and name not in _MATRICES else part
-        start += size
+        at += size
     found["beta"] = np.exp(found["beta"])
-    return Network(**found)
+    return start._replace(**found)
 
 
 def _deviations(hidden: int, coefficients_alone: bool) -> FloatArray:

@@ -8,38 +8,42 @@ import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from balancer.config.profile_file import load_profile
 from balancer.load.arrivals import rescaled
 from balancer.server.decision_log.reading import read_log
+from balancer.server.decision_log.recorded import DecisionLogError
 from policies.base import FloatArray
 from policies.learned.artifact import Artifact, read_artifact
 from policies.learned.features import SCHEMA
 from policies.learned.network import Network, shapes
 from simulator.envs.sampling import covering
 from simulator.log.fleet import scenario_from_log
+from simulator.off_policy.calibrated import twin_of
 from simulator.scenario import Scenario, load_scenario, scenario_names
+from simulator.train.cost_search import CostSearch, Place, places_of
 from simulator.train.pgpe import Pgpe
+from simulator.train.pool import TaskPool
 from simulator.train.scenarios import Randomised, random_scenario
-from simulator.train.settings import make_settings
+from simulator.train.settings import TrainingSettings, make_settings
 from simulator.train.validation import REPORT_SEED, ValidationEpisode, cases, validation_cases
 from simulator.workload.trace import Recorded
 
 NOT_TRAINED_ON = ("autoscale", "cache-affinity", "overload")
 """Of the train split, what the default leaves out: keys decide there, or nothing that routing does helps much."""
-_FINE_TUNING = {
-    **{"iterations": 30, "step": 1.0, "pairs": 32, "tasks": 1},
-    **{"evaluate_every": 5, "validation_episodes": 64, "report_seeds": 5, "range_episodes": 64, "random_share": 0.3},
+_ONE_FLEET = {
+    **{"iterations": 80, "coefficients_share": 0.25, "requests": 3000, "hidden": 0, "beta": 50.0, "random_share": 0.0},
+    **{"evaluate_every": 10, "validation_episodes": 32, "report_seeds": 20, "range_episodes": 64},
 }
-"""Defaults for training on a log: some two minutes of one core, since one fleet
-tells less than many. All episodes of an iteration are one task, half the work of four: in NumPy a decision of 64 takes
-less than twice as long as one of 16."""
+"""Defaults of training for one fleet: some two minutes of one core."""
 _TRAINED_ON = 0.75
 """Share of a log that training sees; the rest is for validation."""
 _LEAST_REQUESTS = 100
+_CHECKED_BY = 3
+"""Seeds of the simulation that a log's fleet is checked by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +52,13 @@ class TrainingPlan:
 
     seed: int = 0
     scenarios: tuple[str, ...] = ()
+    fleet: str = ""
+    """Scenario whose fleet is trained for, alone."""
     from_log: str = ""
+    """The same, of a decision log."""
     profile: tuple[str, ...] = ()
+    unchecked: bool = False
+    """Whether a log's fleet is trained for though its simulation is not like it."""
     init: str = ""
     """File of the policy to start from; empty: random weights."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -62,12 +71,37 @@ class TrainingPlan:
         return TrainingPlan(**{**found, **lists})
 
 
+class Algorithm(Protocol):
+    iteration: int
+
+    @property
+    def settings(self) -> TrainingSettings: ...
+
+    @property
+    def network(self) -> Network:
+        """As it is so far."""
+
+    @property
+    def decisions(self) -> int:
+        """Of an iteration."""
+
+    def state(self) -> dict[str, FloatArray]:
+        """All that `restore` needs to go on as if nothing had been."""
+
+    def restore(self, state: Mapping[str, FloatArray]) -> None: ...
+
+    def iterate(self, pool: TaskPool) -> dict[str, float]:
+        """One step; returns what to plot."""
+
+
 @dataclass(frozen=True, slots=True)
 class ResolvedPlan:
-    algorithm: Pgpe
+    algorithm: Algorithm
     draw: Randomised
     validation: tuple[ValidationEpisode, ...]
     report: tuple[ValidationEpisode, ...]
+    places: tuple[Place, ...] = ()
+    """Where models have tolls."""
 
     @property
     def inputs(self) -> str:
@@ -82,16 +116,19 @@ def make_plan(given: Mapping[str, Any]) -> TrainingPlan:
         ValueError: a setting or file does not fit; named, with the remedy.
     """
     plan = TrainingPlan(**{**given, "settings": {}})
-    if not plan.from_log and not plan.scenarios:
+    several = [name for name in ("scenarios", "fleet", "from_log") if getattr(plan, name)]
+    if len(several) > 1:
+        raise ValueError(f"{' and '.join(several)} are given: train for many fleets, or for one; leave one out")
+    if not several:
         names = tuple(name for name in scenario_names("train") if name not in NOT_TRAINED_ON)
         plan = dataclasses.replace(plan, scenarios=names)
     values = dict(given.get("settings", {}))
-    if plan.from_log:
-        values = _FINE_TUNING | values
     if plan.init:
         hidden = start_of(plan.init).network.b1.size
         if values.setdefault("hidden", hidden) != hidden:
             raise ValueError(f"hidden is {values['hidden']}, and {plan.init} has {hidden}: leave one of the two out")
+    if plan.fleet or plan.from_log:
+        values = _ONE_FLEET | values
     return dataclasses.replace(plan, settings=dataclasses.asdict(make_settings(values)))
 
 
@@ -121,11 +158,11 @@ def course(plan: TrainingPlan) -> ResolvedPlan:
         OperatorError: a scenario, log or profile cannot be read.
     """
     settings = make_settings(plan.settings)
-    named = list(map(load_scenario, plan.scenarios))
-    judged = list(named)
+    named = list(map(load_scenario, (plan.fleet,) if plan.fleet else plan.scenarios))
+    judged = named
     if plan.from_log:
         before, after = log_scenarios(plan)
-        named, judged = [before, *named], [after, *judged]
+        named, judged = [before], [after]
     for one in named:
         if one.workload.clients:
             raise ValueError(f"scenarios has {one.name}, a closed loop, which is not trained on: leave it out")
@@ -137,12 +174,14 @@ def course(plan: TrainingPlan) -> ResolvedPlan:
         start = start_of(plan.init).network
     else:
         start = initial(np.random.default_rng((plan.seed, 0)), settings.hidden, settings.beta)
-    return ResolvedPlan(
-        Pgpe(settings, draw, plan.seed, start),
-        draw,
+    judging = (
         validation_cases(judged, share, settings.validation_episodes),
         cases(judged, settings.report_seeds, 5 * settings.report_seeds if share else 0, REPORT_SEED),
     )
+    if not (plan.fleet or plan.from_log):
+        return ResolvedPlan(Pgpe(settings, draw, plan.seed, start), draw, *judging)
+    algorithm = CostSearch(settings, named[0], plan.seed, start)
+    return ResolvedPlan(algorithm, draw, *judging, places_of(named[0].fleet))
 
 
 def initial(generator: np.random.Generator, hidden: int, beta: float) -> Network:
@@ -155,10 +194,16 @@ def initial(generator: np.random.Generator, hidden: int, beta: float) -> Network
 
 def log_scenarios(plan: TrainingPlan) -> tuple[Scenario, Scenario]:
     """The fleet of the plan's log under the requests of its first part, and under those of its last."""
-    log = read_log(Path(plan.from_log))
+    log, profiles = read_log(Path(plan.from_log)), [load_profile(Path(each)) for each in plan.profile]
     try:
-        whole = scenario_from_log(log, profiles=[load_profile(Path(each)) for each in plan.profile])
-    except ValueError as error:
+        whole = scenario_from_log(log, profiles=profiles)
+        fits = () if plan.unchecked else twin_of(log, seeds=_CHECKED_BY, profiles=profiles).models
+        if differs := [why for fit in fits for why in fit.differs()]:
+            raise ValueError(
+                f"the fleet that is made of the log is not like it: {'; '.join(differs)}; see balancer twin "
+                f"{plan.from_log}, give measured times (--profile), or train nonetheless (--unchecked)"
+            )
+    except (ValueError, DecisionLogError) as error:
         raise ValueError(f"from-log {plan.from_log}: {error}") from error
     count = whole.requests
     if count < _LEAST_REQUESTS:

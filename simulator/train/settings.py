@@ -21,8 +21,9 @@ class TrainingSettings:
     pairs: Count = 128
     """Episodes of an iteration, each played twice."""
     coefficients_share: Fraction = 0.4
-    """Share of the iterations, the first ones, that move only beta and the constant coefficients of the cost terms:
-    seven numbers are found sooner than some hundred, and the rest then starts from the best heuristic of this form."""
+    """Share of the iterations, the first ones, that move only beta and the constant coefficients of the cost terms, or
+    the numbers of the cost: some numbers are found sooner than some hundred, and the rest then starts from the best
+    heuristic of this form."""
     deviation: Positive = 0.1
     """Standard deviation of the noise on weights of the hidden layers."""
     step: Positive = 2.0
@@ -33,7 +34,12 @@ class TrainingSettings:
     tasks: Count = 4
     """Into which the episodes of an iteration are cut, at most as many as episodes: no more processes than that have
     work. Fewer are cheaper: what NumPy takes for a decision of 64 episodes is less than twice that for 32."""
-    hidden: Count = 8
+    candidates: Annotated[int, Field(ge=4)] = 20
+    """For one fleet: costs that an iteration tries."""
+    episodes: Count = 3
+    """For one fleet: those that each candidate plays."""
+    hidden: Annotated[int, Field(ge=0)] = 8
+    """Units of the network's layers; 0: it corrects nothing."""
     beta: Positive = 20.0
     """At the start."""
     tail_weight: NotNegative = 0.5

@@ -32,6 +32,7 @@ from policies.learned.features import FEATURES, Inputs
 from policies.learned.network import Network
 from simulator.batch import Batch
 from simulator.train.arena import Draw, Task, arena, cut
+from simulator.train.cost_search import named
 from simulator.train.plan import ResolvedPlan, TrainingPlan
 from simulator.train.pool import TaskPool
 from simulator.train.validation import NetworkVerdict, Validation, scoreboard
@@ -276,7 +277,8 @@ def artifacts(
     }
     del record["schema"]  # the file has it, in full
     board = {} if short else scoreboard(network, course.report, settings.episode_requests, pool)
-    best = {**record, "iteration": kept.best_iteration, "scoreboard": board}
+    tolls = named(network.tolls, course.places)
+    best = {**record, "iteration": kept.best_iteration, "scoreboard": board, "tolls": tolls}
     last = {**record, "iteration": course.algorithm.iteration}
     return make_artifact(network, lowest, highest, best), make_artifact(kept.last, lowest, highest, last)
 

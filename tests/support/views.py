@@ -31,6 +31,8 @@ class FakeView(Columns):
 _DEFAULTS: dict[str, object] = {
     "eligible": True,
     "weight": 1.0,
+    "identity": -1.0,
+    "kind_identity": -1.0,
     "in_flight": 0.0,
     "pending": 0.0,
     "service_s": 0.01,

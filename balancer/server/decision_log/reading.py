@@ -27,6 +27,7 @@ from balancer.server.decision_log.recorded import (
     Workers,
 )
 from policies.base import FloatArray, Request
+from policies.hashing import kind_hash_of
 
 _COLUMNS = {
     version: COLUMNS[: len(COLUMNS) - sum(len(names) for since, names in COLUMNS_SINCE.items() if since > version)]
@@ -128,6 +129,7 @@ class _FileReader:
             devices=tuple(row["device"] for row in rows),
             weight=_frozen(np.array([row["weight"] for row in rows], np.float64)),
             name_hash=_frozen(np.array([int(row["name_hash"], 16) for row in rows], np.uint64)),
+            kind_hash=_frozen(np.array([kind_hash_of(row["device"]) for row in rows], np.uint64)),
         )
         self._index = {name: row for row, name in enumerate(self._workers.names)}
 

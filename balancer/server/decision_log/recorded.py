@@ -41,6 +41,7 @@ class Workers:
     """Device kinds; empty where unknown."""
     weight: FloatArray
     name_hash: UintArray
+    kind_hash: UintArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """The decision log where Envoys decide too: what they write into the journal and what is decided here, in one order."""
 
+import dataclasses
 import logging
 import math
 from collections import deque
@@ -18,7 +19,6 @@ from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import Finished, Withdrawn
 from balancer.server.decision_log.files import DecisionFiles
-from balancer.server.decision_log.lines import COLUMNS
 from balancer.server.decision_log.recording import Recording
 from policies.base import FleetView, Request
 from policies.columns import Columns
@@ -121,5 +121,4 @@ class NativeRecording(Recording):
 
 
 def _kept(view: FleetView) -> Columns:
-    columns: dict[str, Any] = {name: np.array(getattr(view, name)) for name in COLUMNS}
-    return Columns(np.array(view.eligible), np.array(view.weight), np.array(view.name_hash), **columns)
+    return Columns(**{field.name: np.array(getattr(view, field.name)) for field in dataclasses.fields(Columns)})

@@ -13,7 +13,7 @@ from policies.base import FloatArray, Request
 from policies.expected_latency import ExpectedLatency
 from policies.learned import Learned
 from policies.learned.artifact import make_artifact, read_artifact, write_artifact
-from policies.learned.features import FEATURES, TERMS, inputs
+from policies.learned.features import FEATURES, NO_TOLLS, TERMS, Numbers, inputs
 from policies.learned.network import Network, shapes, untrained
 from policies.learned.policy import EXPECTED, GROUPS
 
@@ -119,6 +119,37 @@ def test_untrained_it_is_expected_latency() -> None:
         ExpectedLatency(temperature=0.05).probabilities(ROWS, view),
         rtol=1e-12,
     )
+
+
+def test_a_toll_is_so_many_services_for_the_worker_or_its_kind() -> None:
+    """Of three that are alike but for what they owe, the one whose toll the others' queues do not outweigh is left."""
+    owed = np.array([[0.25, 3.0], [0.5, 2.0], [0.75, 9.0], *NO_TOLLS])
+    policy = learned(untrained(beta=1e3)._replace(tolls=owed))
+    view = make_view(3, service_s=0.1, identity=[0.25, 0.1, 0.2], kind_identity=[0.75, 0.5, 0.6])
+    assert inputs(Request("m"), view, tolls=owed).toll_s.tolist() == pytest.approx([0.3, 0.2, 0.0])
+    assert policy.probabilities(Request("m"), view).tolist() == pytest.approx([0, 0, 1])
+    longer = dataclasses.replace(view, completion_s=np.array([0.1, 0.15, 0.4]))
+    assert policy.probabilities(Request("m"), longer).tolist() == pytest.approx([0, 1, 0])
+    assert policy.contributions(Request("m"), longer)["toll"].tolist() == pytest.approx([-0.3, -0.2, 0.0])
+
+
+def test_with_the_numbers_of_expected_latency_it_is_that_for_prompts_too() -> None:
+    options = {"error_penalty_s": 2.0, "delayed_share": 0.5, "delayed_share_other_models": 1.5}
+    options |= {"work_behind_share": 0.2, "saving_factor": 4.0, "ttft_weight": 0.3}
+    view = dataclasses.replace(
+        busy(),
+        first_token_s=np.linspace(0.05, 0.2, 9),
+        prompt_s=np.linspace(0.02, 0.1, 9),
+        slowdown_s=np.linspace(0.001, 0.01, 9),
+        matched_tokens=np.array([0.0, 900, 0, 100, 300, 0, 0, 50, 0]),
+        error_rate=np.linspace(0, 0.1, 9),
+    )
+    numbers = np.array([options[name] for name in Numbers._fields])
+    policy = learned(untrained(beta=1e6)._replace(numbers=numbers))
+    for request in (ROWS, Request("m", prompt_tokens=1000.0)):
+        best = ExpectedLatency(temperature=0.0, **options).probabilities(request, view)
+        assert best.max() == 1.0
+        np.testing.assert_allclose(policy.probabilities(request, view), best, atol=1e-9)
 
 
 def by_hand(n: Network, x: FloatArray, z: FloatArray, eligible: FloatArray) -> list[float]:

@@ -212,32 +212,64 @@ def test_a_ray_cluster_that_is_not_there_is_named(tmp_path: Path, monkeypatch: p
     assert "start one (ray start --head), or name local" in " ".join(result.output.split())
 
 
-def test_fine_tuning_on_a_log_begins_with_a_policy_and_ends_no_worse(tmp_path: Path) -> None:
-    scenario = load_scenario("stale-reports")
+FOR_ONE_FLEET = (
+    *("--iterations", "6", "--set", "evaluate_every=2", "--set", "candidates=4", "--set", "requests=150"),
+    *("--set", "validation_episodes=10", "--set", "episode_requests=150"),
+    *("--set", "report_seeds=2", "--set", "range_episodes=4"),
+)
+
+
+def test_training_for_a_logs_fleet_begins_with_a_policy_and_ends_no_worse(tmp_path: Path) -> None:
+    scenario = load_scenario("several-models")
     simulated_log(tmp_path / "log", scenario.fleet, scenario.arrivals(1, 600), RandomChoice(), 1)
     ranges = np.zeros(len(FEATURES)), np.ones(len(FEATURES))
     start = make_artifact(initial(np.random.default_rng(3), 4, 20.0), *ranges, {})
     (tmp_path / "start.npz").write_bytes(write_artifact(start))
-    changes = ("--set", "pairs=8", "--set", "requests=150", "--set", "validation_episodes=10", "--set", "tasks=1")
-    rest = ("--set", "episode_requests=150", "--set", "report_seeds=2", "--set", "range_episodes=4")
     result = train(
-        *(tmp_path / "run", "--from-log", str(tmp_path / "log"), "--init", str(tmp_path / "start.npz"), "--jobs", "1"),
-        *("--iterations", "6", "--set", "evaluate_every=2", *changes, *rest),
+        *(tmp_path / "run", "--from-log", str(tmp_path / "log"), "--unchecked", *FOR_ONE_FLEET),
+        *("--init", str(tmp_path / "start.npz"), "--jobs", "1"),
     )
     assert result.exit_code == 0, result.output
-    record = policy(tmp_path / "run").record
-    costs = {each["iteration"]: each["cost"] for each in record["curve"]}
-    assert costs[record["iteration"]] <= costs[0]
-    assert record["settings"]["hidden"] == 4
-    assert record["settings"]["random_share"] == 0.3
-    assert record["scoreboard"].keys() == {"log", "random"}
+    made = policy(tmp_path / "run")
+    costs = {each["iteration"]: each["cost"] for each in made.record["curve"]}
+    assert costs[made.record["iteration"]] <= costs[0]
+    assert made.record["settings"]["hidden"] == len(made.network.b1) == 4
+    assert made.record["scoreboard"].keys() == {"log"}
+    assert made.record["tolls"].keys() == {"bert-large", "bert-small", "forecast"}
+    assert "Nothing to gain here" in result.output
+
+
+def test_for_one_fleet_processes_make_no_difference_and_it_goes_on_where_it_was(tmp_path: Path) -> None:
+    for name, jobs in (("one", "1"), ("two", "2")):
+        result = train(tmp_path / name, "--fleet", "several-models", *FOR_ONE_FLEET, "--jobs", jobs)
+        assert result.exit_code == 0, result.output
+    last = policy(tmp_path / "one", "last.npz")
+    assert last.network.tolls.shape[0] > 20
+    check_same(policy(tmp_path / "two", "last.npz"), last)
+    for step in ("begun", "ended"):
+        how = ("--resume",) if step == "ended" else ("--fleet", "several-models", *FOR_ONE_FLEET, "--minutes", "0")
+        assert train(tmp_path / "three", *how, "--jobs", "1").exit_code == 0
+    assert policy(tmp_path / "three", "last.npz").digest == last.digest
+
+
+def test_a_fleet_that_is_not_like_the_log_is_not_trained_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simulator.off_policy.calibrated.P50_WITHIN", 0.0)
+    scenario = load_scenario("stale-reports")
+    simulated_log(tmp_path / "log", scenario.fleet, scenario.arrivals(1, 300), RandomChoice(), 1)
+    result = train(tmp_path / "run", "--from-log", str(tmp_path / "log"), *FOR_ONE_FLEET)
+    assert result.exit_code == 1
+    words = " ".join(result.output.split())
+    assert "is not like it: p50 of" in words
+    assert "% are allowed" in words
+    assert "or train nonetheless (--unchecked)" in words
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_log_is_trained_on_in_its_first_part_and_judged_in_its_last(tmp_path: Path) -> None:
     scenario = load_scenario("stale-reports")
     arrivals = scenario.arrivals(1, 400)
     log = simulated_log(tmp_path / "log", scenario.fleet, arrivals, RandomChoice(), 1)
-    before, after = planning.log_scenarios(planning.TrainingPlan(from_log=str(tmp_path / "log")))
+    before, after = planning.log_scenarios(planning.TrainingPlan(from_log=str(tmp_path / "log"), unchecked=True))
     assert (before.requests, after.requests) == (300, 100)
     assert before.fleet == after.fleet
     for part, chosen in ((before, slice(0, 300)), (after, slice(300, 400))):
@@ -257,8 +289,8 @@ def test_a_log_that_grew_is_noticed_on_resume(tmp_path: Path) -> None:
     start.write_bytes(
         write_artifact(make_artifact(initial(np.random.default_rng(3), 4, 20.0), *[np.zeros(len(FEATURES))] * 2, {}))
     )
-    options = ("--from-log", str(tmp_path / "log"), "--init", str(start), "--jobs", "1", "--minutes", "0")
-    first = train(tmp_path / "run", *options, *SMALL[6:])
+    options = ("--from-log", str(tmp_path / "log"), "--unchecked", "--init", str(start))
+    first = train(tmp_path / "run", *options, *FOR_ONE_FLEET, "--jobs", "1", "--minutes", "0")
     assert first.exit_code == 0, first.output
     again = train(tmp_path / "run", "--resume", "--jobs", "1", "--minutes", "0")
     assert again.exit_code == 0, again.output
@@ -309,6 +341,8 @@ def test_a_run_is_not_resumed_with_other_options(whole: Path, options: tuple[str
         (("--init", "missing.npz"), "init is missing.npz, which cannot be read (No such file or directory)"),
         (("--jobs", "2", "--ray", "local"), "leave --jobs out"),
         (("--profile", "pyproject.toml"), "--profile is given, which goes with --from-log"),
+        (("--unchecked",), "--unchecked is given, which goes with --from-log"),
+        (("--fleet", "churn", "--scenarios", "churn"), "scenarios and fleet are given: train for many fleets, or for"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_written(
@@ -339,4 +373,4 @@ def test_the_default_is_the_train_split_without_what_routing_does_not_decide() -
 def test_a_run_from_a_log_has_settings_of_its_own() -> None:
     plan = planning.make_plan({"from_log": "anywhere"})
     assert (plan.init, plan.scenarios) == ("", ())
-    assert (plan.settings["pairs"], plan.settings["tasks"]) == (32, 1)
+    assert (plan.settings["iterations"], plan.settings["hidden"]) == (80, 0)
