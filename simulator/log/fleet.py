@@ -6,8 +6,7 @@ simulating the policy that was logged (`simulator.off_policy.calibrated`).
 """
 
 import dataclasses
-import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,11 +16,13 @@ import numpy as np
 from balancer.config.profile_file import Profile
 from balancer.kernel.settings import Settings
 from balancer.server.decision_log.lines import COLUMNS
-from balancer.server.decision_log.recorded import DecisionLog, DecisionsWithOutcomes, Workers
-from policies.base import BoolArray, FloatArray
+from balancer.server.decision_log.recorded import DecisionLog, DecisionLogError, Workers
+from policies.base import FloatArray
 from simulator.arrivals import Arrivals
+from simulator.log.answers import Answers
+from simulator.log.refined import Kind, Logged, most_at_once, policy_of, quantiles_of, refine
 from simulator.log.service import Executions, estimated, pooled, service_time, speed, without_waiting, worked
-from simulator.log.workload import models_of, recorded_from, unix_s
+from simulator.log.workload import arrivals_from_log, models_of, recorded_from, unix_s
 from simulator.scenario import Scenario
 from simulator.service import from_profile
 from simulator.spec import (
@@ -30,7 +31,6 @@ from simulator.spec import (
     FleetSpec,
     ModelSpec,
     NetworkSpec,
-    Noise,
     Reports,
     ServiceTime,
     SimulatedWorker,
@@ -44,7 +44,8 @@ ASSUMPTIONS = (
     "What an idle worker's answer takes beyond its execution is the network: half on the way there, half back.",
     "How much such answers vary is the noise of executions, not of the network.",
     "Reports are evenly spaced and none is lost. Workers that were there once came and left once; none failed.",
-    "Settings of the routers (limits, keys, time constants) are the defaults.",
+    "Settings of the routers (limits, time constants) are the defaults.",
+    "A worker remembers so many keys, and one that it remembers saves the same share of any request's work.",
 )
 """What no decision log tells; in words, for reports."""
 
@@ -129,7 +130,7 @@ class _Calibration:
         self._times = self._service_times()
 
     def found(self) -> Calibration:
-        settings = Settings()
+        settings = Settings(sticky_keys=_are_placed(self._log))
         bare = FleetSpec(
             tuple(map(self._model, self._models)),
             tuple(self._workers()),
@@ -139,7 +140,28 @@ class _Calibration:
             faults=tuple(self._faults()),
             settings=settings,
         )
-        return Calibration(_with_answers(self._log, bare, self._notes), tuple(self._notes))
+        return Calibration(self._refined(bare), tuple(self._notes))
+
+    def _refined(self, bare: FleetSpec) -> FleetSpec:
+        answers = Answers(self._log, {worker.name for worker in bare.workers if most_at_once(bare, worker) > 1})
+        self._notes += filter(None, [answers.note()])
+        believed = answers.fitted(bare)
+        try:
+            policy = policy_of(self._log)
+            arrivals = capped(arrivals_from_log(self._log, self._models), believed)
+        except (DecisionLogError, ValueError) as error:
+            self._notes.append(f"the log's own policy cannot be simulated, so service times are as counted: {error}")
+            return believed
+        if policy is None:
+            return believed
+        profiled = {(model.model, profile.device) for profile in self._profiles for model in profile.models}
+        counted: dict[Kind, list[Executions]] = defaultdict(list)
+        for worker in bare.workers:
+            for model, executions in self._seen[worker.name].models.items() if worker.name in self._seen else ():
+                counted[model, worker.device].append(executions.times(worker.speed))
+        pooled_by_kind = {kind: pooled(parts) for kind, parts in counted.items()}
+        logged = Logged(policy, arrivals, pooled_by_kind, quantiles_of(self._log))
+        return refine(believed, logged, frozenset(profiled), answers.fitted)
 
     def _find_held(self) -> dict[str, set[str]]:
         """Models of each worker, of those that requests were for: as reported, or where it was ever eligible."""
@@ -267,71 +289,7 @@ def _report_period_s(log: DecisionLog, settings: Settings) -> float:
     return max(2 * float(np.median(fresh_s)), 1e-3) if len(fresh_s) else Reports().period_s
 
 
-def _with_answers(log: DecisionLog, fleet: FleetSpec, notes: list[str]) -> FleetSpec:
-    """The fleet with network and noise as the answers of workers tell that had nothing else to do."""
-    models = {model.name: model for model in fleet.models}
-    workers = {worker.name: worker for worker in fleet.workers}
-    joined = log.joined()
-    idle_at = _met_idle(log, joined)
-    surplus_s: list[float] = []
-    outcome_lag_s: list[float] = []
-    idle: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
-    clean = joined.ok & np.isfinite(joined.latency_s) & (joined.served == joined.pick) & (joined.pick >= 0)
-    for index in np.flatnonzero(clean):
-        decision, latency_s = log.decisions[index], float(joined.latency_s[index])
-        name, model = decision.workers.names[decision.pick], models.get(decision.request.model)
-        end = log.outcomes[decision.run, int(decision.request.number)]
-        outcome_lag_s.append(end.at_s - decision.at_s - latency_s)
-        if model is None or name not in workers or not idle_at[index]:
-            continue
-        table = model.service[workers[name].device]
-        rows = min(float(decision.request.rows), model.batching.max_batch_rows)
-        own_s = float(np.interp(rows, table.rows, table.device_s)) / workers[name].speed
-        surplus_s.append(latency_s - own_s)
-        idle[model.name].append((latency_s, own_s))
-    if len(surplus_s) < _FEW:
-        notes.append(
-            f"only {len(surplus_s)} requests met an idle worker: network and noise are taken to be none, and the "
-            "service times cannot be checked against latencies"
-        )
-    way_s = max(float(np.median(surplus_s)), 0.0) if len(surplus_s) >= _FEW else 0.0
-    # The worker's latency ends where the client's does; the outcome is heard later than the execution ends by both.
-    outcome_s = max(float(np.median(outcome_lag_s)), 0.0) + way_s / 2 if outcome_lag_s else NetworkSpec().outcome_s
-    return dataclasses.replace(
-        fleet,
-        network=NetworkSpec(to_worker_s=way_s / 2, to_client_s=way_s / 2, outcome_s=outcome_s),
-        models=tuple(dataclasses.replace(model, noise=_noise(idle[model.name], way_s)) for model in fleet.models),
-    )
-
-
-def _met_idle(log: DecisionLog, joined: DecisionsWithOutcomes) -> BoolArray:
-    """Whether no other request that the log has lay at the worker picked; `(k,)`.
-
-    Balancers believe what reports say, which is old; the log knows of all requests when each of them ended.
-    """
-    events: list[tuple[float, int, str, int]] = []
-    for index in map(int, np.flatnonzero(joined.finished & (joined.pick >= 0))):
-        decision = log.decisions[index]
-        name = decision.workers.names[decision.pick]
-        end_s = log.outcomes[decision.run, int(decision.request.number)].at_s
-        events.append((unix_s(log, decision.run, decision.at_s), +1, name, index))
-        events.append((unix_s(log, decision.run, end_s), -1, name, index))
-    there: Counter[str] = Counter()
-    found = np.zeros(len(log), np.bool_)
-    for _, change, name, index in sorted(events):
-        if change > 0:
-            found[index] = there[name] == 0
-        there[name] += change
-    return found
-
-
-def _noise(idle: Sequence[tuple[float, float]], way_s: float) -> Noise:
-    """Of executions alone on their worker: pairs of latency and expected execution time, in seconds."""
-    if len(idle) < _FEW:
-        return Noise()
-    latency_s, own_s = np.array(idle).T
-    factor = np.maximum(latency_s - way_s, 0.0) / own_s
-    low, high = np.quantile(factor, [0.01, 0.99])
-    kept = np.clip(factor, low, high)
-    cv = min(float(kept.std() / kept.mean()), _MOST_CV) if kept.mean() > 0 else 0.0
-    return Noise("lognormal", cv) if cv >= _LEAST_CV and math.isfinite(cv) else Noise()
+def _are_placed(log: DecisionLog) -> bool:
+    """Whether the router's hash places keys, as it does by default; not where the policy in force decided of any."""
+    of_keys = [d.policy for d in log if d.request.key is not None and not d.request.sequence]
+    return not any(policy.in_force for policy in of_keys)
