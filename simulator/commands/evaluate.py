@@ -12,6 +12,7 @@ from balancer.server.decision_log.reading import read_log
 from balancer.server.decision_log.recorded import DecisionLog, DecisionLogError
 from policies.base import Policy
 from simulator.commands import inputs
+from simulator.log.fleet import calibrate
 from simulator.off_policy import report
 from simulator.off_policy.assess import Assessor
 from simulator.off_policy.calibrated import Calibrated, simulate
@@ -111,7 +112,8 @@ def _simulated(
     requests = (len(log) + len(log.refusals)) * seeds * (len(targets) + 1)
     try:
         with inputs.progress_bar(console, requests) as advance:
-            made = simulate(log, assessor.decisions, targets, seeds=seeds, profiles=profiles, progress=advance)
+            calibration = calibrate(log, profiles=profiles)
+            made = simulate(log, assessor.decisions, targets, calibration, seeds=seeds, progress=advance)
     except (ValueError, DecisionLogError) as error:
         return None, str(error)
     return made, ""

@@ -10,6 +10,7 @@ from balancer.server.decision_log.reading import read_log
 from balancer.server.decision_log.recorded import DecisionLogError
 from simulator.commands import inputs
 from simulator.compare import text
+from simulator.log.fleet import calibrate
 from simulator.off_policy import report
 from simulator.off_policy.calibrated import P50_WITHIN, P99_WITHIN, twin_of
 
@@ -43,7 +44,8 @@ def twin(ctx: click.Context, log: Path, seeds: int, profiles: tuple[Path, ...], 
     inputs.check_folder("--json", json_path)
     measured = tuple(map(load_profile, profiles))
     try:
-        made = twin_of(read_log(log), seeds=seeds, profiles=measured)
+        read = read_log(log)
+        made = twin_of(read, calibrate(read, profiles=measured), seeds=seeds)
     except (ValueError, DecisionLogError) as error:
         raise click.ClickException(f"{log}: {error}") from error
     console = inputs.console()

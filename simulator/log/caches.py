@@ -1,5 +1,6 @@
 """What the workers' caches save of a request whose key they have seen lately, by the answers of a decision log."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -28,19 +29,24 @@ class CacheFit(NamedTuple):
     cache: CacheSpec
     way_s: float
     """What an answer takes beyond the execution."""
-    hits: BoolArray
-    """Of the answers looked at."""
+    hits: FloatArray
+    """The probability of one, of the answers looked at."""
 
 
-def hits_of(came: Sequence[Came], entries: int) -> BoolArray:
-    """Which of them find their key, as the simulator's workers remember keys; `(k,)`."""
-    there: dict[tuple[str, int], int] = {}
-    found = np.zeros(len(came), np.bool_)
+def hits_of(came: Sequence[Came], entries: int) -> FloatArray:
+    """The probability that each finds its key where the worker remembers so many, each in a place of its own; `(k,)`.
+
+    A key that enters takes the place of another one in `entries`; who drives whom out is left to chance.
+    """
+    entered: dict[str, float] = {}
+    seen: dict[tuple[str, int], float] = {}
+    found = np.zeros(len(came))
     for number, (worker, key) in enumerate(came):
         if key:
-            place = worker, key % entries
-            found[number] = there.get(place) == key
-            there[place] = key
+            so_far = entered.get(worker, 0.0)
+            last = seen.get((worker, key))
+            found[number] = hit = 0.0 if last is None else math.exp((last - so_far) / entries)
+            entered[worker] = seen[worker, key] = so_far + 1 - hit
     return found
 
 

@@ -20,8 +20,8 @@ from balancer.server.decision_log.recorded import DecisionLog, DecisionLogError,
 from policies.base import FloatArray
 from simulator.arrivals import Arrivals
 from simulator.log.answers import Answers
-from simulator.log.refined import Kind, Logged, most_at_once, policy_of, quantiles_of, refine
-from simulator.log.service import Executions, estimated, pooled, service_time, speed, without_waiting, worked
+from simulator.log.refined import MOST_REQUESTS, Kind, Logged, most_at_once, policy_of, quantiles_of, refine
+from simulator.log.service import Executions, estimated, pooled, service_time, speed, worked
 from simulator.log.workload import arrivals_from_log, models_of, recorded_from, unix_s
 from simulator.scenario import Scenario
 from simulator.service import from_profile
@@ -39,7 +39,8 @@ from simulator.workload.workload import ModelTraffic, Workload
 
 ASSUMPTIONS = (
     "Workers of one device kind have the same service times but for a speed; those of unknown kind have their own.",
-    "One execution at a time has the device; what others waited for it is taken out of the times that Triton counted.",
+    "Executions share a device in one of a few ways, whichever fits best; what they waited for it is taken out of the "
+    "times that Triton counted, by simulation.",
     "Versions of a model take equally long. Batches wait for no delay, and all requests have one priority level.",
     "What an idle worker's answer takes beyond its execution is the network: half on the way there, half back.",
     "How much such answers vary is the noise of executions, not of the network.",
@@ -64,15 +65,15 @@ class Calibration:
     """Where this log tells less than it might, in words; empty: nowhere."""
 
 
-def scenario_from_log(log: DecisionLog, *, name: str = "log", profiles: Sequence[Profile] = ()) -> Scenario:
+def scenario_from_log(log: DecisionLog, calibration: Calibration, *, name: str = "log") -> Scenario:
     """The fleet and the requests of a decision log as a scenario to train on.
 
     Seeds begin at different places of the log, which goes round; `with_load` presses or stretches it in time.
 
     Raises:
-        ValueError: as `calibrate`, or the requests are no workload (`log.workload.recorded_from`).
+        ValueError: the requests are no workload (`log.workload.recorded_from`).
     """
-    fleet = calibrate(log, profiles=profiles).fleet
+    fleet = calibration.fleet
     recorded = recorded_from(log)
     times_s = [unix_s(log, decision.run, decision.at_s) for decision in log]
     span_s = max(max(times_s) - min(times_s), 1e-3)
@@ -125,7 +126,10 @@ class _Calibration:
         self._roster = _roster(log)
         self._held = self._find_held()
         self._kinds = {name: listed.device or name for name, listed in self._roster.items()}
-        self._own = {name: without_waiting(one) for name, one in self._seen.items()}
+        self._own = {
+            name: {model: executions for model, executions in one.models.items() if executions.count}
+            for name, one in self._seen.items()
+        }
         self._fill_in()
         self._times = self._service_times()
 
@@ -148,7 +152,7 @@ class _Calibration:
         believed = answers.fitted(bare)
         try:
             policy = policy_of(self._log)
-            arrivals = capped(arrivals_from_log(self._log, self._models), believed)
+            arrivals = capped(arrivals_from_log(self._log, self._models, MOST_REQUESTS), believed)
         except (DecisionLogError, ValueError) as error:
             self._notes.append(f"the log's own policy cannot be simulated, so service times are as counted: {error}")
             return believed
@@ -160,7 +164,7 @@ class _Calibration:
             for model, executions in self._seen[worker.name].models.items() if worker.name in self._seen else ():
                 counted[model, worker.device].append(executions.times(worker.speed))
         pooled_by_kind = {kind: pooled(parts) for kind, parts in counted.items()}
-        logged = Logged(policy, arrivals, pooled_by_kind, quantiles_of(self._log))
+        logged = Logged(policy, arrivals, pooled_by_kind, quantiles_of(self._log, arrivals))
         return refine(believed, logged, frozenset(profiled), answers.fitted)
 
     def _find_held(self) -> dict[str, set[str]]:

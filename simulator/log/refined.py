@@ -23,7 +23,12 @@ from simulator.log.service import Executions
 from simulator.log.workload import unix_s
 from simulator.spec import DeviceSpec, FleetSpec, ModelSpec, Noise, ServiceTime, SimulatedWorker
 
-_ROUNDS = 10
+_ROUNDS, _FEWER_ROUNDS = 16, 6
+MOST_REQUESTS = 50_000
+"""That need be simulated: how executions wait shows in so many."""
+_CLOSE = 0.015
+"""Latencies that are no farther off end the rounds."""
+_SEEDS = (0, 1)
 _STEP = 0.7
 """Share of what is found to be wrong, as a logarithm, that a round corrects."""
 _MOST_STEP = 1.0
@@ -54,12 +59,12 @@ def policy_of(log: DecisionLog) -> Policy | None:
     return in_force.most_common(1)[0][0].build() if in_force else None
 
 
-def quantiles_of(log: DecisionLog) -> dict[str, FloatArray]:
-    """Latencies by model after the warm-up, at `_QUANTILES`."""
+def quantiles_of(log: DecisionLog, arrivals: Arrivals) -> dict[str, FloatArray]:
+    """Latencies by model, at `_QUANTILES`, of the arrivals' time after the warm-up."""
     joined = log.joined()
     came_s = np.array([unix_s(log, decision.run, decision.at_s) for decision in log])
-    begin_s = float(np.quantile(came_s, WARM_UP_SHARE)) if len(came_s) else 0.0
-    counted = joined.ok & np.isfinite(joined.latency_s) & (came_s >= begin_s)
+    begin_s, end_s = came_s.min() + arrivals.time_s[[int(len(arrivals) * WARM_UP_SHARE), -1]]
+    counted = joined.ok & np.isfinite(joined.latency_s) & (came_s >= begin_s) & (came_s <= end_s)
     found: defaultdict[str, list[float]] = defaultdict(list)
     for index in np.flatnonzero(counted):
         found[log.decisions[index].request.model].append(float(joined.latency_s[index]))
@@ -78,11 +83,14 @@ def refine(fleet: FleetSpec, logged: Logged, measured: frozenset[Kind], with_ans
     at_once = {worker.device: most_at_once(fleet, worker) for worker in fleet.workers}
     if max(at_once.values()) < 2 and not fleet.cache.entries:
         return fleet  # nobody waits within an execution, so what was counted is what it takes
-    best, least = _rounds(fleet, logged, measured, with_answers)
+    best, least = _rounds(fleet, logged, measured, with_answers, _ROUNDS)
     for kind in [kind for kind, most in at_once.items() if most > 1]:
         for sharing in _SHARED:
             workers = [_sharing(worker, sharing) if worker.device == kind else worker for worker in best.workers]
-            other, off = _rounds(dataclasses.replace(best, workers=tuple(workers)), logged, measured, with_answers)
+            tried = dataclasses.replace(best, workers=tuple(workers))
+            other, off = (
+                (best, np.inf) if least < _CLOSE else _rounds(tried, logged, measured, with_answers, _FEWER_ROUNDS)
+            )
             if off < least:
                 best, least = other, off
     return best
@@ -98,14 +106,16 @@ def _sharing(worker: SimulatedWorker, sharing: DeviceSpec) -> SimulatedWorker:
 
 
 def _rounds(
-    believed: FleetSpec, logged: Logged, measured: frozenset[Kind], with_answers: Fit
+    believed: FleetSpec, logged: Logged, measured: frozenset[Kind], with_answers: Fit, rounds: int
 ) -> tuple[FleetSpec, float]:
     """The best of some rounds, and how far its latencies are off."""
     best, least = believed, np.inf
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         counters, off = _simulated(believed, logged)
         if off < least:
             best, least = believed, off
+        if off < _CLOSE:
+            break
         corrected = _corrected(believed, logged, counters, measured)
         believed = _between(believed, with_answers(corrected))
     return best, least
@@ -113,12 +123,12 @@ def _rounds(
 
 def _simulated(fleet: FleetSpec, logged: Logged) -> tuple[Mapping[Kind, FloatArray], float]:
     """Executions and their seconds by rows, `(2, rows)`; and how far latencies are off, as a mean of logarithms."""
-    batch = Batch([fleet], [logged.arrivals], [0])
+    batch = Batch([fleet] * len(_SEEDS), [logged.arrivals] * len(_SEEDS), _SEEDS)
     if not batch.run_inside(logged.policy):
         return {}, np.inf
     z, known = batch.sim.sizes, batch.sim.known
     executions, seconds = (
-        np.asarray(array).reshape(z.balancers, z.workers, z.models, -1)[0]
+        np.asarray(array).reshape(len(_SEEDS), z.balancers, z.workers, z.models, -1)[:, 0].sum(axis=0)
         for array in (known.executions, known.seconds)
     )
     found: defaultdict[Kind, Any] = defaultdict(lambda: np.zeros((2, executions.shape[-1])))
@@ -128,7 +138,7 @@ def _simulated(fleet: FleetSpec, logged: Logged) -> tuple[Mapping[Kind, FloatArr
     off = []
     for name, latency in measure(batch.result()).models.items():
         if name in logged.quantiles_s:
-            simulated_s = np.array([latency.p50_s[0], latency.p99_s[0]])
+            simulated_s = np.array([latency.p50_s.mean(), latency.p99_s.mean()])
             off.append(np.abs(np.log(simulated_s / logged.quantiles_s[name])).mean())
     return found, float(np.mean(off)) if off else np.inf
 

@@ -1,7 +1,7 @@
 """Service times from what a decision log tells of the executions of each worker (`DecisionLog.service`).
 
 What an agent reports of an execution is Triton's compute time, from its start to its end: where several may be under
-way on one device, waiting for the device is in it, and has to be taken out before a simulator lets them wait again.
+way on one device, waiting for the device is in it, which `refined` takes out.
 """
 
 from __future__ import annotations
@@ -11,19 +11,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.optimize import brentq
 
 from balancer.kernel.estimators.service import ROW_SHARE
 from balancer.server.decision_log.lines import COLUMNS
 from balancer.server.decision_log.recorded import DecisionLog, RecordedService
-from policies.base import FloatArray
 from simulator.log.workload import unix_s
 from simulator.service import fit
 from simulator.spec import ServiceTime
 
-_ROUNDS = 20
 _LEAST_SHARE = 0.1
-"""Of an execution's time that is its own at least, whatever it is believed to have waited."""
+"""What one row takes at least, of the time of the smallest batch that was seen."""
 _LINE_VARIANCE = 0.25
 """Weight, in rows squared of variance, of the share of rows assumed."""
 
@@ -119,57 +116,6 @@ def estimated(log: DecisionLog, largest: Mapping[str, int]) -> dict[str, dict[st
         own = found[name].setdefault(model, Executions(largest[model]))
         own.batches[rows] = 1, float(np.median(seconds_seen))
     return dict(found)
-
-
-def without_waiting(one: WorkerExecutions) -> dict[str, Executions]:
-    """The same executions with the seconds that each had the device for itself.
-
-    With N executions under way in the mean and at most K (instances of all models), the share of time in which any is,
-    U, is that of a truncated geometric distribution of their number: the device's work is U times the span, and the
-    rest of the seconds was waiting. It is shared out by how much of other executions each model finds: those of other
-    models, and of its own other instances, in proportion to the work they have left when they are met. Exact for one
-    instance alone, for an idle device and for a saturated one.
-    """
-    models = {name: executions for name, executions in one.models.items() if executions.count}
-    most = sum(executions.instances for executions in one.models.values())
-    seconds = np.array([executions.seconds for executions in models.values()])
-    if most <= 1 or not models or one.span_s <= 0:
-        return models
-    busy_share = _busy_share(min(float(seconds.sum()) / one.span_s, most), most)
-    waited_s = max(float(seconds.sum()) - busy_share * one.span_s, 0.0)
-    count = np.array([executions.count for executions in models.values()], np.float64)
-    instances = np.array([executions.instances for executions in models.values()], np.float64)
-    met = np.ones((len(models), len(models))) - np.diag(1 / instances)
-    own_s, mean_s = seconds / count, seconds / count
-    for _ in range(_ROUNDS):
-        wait_s = met @ (count * own_s * own_s)
-        total_s = float(count @ wait_s)
-        own_s = np.maximum(mean_s - wait_s * (waited_s / total_s if total_s > 0 else 0.0), _LEAST_SHARE * mean_s)
-    return {
-        name: Executions(
-            executions.max_batch_rows,
-            executions.instances,
-            {
-                rows: (n, max(s - n * float(mean_s[m] - own_s[m]), _LEAST_SHARE * s))
-                for rows, (n, s) in executions.batches.items()
-            },
-        )
-        for m, (name, executions) in enumerate(models.items())
-    }
-
-
-def _busy_share(mean: float, most: int) -> float:
-    """1 - p(0) of p(k) in proportion to r^k, k = 0 to `most`, whose mean is given."""
-    numbers: FloatArray = np.arange(most + 1, dtype=np.float64)
-
-    def weights(log_r: float) -> FloatArray:
-        shares: FloatArray = np.exp(log_r * numbers - max(log_r * most, 0.0))
-        shares /= shares.sum()
-        return shares
-
-    mean = min(max(mean, 1e-6), most - 1e-6)
-    log_r = brentq(lambda x: float(weights(x) @ numbers) - mean, -50.0, 50.0)
-    return 1.0 - float(weights(log_r)[0])
 
 
 def pooled(parts: Iterable[Executions]) -> Executions:

@@ -41,7 +41,7 @@ def recorded_from(log: DecisionLog) -> Recorded:
     )
 
 
-def arrivals_from_log(log: DecisionLog, models: Sequence[str]) -> Arrivals:
+def arrivals_from_log(log: DecisionLog, models: Sequence[str], most: int | None = None) -> Arrivals:
     """The requests of a log as a workload: the times, models, rows, keys, deadlines, priorities and tenants recorded.
 
     Shed requests are in it, and those for which no worker was there; questions about models or servers are not, nor
@@ -51,6 +51,7 @@ def arrivals_from_log(log: DecisionLog, models: Sequence[str]) -> Arrivals:
     Args:
         log: From `read_log`.
         models: The fleet's, whose indices the arrivals have.
+        most: The first so many; None: all.
 
     Raises:
         ValueError: a share of the requests only was recorded, none was, or one is for none of the models.
@@ -61,7 +62,7 @@ def arrivals_from_log(log: DecisionLog, models: Sequence[str]) -> Arrivals:
                 f"the log has a share of {run.share:g} of the requests of process {run.process}, which is not the "
                 "traffic: record with decision_log.share 1"
             )
-    came = sorted(_came(log), key=itemgetter(0))
+    came = sorted(_came(log), key=itemgetter(0))[:most]
     if not came:
         raise ValueError("the log has no request for a model: record while requests flow")
     index = {name: number for number, name in enumerate(models)}

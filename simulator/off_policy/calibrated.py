@@ -4,17 +4,16 @@ Here picks change queues, as they do in production; what it rests on is the cali
 simulated too, and compared with what it really did.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from balancer.config.profile_file import Profile
 from balancer.server.decision_log.recorded import DecisionLog
 from policies.base import BoolArray, FloatArray, Policy
 from simulator.compare.metrics import WARM_UP_SHARE, LatencyMetric, RunMetrics, measure
 from simulator.compare.statistics import Estimate, mean, ratio
-from simulator.log.fleet import calibrate, capped
+from simulator.log.fleet import Calibration, capped
 from simulator.log.workload import arrivals_from_log, unix_s
 from simulator.off_policy.assess import TAIL, LoggedDecisions, decisions_of
 from simulator.run import run
@@ -84,18 +83,17 @@ def simulate(
     log: DecisionLog,
     decisions: LoggedDecisions,
     targets: Mapping[str, Policy],
+    calibration: Calibration,
     *,
     seeds: int,
-    profiles: Sequence[Profile] = (),
     progress: Callable[[int], None] = lambda count: None,
 ) -> Calibrated:
     """Simulate the logging policy and the targets; `progress` is told of requests decided.
 
     Raises:
-        ValueError: the log is no workload, or tells of no fleet; see `arrivals_from_log` and `calibrate`.
+        ValueError: the log is no workload, see `arrivals_from_log`.
         DecisionLogError: the logging policy is not installed.
     """
-    calibration = calibrate(log, profiles=profiles)
     fleet = calibration.fleet
     arrivals = capped(arrivals_from_log(log, [model.name for model in fleet.models]), fleet)
     recorded, share = decisions.logging[0][0], decisions.logging[0][1] / len(decisions)
@@ -129,14 +127,14 @@ def simulate(
     )
 
 
-def twin_of(log: DecisionLog, *, seeds: int, profiles: Sequence[Profile] = ()) -> Calibrated:
+def twin_of(log: DecisionLog, calibration: Calibration, *, seeds: int) -> Calibrated:
     """The log's own policy in the fleet that is calibrated on it: `models` says how far that is its twin.
 
     Raises:
-        ValueError: the log is no workload, or tells of no fleet or decisions; see `simulate` and `decisions_of`.
+        ValueError: the log is no workload, or has no decisions to compare; see `simulate` and `decisions_of`.
         DecisionLogError: the logging policy is not installed.
     """
-    return simulate(log, decisions_of(log), {}, seeds=seeds, profiles=profiles)
+    return simulate(log, decisions_of(log), {}, calibration, seeds=seeds)
 
 
 def _fit(model: str, simulated: LatencyMetric, logged_s: FloatArray) -> ModelFit:

@@ -21,7 +21,7 @@ from policies.learned.artifact import Artifact, read_artifact
 from policies.learned.features import SCHEMA
 from policies.learned.network import Network, shapes
 from simulator.envs.sampling import covering
-from simulator.log.fleet import scenario_from_log
+from simulator.log.fleet import calibrate, scenario_from_log
 from simulator.off_policy.calibrated import twin_of
 from simulator.scenario import Scenario, load_scenario, scenario_names
 from simulator.train.cost_search import CostSearch, Place, places_of
@@ -196,8 +196,9 @@ def log_scenarios(plan: TrainingPlan) -> tuple[Scenario, Scenario]:
     """The fleet of the plan's log under the requests of its first part, and under those of its last."""
     log, profiles = read_log(Path(plan.from_log)), [load_profile(Path(each)) for each in plan.profile]
     try:
-        whole = scenario_from_log(log, profiles=profiles)
-        fits = () if plan.unchecked else twin_of(log, seeds=_CHECKED_BY, profiles=profiles).models
+        calibration = calibrate(log, profiles=profiles)
+        whole = scenario_from_log(log, calibration)
+        fits = () if plan.unchecked else twin_of(log, calibration, seeds=_CHECKED_BY).models
         if differs := [why for fit in fits for why in fit.differs()]:
             raise ValueError(
                 f"the fleet that is made of the log is not like it: {'; '.join(differs)}; see balancer twin "

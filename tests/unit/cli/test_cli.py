@@ -225,6 +225,7 @@ NEEDED = {
     "load": ("stack", ("--model", "m")),
     "replay": ("sim", (".",)),
     "evaluate": ("sim", ("--log", ".", "--policy", "wlpr")),
+    "twin": ("sim", (".",)),
     "simulate": ("sim", ("--scenario", "stale-reports")),
     "scenarios": ("sim", ()),
     "scoreboard": ("sim", ("--quick",)),

@@ -8,16 +8,19 @@ import pytest
 from support.simulated_logs import simulated_log
 
 from balancer.config.profile_file import ModelProfile, Profile, ProfilePoint
+from balancer.kernel.settings import Settings
 from balancer.server.decision_log.recorded import DecisionLog, ModelService, RecordedService, Run
 from policies.power_of_two import PowerOfTwo
 from policies.random_choice import RandomChoice
 from simulator.log.fleet import calibrate, capped, scenario_from_log
-from simulator.log.service import Executions, WorkerExecutions, service_time, without_waiting, worked
+from simulator.log.service import Executions, service_time, worked
 from simulator.log.workload import arrivals_from_log
+from simulator.off_policy.calibrated import twin_of
 from simulator.run import run
 from simulator.scenario import Scenario
 from simulator.spec import (
     BatchingSpec,
+    CacheSpec,
     Fault,
     FleetSpec,
     ModelSpec,
@@ -27,6 +30,7 @@ from simulator.spec import (
     ServiceTime,
     SimulatedWorker,
 )
+from simulator.workload.draws import UniformKeys
 from simulator.workload.workload import ModelTraffic, Workload
 
 LARGE = ModelSpec(
@@ -92,7 +96,7 @@ def test_it_answers_as_the_fleet_did(log: DecisionLog) -> None:
 
 
 def test_a_log_is_a_scenario_to_train_on(log: DecisionLog) -> None:
-    scenario = scenario_from_log(log, name="tuesday")
+    scenario = scenario_from_log(log, calibrate(log), name="tuesday")
     assert isinstance(scenario, Scenario)
     assert (scenario.name, scenario.split, scenario.requests) == ("tuesday", "train", 3000)
     arrivals = scenario.arrivals(5, requests=600)
@@ -100,6 +104,40 @@ def test_a_log_is_a_scenario_to_train_on(log: DecisionLog) -> None:
     twice = scenario.with_load(2 * scenario.workload.rate_per_s / scenario.capacity_per_s)
     assert twice.workload.rate_per_s == pytest.approx(2 * scenario.workload.rate_per_s)
     assert np.isfinite(run(scenario.fleet, [arrivals], PowerOfTwo()).latency_s).all()
+
+
+def test_waiting_for_the_device_is_taken_out(tmp_path: Path) -> None:
+    """Two instances of a model and one of another on one device: what workers count is twice what executions take."""
+    shared = dataclasses.replace(LARGE, instances=2, noise=Noise()), SMALL
+    workers = tuple(SimulatedWorker(name, "fast") for name in ("a", "b"))
+    fleet = dataclasses.replace(FLEET, models=shared, workers=workers, balancers=1)
+    workload = Workload(300.0, WORKLOAD.traffic)
+    log = simulated_log(tmp_path, fleet, workload.arrivals(fleet, 4000, 2), PowerOfTwo(), 2)
+    counted, calibration = worked(log)["a"].models["large"], calibrate(log)
+    large = calibration.fleet.models[0]
+    for rows, true_s in ((1, 0.01), (2, 0.01 + 0.02 / 7)):
+        found_s = float(np.interp(rows, large.service["fast"].rows, large.service["fast"].device_s))
+        assert found_s == pytest.approx(true_s, rel=0.15)
+        executions, seconds = counted.batches[rows]
+        assert seconds / executions > 1.3 * true_s
+    simulated = twin_of(log, calibration, seeds=3)
+    assert max(abs(fit.p50_error.value) for fit in simulated.models) < 0.1
+
+
+def test_what_caches_save_is_found(tmp_path: Path) -> None:
+    keyed = Workload(40.0, (ModelTraffic("large"),), keys=UniformKeys(60))
+    fleet = dataclasses.replace(
+        FLEET,
+        models=(dataclasses.replace(LARGE, batching=BatchingSpec(1)),),
+        workers=FLEET.workers[:3],
+        cache=CacheSpec(50, 0.6),
+        settings=Settings(sticky_keys=False),
+        balancers=1,
+    )
+    found = calibrate(simulated_log(tmp_path, fleet, keyed.arrivals(fleet, 4000, 3), PowerOfTwo(), 3)).fleet
+    assert not found.settings.sticky_keys
+    assert found.cache.saving == pytest.approx(0.6, abs=0.12)
+    assert 25 <= found.cache.entries <= 100
 
 
 def test_a_profile_goes_before_the_log(log: DecisionLog) -> None:
@@ -149,7 +187,7 @@ def test_workers_that_came_and_went_do_so_again(tmp_path: Path) -> None:
     assert (fault.kind, fault.worker) == ("join", late.name)
     assert fault.at_s == pytest.approx(3.0, abs=0.2)
     assert [worker.name for worker in found.workers if not worker.present] == [late.name]
-    assert not scenario_from_log(log).fleet.faults
+    assert not scenario_from_log(log, calibrate(log)).fleet.faults
 
 
 def test_a_log_of_nothing_is_refused() -> None:
@@ -175,22 +213,6 @@ def test_counters_are_what_was_executed_while_the_log_was_written() -> None:
     # Told once: as they are.
     (once,) = worked(DecisionLog(runs, service=first_life[:1])).values()
     assert (once.span_s, once.models["m"].batches) == (0.0, {1: (10, 9.0)})
-
-
-def alone(seconds: float, span_s: float, instances: int) -> dict[str, Executions]:
-    own = Executions(8, instances, {1: (100, seconds)})
-    return without_waiting(WorkerExecutions(span_s, 1, {"m": own}))
-
-
-def test_waiting_for_the_device_is_taken_out() -> None:
-    # One instance never waits.
-    assert alone(80.0, 100.0, 1)["m"].seconds == 80
-    # Two that are always under way have half of the device each.
-    assert alone(199.9, 100.0, 2)["m"].seconds == pytest.approx(100, rel=0.05)
-    # Hardly ever two at once: hardly any waiting.
-    assert alone(2.0, 100.0, 2)["m"].seconds == pytest.approx(2.0, rel=0.02)
-    # Of unknown duration: as they are.
-    assert alone(50.0, 0.0, 2)["m"].seconds == 50
 
 
 def test_service_times_reach_from_one_row_to_the_largest_batch() -> None:

@@ -15,6 +15,7 @@ from policies.least_requests import LeastRequests
 from policies.power_of_two import PowerOfTwo
 from policies.random_choice import RandomChoice
 from simulator.compare.metrics import measure
+from simulator.log.fleet import calibrate
 from simulator.off_policy.assess import Assessed, Assessor, decisions_of
 from simulator.off_policy.calibrated import LOGGING, Calibrated, simulate
 from simulator.off_policy.report import verdict
@@ -68,7 +69,7 @@ def assessed(assessor: Assessor) -> dict[str, Assessed]:
 
 @pytest.fixture(scope="module")
 def calibrated(log: DecisionLog) -> Calibrated:
-    return simulate(log, decisions_of(log), TARGETS, seeds=3)
+    return simulate(log, decisions_of(log), TARGETS, calibrate(log), seeds=3)
 
 
 @pytest.fixture(scope="module")

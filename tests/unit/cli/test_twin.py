@@ -1,0 +1,47 @@
+"""`balancer twin` as a shell sees it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from support.simulated_logs import simulated_log
+
+from balancer.cli import main as cli
+from policies.expected_latency import ExpectedLatency
+from simulator.scenario import load_scenario
+
+
+def twin(*arguments: object) -> Result:
+    return CliRunner().invoke(cli.main, ["twin", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    scenario = load_scenario("heterogeneous-bursty")
+    folder = tmp_path_factory.mktemp("log")
+    simulated_log(folder, scenario.fleet, scenario.arrivals(1, 4000), ExpectedLatency(), 1)
+    return folder
+
+
+def test_a_fleet_like_the_recorded_one_is_its_twin(folder: Path, tmp_path: Path) -> None:
+    result = twin(folder, "--json", tmp_path / "twin.json")
+    assert result.exit_code == 0, result.output
+    assert "A twin: each p50 within 5%, each p99 within 10%." in result.output
+    (model,) = json.loads((tmp_path / "twin.json").read_text())["models"]
+    assert (model["model"], model["requests"]) == ("encoder", 3600)
+    assert abs(model["p50_error"]["value"]) < 0.05
+
+
+def test_what_differs_is_named_and_by_how_much(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simulator.off_policy.calibrated.P50_WITHIN", 0.0)
+    result = twin(folder)
+    assert result.exit_code == 1
+    assert "Differs: p50 of encoder is" in result.output
+    assert "% off, 0% are allowed" in result.output
+
+
+def test_a_log_of_nothing_is_refused(tmp_path: Path) -> None:
+    result = twin(tmp_path)
+    assert result.exit_code == 1
+    assert str(tmp_path) in result.output
