@@ -264,13 +264,8 @@ class Fleet:
         versions = {model: frozenset(names) for model, names in ready.items()}
         device = event.device or worker.device
         memory_bytes = event.memory_bytes or worker.memory_bytes
-        if (event.ready, event.draining, versions, device, memory_bytes) != (
-            worker.ready,
-            worker.stopping,
-            worker.versions,
-            worker.device,
-            worker.memory_bytes,
-        ):
+        was = worker.ready, worker.stopping, worker.versions, worker.device, worker.memory_bytes
+        if (event.ready, event.draining, versions, device, memory_bytes) != was:
             worker.ready, worker.stopping = event.ready, event.draining
             worker.versions, worker.memory_bytes = versions, memory_bytes
             self._take_device(row, device)
@@ -282,8 +277,7 @@ class Fleet:
         new = {model.model for model in event.models} - self.models.keys()
         if new:
             self.add_models(sorted(new))
-        lines: list[tuple[float, ...]] = []
-        batches: list[tuple[float, ...]] = []
+        lines, batches = list[tuple[float, ...]](), list[tuple[float, ...]]()
         for model, peers in zip(event.models, peers_by_model(event), strict=True):
             column = self.models.get(model.model)
             if column is None:

@@ -34,8 +34,8 @@ class Learned(Policy):
     """
 
     name: ClassVar[str] = "learned"
-    summary: ClassVar[str] = "Expected completion, corrected by a network trained in the simulator."
-    source: ClassVar[str] = "Sehnke et al. 2010, Parameter-exploring policy gradients, Neural Networks 23"
+    summary: ClassVar[str] = "Expected completion, trained for your fleet: numbers, tolls, a network."
+    source: ClassVar[str] = "Hansen and Ostermeier 2001 (CMA-ES); Sehnke et al. 2010 (policy gradients)"
     trained: ClassVar[bool] = True
     score_unit: ClassVar[str] = "seconds of expected completion"
 

@@ -1,12 +1,31 @@
 """The file of a learned policy that decides as training starts."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
+from policies.hashing import identity_of, key_of, kind_hash_of, model_hash_of
+from policies.learned import Learned
 from policies.learned.artifact import make_artifact, write_artifact
-from policies.learned.features import FEATURES
+from policies.learned.features import FEATURES, NO_TOLLS
 from policies.learned.network import untrained
+
+
+def owing(
+    tolls: Mapping[tuple[str, str], float], kinds: Mapping[tuple[str, str], float] = MappingProxyType({})
+) -> Learned:
+    """The learned policy as training starts, with tolls by model and worker, and by model and kind of device."""
+    lines = {_identity(key_of(worker), model): toll for (model, worker), toll in tolls.items()}
+    lines |= {_identity(kind_hash_of(kind), model): toll for (model, kind), toll in kinds.items()}
+    table = np.array([*sorted(lines.items()), *NO_TOLLS.tolist()])
+    ranges = np.zeros(len(FEATURES)), np.full(len(FEATURES), 1e300)
+    return Learned(artifact=make_artifact(untrained(0, 50.0)._replace(tolls=table), *ranges, {}))
+
+
+def _identity(name_hash: int, model: str) -> float:
+    return float(identity_of(np.array([name_hash], np.uint64), np.uint64(model_hash_of(model)))[0])
 
 
 def write_weights(path: Path, beta: float = 20.0, **highest: float) -> str:

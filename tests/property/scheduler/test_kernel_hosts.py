@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from support.example_plugin.example_policy import FreshestReport
 from support.kernel import FromSource
 from support.strangers import Costs, Softmax
+from support.weights import owing
 
 from balancer.kernel.compiled.library import Compiled, Library
 from balancer.kernel.python_kernel import Kernel
@@ -275,6 +276,16 @@ def test_a_program_decides_alike_everywhere(
     assert traced(policy).program is not None
     for kernel in (FromSource(), Compiled(library)):
         assert_equal_all_along(Host(policy, settings_, None, canary), Host(policy, settings_, kernel, canary), steps)
+
+
+@pytest.mark.parametrize("canary", [False, True])
+@settings(deadline=None, max_examples=15)
+@given(steps=STEPS, settings_=SETTINGS)
+def test_tolls_are_the_same_everywhere(library: Library, canary: bool, steps: list[Any], settings_: Settings) -> None:
+    tolls = {(model, f"w{i}"): 0.5 * (i % 3) for i in range(0, WORKERS, 2) for model in MODELS}
+    policy = owing(tolls, {("a", "slow"): 2.0, ("b", "fast"): 1.0})
+    hosts = (Host(policy, settings_, kernel, canary) for kernel in (FromSource(), Compiled(library)))
+    assert_equal_all_along(*hosts, steps)
 
 
 @pytest.mark.parametrize("canary", [False, True])

@@ -25,6 +25,7 @@ from policies import BUILTIN
 from policies.base import Request
 from policies.least_requests import LeastRequests
 from policies.power_of_two import PowerOfTwo
+from simulator.replay import columns_of
 
 
 class Witness:
@@ -36,7 +37,8 @@ class Witness:
         self.refusals: list[tuple[Request, str]] = []
 
     def decided(self, answered: Answered, decision: Decision | None) -> None:
-        columns = {name: getattr(answered.view, name).copy() for name in (*COLUMNS, "eligible", "weight", "name_hash")}
+        names = (*COLUMNS, "eligible", "weight", "name_hash", "identity", "kind_identity")
+        columns = {name: getattr(answered.view, name).copy() for name in names}
         self.seen.append((answered.request, columns, answered.probabilities.copy(), decision))
         self.recording.decided(answered, decision)
 
@@ -65,6 +67,9 @@ def test_everything_is_read_back_in_every_bit(tmp_path: Path) -> None:
             assert column.tobytes() == columns[name].tobytes(), name
         assert decision.workers.weight.tobytes() == columns["weight"].tobytes()
         assert decision.workers.name_hash.tobytes() == columns["name_hash"].tobytes()
+        seen_again = columns_of([decision])
+        assert seen_again.identity[0].tobytes() == columns["identity"].tobytes()
+        assert seen_again.kind_identity[0].tobytes() == columns["kind_identity"].tobytes()
         assert made is not None
         assert decision.workers.names[decision.pick] == made.worker
         assert (decision.propensity, decision.fallbacks, decision.at_s) == (made.propensity, made.fallbacks, made.at_s)
