@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 from rich.console import Console
+from rich.markup import escape
 
 from policies.learned.artifact import Artifact, write_artifact
 from simulator.commands import inputs
@@ -36,6 +37,8 @@ from simulator.train.trainer import train as run_training
 _CONFIG = "config.json"
 _STOPPED = "stopped by hand"
 _TELL_EVERY_S = 20.0
+_LITTLE_TOLL = 0.1
+_SHOWN = 6
 _POLICY, _LAST = "policy.npz", "last.npz"
 
 _EPILOG = """\b
@@ -269,4 +272,18 @@ def _show(console: Console, best: Artifact, out: Path) -> None:
         console.print(f"  {scenario:<24} mean {mean}, p99 {p99} of expected_latency's", highlight=False)
         if (best.record["fleet"] or best.record["from_log"]) and found["mean"][2] >= 1:
             console.print("Nothing to gain here: no lower mean is certain. Use expected_latency.", highlight=False)
+    for model, tolls in best.record["tolls"].items():
+        console.print(f"  {escape(_of_tolls(model, tolls))}", highlight=False)
     console.print(f"Written: {out / _POLICY} (iteration {best.record['iteration']}), {_LAST}", highlight=False)
+
+
+def _of_tolls(model: str, tolls: Mapping[str, float]) -> str:
+    """In words, where a model goes first and what the others have to be better by."""
+    ordered = sorted(tolls, key=lambda worker: tolls[worker])
+    first = [worker for worker in ordered if tolls[worker] < _LITTLE_TOLL]
+    others = [f"{worker} ({tolls[worker]:.1f})" for worker in ordered if tolls[worker] >= _LITTLE_TOLL]
+    if not others:
+        return f"{model}: no tolls"
+    named = f"{', '.join(first[:_SHOWN])}{', ...' if len(first) > _SHOWN else ''}"
+    then = others[0] if len(others) == 1 else f"{others[0]} to {others[-1]}"
+    return f"{model}: first at {named}; at {then} where so many services are saved"

@@ -1,5 +1,6 @@
 """`balancer train` as a shell sees it: small runs of the real thing, killed and not, in processes and on Ray."""
 
+import functools
 import json
 import os
 import shutil
@@ -204,6 +205,8 @@ def test_on_a_ray_cluster_of_two_workers_it_is_the_same(
 
 def test_a_ray_cluster_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray", reason="ray is not installed: pip install 'balancer[ray]'")
+    # It looks among all processes of the machine, where other tests may have one.
+    monkeypatch.setattr("ray._private.services.find_gcs_addresses", functools.cache(set))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     result = train(tmp_path / "run", *SMALL, "--ray", "auto")
@@ -244,6 +247,9 @@ def test_for_one_fleet_processes_make_no_difference_and_it_goes_on_where_it_was(
     for name, jobs in (("one", "1"), ("two", "2")):
         result = train(tmp_path / name, "--fleet", "several-models", *FOR_ONE_FLEET, "--jobs", jobs)
         assert result.exit_code == 0, result.output
+    words = " ".join(result.output.split())
+    assert "bert-large: " in words
+    assert "forecast: " in words
     last = policy(tmp_path / "one", "last.npz")
     assert last.network.tolls.shape[0] > 20
     check_same(policy(tmp_path / "two", "last.npz"), last)
