@@ -229,7 +229,8 @@ def simulation_table(calibrated: Calibrated) -> Table:
 
 
 def twin_table(calibrated: Calibrated) -> Table:
-    title = f"The log's own policy, {calibrated.logging}, in the simulated fleet: {calibrated.seeds} seeds"
+    policy = calibrated.logging.partition(" ")[0]
+    title = f"The log's own {policy} in the simulated fleet: {calibrated.seeds} seeds"
     table = _table(title, "model", "requests", "p50 ms, log", "simulated", "p99 ms, log", "simulated")
     for fit in calibrated.models:
         p50, p99 = milliseconds(fit.logged_p50_s), milliseconds(fit.logged_p99_s)
