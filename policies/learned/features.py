@@ -85,26 +85,6 @@ def cost_of(
     return np.fmin(seconds + toll_s, WORST)
 
 
-def generated_of(
-    completion_s: Elements,
-    first_token_s: Elements,
-    prompt_s: Elements,
-    slowdown_s: Elements,
-    pending: Elements,
-    reported_pending: Elements,
-    matched_tokens: Elements,
-    prompt_tokens: Elements,
-    mean_matched: Elements,
-    saving_factor: Elements,
-    numbers: Elements,
-) -> Elements:
-    """The same of an answer that is generated, with what the cache saves, but for errors and tolls."""
-    return generated_s(
-        *(completion_s, first_token_s, prompt_s, slowdown_s, pending, reported_pending),
-        *(matched_tokens, prompt_tokens, mean_matched, saving_factor, numbers[5]),
-    )
-
-
 def saving_of(cached: Elements, saving_s: Elements, numbers: Elements) -> Elements:
     return saved_s(cached, saving_s, numbers[4])
 
@@ -291,7 +271,7 @@ def _see(request: Request, fleet: FleetView, numbers: FloatArray, toll_s: FloatA
             *(completion_s, fleet.first_token_s, fleet.prompt_s, fleet.slowdown_s, pending, fleet.reported_pending),
             *(matched, prompt_tokens, mean_matched),
         )
-        whole_s, cached_s = (generated_of(*of_prompt, factor, numbers) for factor in (_ZERO, numbers[4]))
+        whole_s, cached_s = (generated_s(*of_prompt, factor, numbers[5]) for factor in (_ZERO, numbers[4]))
         saved = np.where(prompt_tokens > 0, whole_s - cached_s, saved)
         generated = np.fmin(whole_s + numbers[0] * error_rate + toll_s, _WORST)
         cost_s = np.where(prompt_tokens > 0, generated, cost_s)

@@ -9,6 +9,7 @@ import math
 import numpy as np
 
 from policies.base import WORST, BoolArray, FloatArray
+from policies.expected_latency import generated_s
 from policies.learned.features import (
     OF_FLEET,
     OF_WORKER,
@@ -16,7 +17,6 @@ from policies.learned.features import (
     FeatureInputs,
     at_least_tiny,
     cost_of,
-    generated_of,
     relative_cost,
     saving_of,
 )
@@ -164,7 +164,7 @@ def _generated(
     lines: FloatArray, w: int, prompt_tokens: float, mean_matched: float, saving_factor: float, numbers: FloatArray
 ) -> float:
     return float(
-        generated_of(
+        generated_s(
             lines[_COMPLETION, w],
             lines[_FIRST_TOKEN, w],
             lines[_PROMPT, w],
@@ -175,7 +175,7 @@ def _generated(
             prompt_tokens,
             mean_matched,
             saving_factor,
-            numbers,
+            numbers[5],
         )
     )
 
