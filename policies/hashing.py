@@ -64,18 +64,13 @@ def hash_draw(name_hash: UintArray, mixed_key: np.uint64 | UintArray) -> FloatAr
 
 
 def model_hash_of(model: str) -> int:
-    """What tells models apart in `identity_of`; 64 bits."""
+    """64 bits of a model's name: `hash_draw` of them and of a worker's name hash is the identity of both together."""
     return mix(key_of(model))
 
 
 def kind_hash_of(device: str) -> int:
-    """Of a kind of device, in the place of a worker's name; a worker's name is never such a text."""
+    """64 bits of a device kind, which take the place of a worker's name hash in the identity of model and kind."""
     return key_of(f"kind {device}")
-
-
-def identity_of(name_hash: Any, model_hash: Any) -> Any:
-    """One number in [0, 1) for a worker, or its kind, and a model, element by element."""
-    return unit_array(mix_array(name_hash ^ model_hash))
 
 
 def rendezvous_cost(draw: FloatArray, weight: FloatArray) -> FloatArray:

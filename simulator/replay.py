@@ -21,7 +21,7 @@ from balancer.server.decision_log.lines import COLUMNS, arithmetic
 from balancer.server.decision_log.recorded import DecisionLog, RecordedDecision, RecordedPolicy, Run
 from policies.base import BoolArray, FloatArray, IntArray, Policy, Request, UintArray, least
 from policies.columns import Columns
-from policies.hashing import identity_of, mix, model_hash_of, unit
+from policies.hashing import hash_draw, mix, model_hash_of, unit
 from simulator.engine import rows
 
 _BATCH = 4096
@@ -33,22 +33,19 @@ _NOT_IN_FORCE = ("baseline", "rollout")
 def columns_of(decisions: Sequence[RecordedDecision]) -> Columns:
     """What was recorded of some decisions with equally many workers, `(b, n)` each."""
     columns = np.stack([decision.columns for decision in decisions], axis=1)
+    names = np.stack([decision.workers.name_hash for decision in decisions])
+    models = np.array([model_hash_of(decision.request.model) for decision in decisions], np.uint64)[:, None]
     arrays: dict[str, Any] = {
         "eligible": np.stack([decision.eligible for decision in decisions]),
         "weight": np.stack([decision.workers.weight for decision in decisions]),
-        "name_hash": np.stack([decision.workers.name_hash for decision in decisions]),
-        "identity": np.stack([_identity_of(decision.workers.name_hash, decision) for decision in decisions]),
-        "kind_identity": np.stack([_identity_of(decision.workers.kind_hash, decision) for decision in decisions]),
+        "name_hash": names,
+        "identity": hash_draw(names, models),
+        "kind_identity": hash_draw(np.stack([decision.workers.kind_hash for decision in decisions]), models),
         **dict(zip(COLUMNS, columns, strict=True)),
     }
     for array in arrays.values():
         array.flags.writeable = False
     return Columns(**{field.name: arrays[field.name] for field in fields(Columns)})
-
-
-def _identity_of(hashes: UintArray, decision: RecordedDecision) -> FloatArray:
-    found: FloatArray = identity_of(hashes, np.uint64(model_hash_of(decision.request.model)))
-    return found
 
 
 @dataclass(frozen=True, slots=True)

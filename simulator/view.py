@@ -10,7 +10,7 @@ from balancer.kernel.settings import EstimatorSettings
 from balancer.kernel.state import RequestFeatures
 from balancer.kernel.view import View, column, part
 from policies.base import FloatArray, UintArray
-from policies.hashing import identity_of
+from policies.hashing import hash_draw
 from simulator.engine.compiled import compiled, from_source, mix
 from simulator.engine.knowledge import row
 from simulator.engine.layout import Sim
@@ -77,7 +77,7 @@ class BatchView(View):
 
     def _identity_of(self, hashes: UintArray) -> FloatArray:
         models = self._sim.decision.model_hash[self._rows_of_all, self._sim.pending.model]
-        found: FloatArray = identity_of(hashes, models[:, None])
+        found: FloatArray = hash_draw(hashes, models[:, None])
         return found
 
     @column

@@ -86,7 +86,7 @@ class DecisionScratch(NamedTuple):
     name_hash: AnyArray = array("e n", np.uint64)
     """`(e, n)`."""
     kind_hash: AnyArray = array("e n", np.uint64)
-    """Of each worker's kind of device, `(e, n)`, see `policies.hashing.kind_hash_of`."""
+    """Hash of each worker's device kind, `(e, n)`; see `policies.hashing.kind_hash_of`."""
     model_hash: AnyArray = array("e m", np.uint64)
     """`(e, m)`, see `policies.hashing.model_hash_of`."""
     reported_s: FloatArray = array("r", start=-np.inf)

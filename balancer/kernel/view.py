@@ -24,7 +24,7 @@ from balancer.kernel.estimators.tokens import Tokens
 from balancer.kernel.settings import EstimatorSettings, Settings
 from balancer.kernel.state import FleetState
 from policies.base import BoolArray, FloatArray, Policy, Request, UintArray
-from policies.hashing import identity_of
+from policies.hashing import hash_draw
 
 if TYPE_CHECKING:
     from balancer.kernel.python_kernel import Kernel
@@ -306,7 +306,7 @@ class LiveView(View):
         return self._identity_of(self._fleet.decision.kind_hash[0])
 
     def _identity_of(self, hashes: UintArray) -> FloatArray:
-        found: FloatArray = identity_of(hashes, self._fleet.decision.model_hash[0, self.column])
+        found: FloatArray = hash_draw(hashes, self._fleet.decision.model_hash[0, self.column])
         return found
 
     @column

@@ -37,7 +37,7 @@ from balancer.kernel.state import (
 )
 from policies.base import FloatArray
 from policies.costs import DRAW, ONE
-from policies.hashing import hash_draw, identity_of, rendezvous_cost
+from policies.hashing import hash_draw, rendezvous_cost
 
 _ABOVE = np.uint64(51)
 """By how many bits a model's column is moved up: beyond those that tell a key's place, with room for all models."""
@@ -221,11 +221,11 @@ def match(x: FleetState, e: int, first: int, model: int) -> None:
 
 
 def identity(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
-    return float(identity_of(x.decision.name_hash[e, w], x.decision.model_hash[e, request.model]))
+    return float(hash_draw(x.decision.name_hash[e, w], x.decision.model_hash[e, request.model]))
 
 
 def kind_identity(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
-    return float(identity_of(x.decision.kind_hash[e, w], x.decision.model_hash[e, request.model]))
+    return float(hash_draw(x.decision.kind_hash[e, w], x.decision.model_hash[e, request.model]))
 
 
 OF_WORKER: dict[str, Callable[[FleetState, int, int, int, RequestFeatures, float], float]] = {

@@ -31,7 +31,7 @@ from balancer.scheduler.fleet import Fleet
 from balancer.scheduler.keys import OF_SEQUENCES, STICKY
 from policies.base import BoolArray, FloatArray, Policy, Request, UintArray
 from policies.columns import Columns, columns_of
-from policies.hashing import identity_of, model_hash_of
+from policies.hashing import hash_draw, model_hash_of
 
 _NONE = 2**64 - 1
 _ARRAYS = sum(map(len, SEEN.values()))
@@ -359,14 +359,14 @@ def _decisions(raw: Sequence[_RawDecision], basis: DecisionBasis) -> Iterator[Jo
     prompt_tokens = np.repeat(np.array([each.request.prompt_tokens for each in raw], np.float64), n)
     view = _Seen(seen.reshape(_ARRAYS, count * n), rows, keyed, prompt_tokens, now_s, basis.estimators)
     columns = {name: getattr(view, name).reshape(count, n) for name in _COLUMNS}
+    models = np.array([model_hash_of(each.request.model) for each in raw], np.uint64)[:, None]
+    identities = np.stack([hash_draw(hashes, models) for hashes in (basis.name_hash, basis.kind_hash)])
     for place, each in enumerate(raw):
         policy, role = basis.deciders[each.decider]
         if policy is None:
             raise ValueError("a decider that there is not")
-        model_hash = np.uint64(model_hash_of(each.request.model))
-        identities = [identity_of(hashes, model_hash) for hashes in (basis.name_hash, basis.kind_hash)]
         seen_now = {name: columns[name][place] for name in _COLUMNS}
-        shown = Columns(eligible[place], basis.weight, basis.name_hash, *identities, **seen_now)
+        shown = Columns(eligible[place], basis.weight, basis.name_hash, *identities[:, place], **seen_now)
         answered = Answered(each.request, None, cast(LiveView, shown), policy, shares[place], True, each.at_s, role)
         yield JournalDecision(each.at, answered, _made(each, policy, basis), each.question, basis)
 

@@ -39,7 +39,7 @@ class RelayedStream:
         self.received_bytes = 0
         self._sent_bytes = 0
         self.messages = 0
-        """Of the answer."""
+        """How many messages of the answer have come."""
         self._first_s = self._last_s = math.nan
         """When messages of the answer came."""
         self._asked_again = False

@@ -107,8 +107,9 @@ def read_artifact(content: bytes, name: str) -> Artifact:
             )
     if not arrays["beta"] > 0:
         raise ValueError(f"{name} has beta {float(arrays['beta'])}, must be above 0; train it anew")
-    if (np.diff(arrays["tolls"][:, 0]) <= 0).any() or (arrays["tolls"][-1:] != NO_TOLLS).any():
-        raise ValueError(f"{name} has tolls out of order; train it anew with `balancer train`")
+    tolls = arrays["tolls"]
+    if (np.diff(tolls[:, 0]) <= 0).any() or (tolls[-1:] != NO_TOLLS).any() or (tolls < 0).any():
+        raise ValueError(f"{name} has tolls out of order, or below 0; train it anew with `balancer train`")
     lowest, highest = arrays.pop("lowest"), arrays.pop("highest")
     return Artifact(Network(**arrays), lowest, highest, record, digest)
 

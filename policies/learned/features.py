@@ -90,7 +90,7 @@ def saving_of(cached: Elements, saving_s: Elements, numbers: Elements) -> Elemen
 
 
 def tolls_of(tolls: FloatArray, identity: FloatArray, kind_identity: FloatArray) -> FloatArray:
-    """Of each worker; one that is not known has that of its kind, else none."""
+    """The toll of each worker, `(..., n)`: its own, else that of its device kind, else 0."""
     found = np.zeros(identity.shape)
     for identities in (kind_identity, identity):
         place = np.searchsorted(tolls[:, 0], identities)
@@ -167,8 +167,8 @@ OF_FLEET = (
 )
 """The same for every worker."""
 FEATURES = OF_WORKER + OF_FLEET
-"""In the order of the network's inputs. cost: that of `expected_latency` with the toll, what a warm cache saves left
-out; saved: what that is; best = the least cost; least and mean are over the eligible workers."""
+"""The network's inputs, in their order. In the ratios, cost is that of `expected_latency` plus the toll, without what a
+warm cache saves, which is `saved`; best is the least cost; least and mean are over the eligible workers."""
 
 TERMS = (
     Feature("backlog", Ratio("backlog_s", by="best_s"), "1", 1000.0),

@@ -9,6 +9,7 @@ import math
 import numpy as np
 
 from policies.base import WORST, BoolArray, FloatArray
+from policies.costs import mean as mean_of_eligible
 from policies.expected_latency import generated_s
 from policies.learned.features import (
     OF_FLEET,
@@ -96,7 +97,8 @@ def fill_learned(
     mean, lead = rest[:hidden], rest[hidden : 2 * hidden]
     coefficients = rest[2 * hidden : 2 * hidden + _TERMS]
     of_fleet = rest[2 * hidden + _TERMS : 2 * hidden + _TERMS + _FLEET]
-    best_s = _look(lines, of_request, weights.numbers, weights.tolls)
+    mean_matched = mean_of_eligible(columns[_MATCHED], eligible, 0.0, scratch) if of_request[2] > 0 else 0.0
+    best_s = _look(lines, of_request, mean_matched, weights.numbers, weights.tolls)
     score = lines[_SCORE]
     for w in range(m):
         score[w] = -relative_cost(lines[_COST, w], lines[_SAVED, w], best_s)
@@ -141,7 +143,7 @@ def _toll_of(tolls: FloatArray, identity: float, kind_identity: float) -> float:
 
 
 def _place_of(tolls: FloatArray, identity: float) -> int:
-    """Of the first line that is not before it; the last one is before nobody."""
+    """Index of the first row whose identity is not less; that of the last row is greater than any."""
     low, high = 0, len(tolls) - 1
     while low < high:
         middle = (low + high) // 2
@@ -150,14 +152,6 @@ def _place_of(tolls: FloatArray, identity: float) -> int:
         else:
             high = middle
     return low
-
-
-def _mean_matched(lines: FloatArray) -> float:
-    found = 0.0
-    for w in range(lines.shape[1]):
-        if lines[_MATCHED, w] > 0:
-            found += lines[_MATCHED, w] if lines[_MATCHED, w] < WORST else WORST
-    return found / float(lines.shape[1])
 
 
 def _generated(
@@ -180,10 +174,15 @@ def _generated(
     )
 
 
-def _look(lines: FloatArray, of_request: tuple[float, float, float], numbers: FloatArray, tolls: FloatArray) -> float:
+def _look(
+    lines: FloatArray,
+    of_request: tuple[float, float, float],
+    mean_matched: float,
+    numbers: FloatArray,
+    tolls: FloatArray,
+) -> float:
     """Write the fields of `FeatureInputs` to their lines; returns `best_s`."""
     rows, deadline_s, prompt_tokens = of_request
-    mean_matched = _mean_matched(lines) if prompt_tokens > 0 else 0.0
     for w in range(lines.shape[1]):
         service_s = lines[_SERVICE, w] if lines[_SERVICE, w] < WORST else WORST
         toll_s = _toll_of(tolls, lines[_IDENTITY, w], lines[_KIND_IDENTITY, w]) * service_s

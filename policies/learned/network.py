@@ -42,9 +42,9 @@ class Network(NamedTuple):
     beta: FloatArray
     """How sharply the score decides; `()`, above 0."""
     numbers: FloatArray = DEFAULT_NUMBERS
-    """Of the cost that the network corrects, see `features.Numbers`; `(6,)`."""
+    """Parameters of the cost that the network corrects, in the order of `features.Numbers`; `(6,)`."""
     tolls: FloatArray = NO_TOLLS
-    """`(p, 2)`: identity of a model at a worker, or at a kind of worker (`hashing.identity_of`), ascending, and its
+    """`(p, 2)`: identity of a model at a worker, or at a kind of worker (`hashing.hash_draw`), ascending, and its
     toll: how many services of the model all others must be worse before it is taken. Last `NO_TOLLS`."""
 
     def term(self, features: FloatArray, terms: FloatArray, eligible: BoolArray) -> FloatArray:

@@ -61,14 +61,16 @@ class Learned(Policy):
 
     def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
         """Softmax shares, `(..., n)`."""
+        return shares(self.loaded.network, self._inputs(request, fleet), fleet)
+
+    def _inputs(self, request: Request, fleet: FleetView) -> Inputs:
         network = self.loaded.network
-        return shares(network, inputs(request, fleet, network.numbers, network.tolls), fleet)
+        return inputs(request, fleet, network.numbers, network.tolls)
 
     def out_of_range(self, request: Request, fleet: FleetView) -> float | FloatArray:
         """See `Policy`; inputs are logarithms, so one width beyond is far beyond."""
         trained = self.loaded
-        cost = trained.network.numbers, trained.network.tolls
-        x, eligible = inputs(request, fleet, *cost).features, fleet.eligible[..., None]
+        x, eligible = self._inputs(request, fleet).features, fleet.eligible[..., None]
         over = (x - trained.highest) / trained.width
         under = (trained.lowest - x) / trained.width
         excess = np.where(eligible, np.maximum(over, under), 0.0)
@@ -76,8 +78,7 @@ class Learned(Policy):
         return farthest
 
     def contributions(self, request: Request, fleet: FleetView) -> Mapping[str, FloatArray]:
-        network = self.loaded.network
-        return contributions(network, inputs(request, fleet, network.numbers, network.tolls), fleet.eligible)
+        return contributions(self.loaded.network, self._inputs(request, fleet), fleet.eligible)
 
 
 def shares(network: Network, given: Inputs, fleet: FleetView) -> FloatArray:

@@ -48,13 +48,7 @@ A log tells of policies that make picks which the logging policy made now and th
 )
 @click.option("--simulation/--no-simulation", default=True, show_default=True, help="Simulate the fleet of the log.")
 @click.option("--seeds", type=click.IntRange(min=1), default=5, show_default=True, help="Runs of each simulation.")
-@click.option(
-    "--profile",
-    "profiles",
-    type=click.Path(path_type=Path, dir_okay=False),
-    multiple=True,
-    help="Service times of a device kind (balancer profile), which go before the log's; repeat.",
-)
+@inputs.profile_option()
 @inputs.file_option("--json", "Write all numbers there.")
 def evaluate(
     path: Path,

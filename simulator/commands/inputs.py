@@ -59,6 +59,16 @@ def all_policies() -> dict[str, Policy]:
     }
 
 
+def profile_option() -> Callable[[Any], Any]:
+    return click.option(
+        "--profile",
+        "profiles",
+        type=click.Path(path_type=Path, dir_okay=False),
+        multiple=True,
+        help="Service times of a device kind (balancer profile), which go before the log's; repeat.",
+    )
+
+
 def check_folder(option: str, path: Path | None) -> None:
     """Before a long run, rather than after it: raise `click.UsageError` where the file's folder is not there."""
     if path is not None and not path.parent.is_dir():

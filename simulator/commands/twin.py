@@ -27,13 +27,7 @@ LOG is the folder that decision_log.folder of the config names, or one file of i
 @click.command(epilog=_EPILOG)
 @click.argument("log", type=click.Path(path_type=Path, exists=True))
 @click.option("--seeds", type=click.IntRange(min=2), default=5, show_default=True, help="Runs of the simulation.")
-@click.option(
-    "--profile",
-    "profiles",
-    type=click.Path(path_type=Path, dir_okay=False),
-    multiple=True,
-    help="Service times of a device kind (balancer profile), which go before the log's; repeat.",
-)
+@inputs.profile_option()
 @inputs.file_option("--json", "Write all numbers there.")
 @click.pass_context
 def twin(ctx: click.Context, log: Path, seeds: int, profiles: tuple[Path, ...], json_path: Path | None) -> None:

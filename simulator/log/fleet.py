@@ -50,10 +50,6 @@ ASSUMPTIONS = (
 )
 """What no decision log tells; in words, for reports."""
 
-_FEW = 20
-"""Requests to idle workers below which nothing is concluded from them."""
-_MOST_CV = 1.5
-_LEAST_CV = 0.01
 _SETTLED_S = 1.0
 """A worker seen later than this after the first decision has joined, and not been there from the start."""
 

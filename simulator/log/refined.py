@@ -114,7 +114,7 @@ def _rounds(
         counters, off = _simulated(believed, logged)
         if off < least:
             best, least = believed, off
-        if off < _CLOSE:
+        if off < _CLOSE or not counters:
             break
         corrected = _corrected(believed, logged, counters, measured)
         believed = _between(believed, with_answers(corrected))

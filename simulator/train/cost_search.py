@@ -14,13 +14,13 @@ from cmaes import CMA, SepCMA
 
 from policies.base import FloatArray
 from policies.expected_latency import ExpectedLatency
-from policies.hashing import identity_of, key_of, kind_hash_of, model_hash_of
+from policies.hashing import hash_draw, key_of, kind_hash_of, model_hash_of
 from policies.learned.features import NO_TOLLS, Numbers
 from policies.learned.network import Network
 from simulator.run import run
 from simulator.scenario import Scenario
 from simulator.spec import FleetSpec
-from simulator.train.pgpe import parts_of
+from simulator.train.pgpe import parts_of, weighed
 from simulator.train.pool import TaskPool
 from simulator.train.settings import TrainingSettings
 from simulator.train.validation import learned
@@ -100,7 +100,7 @@ def table_of(tolls: Mapping[Place, float]) -> FloatArray:
 
 
 def _identity(name_hash: int, model: str) -> float:
-    return float(identity_of(np.array([name_hash], np.uint64), np.uint64(model_hash_of(model)))[0])
+    return float(hash_draw(np.array([name_hash], np.uint64), np.uint64(model_hash_of(model)))[0])
 
 
 def toll_at(table: FloatArray, place: Place) -> float:
@@ -192,8 +192,6 @@ def advantages(
     found = []
     for network in networks:
         parts = parts_of(run(scenario.fleet, arrivals, learned(network), seeds=seeds))
-        mean, tail, missed = (one - other for one, other in zip(parts, by_default, strict=True))
-        regret = np.maximum(mean, 0.0) + np.maximum(tail, 0.0)
-        cost = mean + settings.tail_weight * tail + settings.deadline_weight * missed + settings.regret_weight * regret
-        found.append(float(cost.mean()))
+        advantage = weighed(parts, by_default, settings) - weighed(by_default, by_default, settings)
+        found.append(float(advantage.mean()))
     return found

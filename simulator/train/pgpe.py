@@ -106,15 +106,21 @@ def cost_of(result: Result, episodes: Sequence[Episode], settings: TrainingSetti
     `episodes`: those that were played, by as many environments in a row each. The slowest 2% on average is the
     conditional value at risk, which a sample tells with less noise than its p99 (Rockafellar and Uryasev 2000).
     """
-    mean, tail, missed = parts_of(result)
-    cost = mean + settings.tail_weight * tail + settings.deadline_weight * missed
+    parts = parts_of(result)
     if settings.regret_weight:
         fleets, arrivals = [one.scenario.fleet for one in episodes], [one.arrivals for one in episodes]
         reference = run(fleets, arrivals, ExpectedLatency(), seeds=[one.seed for one in episodes])
-        mean_of_it, tail_of_it = (np.repeat(part, len(mean) // len(part)) for part in parts_of(reference)[:2])
-        regret = np.maximum(mean - mean_of_it, 0.0) + np.maximum(tail - tail_of_it, 0.0)
-        cost = cost + settings.regret_weight * regret
-    return cost
+        by_default = tuple(np.repeat(part, len(parts[0]) // len(part)) for part in parts_of(reference))
+        return weighed(parts, by_default, settings)
+    return weighed(parts, parts, settings)
+
+
+def weighed(parts: Sequence[FloatArray], by_default: Sequence[FloatArray], settings: TrainingSettings) -> FloatArray:
+    """One number for what `parts_of` tells, `(e,)`: what is above the same parts by default counts again."""
+    mean, tail, missed = parts
+    regret = np.maximum(mean - by_default[0], 0.0) + np.maximum(tail - by_default[1], 0.0)
+    cost: FloatArray = mean + settings.tail_weight * tail + settings.deadline_weight * missed
+    return cost + settings.regret_weight * regret
 
 
 def parts_of(result: Result) -> tuple[FloatArray, FloatArray, FloatArray]:

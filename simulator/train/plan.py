@@ -65,6 +65,10 @@ class TrainingPlan:
     """By name; complete."""
     schema: str = SCHEMA
 
+    @property
+    def for_one_fleet(self) -> bool:
+        return bool(self.fleet or self.from_log)
+
     @staticmethod
     def from_json(found: Mapping[str, Any]) -> TrainingPlan:
         lists = {name: tuple(found[name]) for name in ("scenarios", "profile")}
@@ -127,7 +131,7 @@ def make_plan(given: Mapping[str, Any]) -> TrainingPlan:
         hidden = start_of(plan.init).network.b1.size
         if values.setdefault("hidden", hidden) != hidden:
             raise ValueError(f"hidden is {values['hidden']}, and {plan.init} has {hidden}: leave one of the two out")
-    if plan.fleet or plan.from_log:
+    if plan.for_one_fleet:
         values = _ONE_FLEET | values
     return dataclasses.replace(plan, settings=dataclasses.asdict(make_settings(values)))
 
@@ -165,7 +169,8 @@ def course(plan: TrainingPlan) -> ResolvedPlan:
         named, judged = [before], [after]
     for one in named:
         if one.workload.clients:
-            raise ValueError(f"scenarios has {one.name}, a closed loop, which is not trained on: leave it out")
+            field_name = "fleet" if plan.fleet else "scenarios"
+            raise ValueError(f"{field_name} has {one.name}, a closed loop, which is not trained on: leave it out")
     covering([one.fleet for one in (*named, random_scenario(np.random.default_rng(0)))])  # they must fit together
     share = settings.random_share
     draw = Randomised(tuple(named), share)
@@ -178,7 +183,7 @@ def course(plan: TrainingPlan) -> ResolvedPlan:
         validation_cases(judged, share, settings.validation_episodes),
         cases(judged, settings.report_seeds, 5 * settings.report_seeds if share else 0, REPORT_SEED),
     )
-    if not (plan.fleet or plan.from_log):
+    if not plan.for_one_fleet:
         return ResolvedPlan(Pgpe(settings, draw, plan.seed, start), draw, *judging)
     algorithm = CostSearch(settings, named[0], plan.seed, start)
     return ResolvedPlan(algorithm, draw, *judging, places_of(named[0].fleet))

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from policies.hashing import identity_of, key_of, kind_hash_of, model_hash_of
+from policies.hashing import hash_draw, key_of, kind_hash_of, model_hash_of
 from policies.learned import Learned
 from policies.learned.artifact import make_artifact, write_artifact
 from policies.learned.features import FEATURES, NO_TOLLS
@@ -25,7 +25,7 @@ def owing(
 
 
 def _identity(name_hash: int, model: str) -> float:
-    return float(identity_of(np.array([name_hash], np.uint64), np.uint64(model_hash_of(model)))[0])
+    return float(hash_draw(np.array([name_hash], np.uint64), np.uint64(model_hash_of(model)))[0])
 
 
 def write_weights(path: Path, beta: float = 20.0, **highest: float) -> str:

@@ -50,7 +50,7 @@ class PromptEnd:
     """0: none came."""
     by: By
     worker: str = ""
-    """The worker that was asked last; empty: none was asked."""
+    """Name of the worker that the request was sent to last; empty before the first attempt."""
     policy: str = ""
     latency_s: float = math.nan
     answering_s: float = math.nan

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.hashing import identity_of, key_of, kind_hash_of, model_hash_of
+from policies.hashing import hash_draw, key_of, kind_hash_of, model_hash_of
 from policies.learned.features import NO_TOLLS, Numbers
 from policies.learned.network import Network, untrained
 from simulator.scenario import load_scenario
@@ -21,7 +21,7 @@ PLACES = (Place("m", "a", "T4"), Place("m", "b", "T4"), Place("m", "c", ""), Pla
 
 
 def identity(name_hash: int, model: str) -> float:
-    return float(identity_of(np.array([name_hash], np.uint64), np.uint64(model_hash_of(model)))[0])
+    return float(hash_draw(np.array([name_hash], np.uint64), np.uint64(model_hash_of(model)))[0])
 
 
 def search(seed: int = 0, start: Network | None = None, **settings: Any) -> CostSearch:
