@@ -18,7 +18,7 @@ from simulator.engine import layout as at
 from simulator.engine import loop, rows, truth
 from simulator.engine.allocate import PromptRoom, allocate, check_fits
 from simulator.engine.check import check_arrivals, check_fleet
-from simulator.engine.deciders import decider
+from simulator.engine.deciders import decider, placer
 from simulator.engine.fill import EngineTables, fill
 from simulator.engine.holding import have_held
 from simulator.result import Result, Status
@@ -129,8 +129,8 @@ class Batch:
         """Raise `ValueError` where requests are held: who is held is asked for in turns, by the engine alone."""
         if self.sim.plan.env[:, at.E_HOLDS].any():
             raise ValueError(
-                "settings.holding names models, and only a policy that the engine compiles may hold requests, without "
-                "keys or with sticky_keys: false: choose a policy that ships, or leave holding.models empty"
+                "settings.holding names models, and only a policy that the engine compiles may hold requests: choose a "
+                "policy that ships, or leave holding.models empty"
             )
 
     def run_inside(self, policy: Policy, workers: IntArray | None = None) -> bool:
@@ -143,9 +143,11 @@ class Batch:
         own_holding = type(policy).holds is not Policy.holds or type(policy).urgency is not Policy.urgency
         if own_holding and self.sim.plan.env[:, at.E_HOLDS].any():
             raise ValueError(f"policy {policy.name} says itself who is held, which is not simulated: choose another")
-        found = None if self.sticky(policy) else decider(policy, self.native, self.sim.sizes.workers)
+        found = decider(policy, self.native, self.sim.sizes.workers)
         if found is None:
             return False
+        if self.sticky(policy):
+            self.sim.plan.env[self._placed, at.E_PLACER] = placer(self.native, found.options)
         have_held(self.native, found.options, self.sim.plan.env, found.address)
         self.waiting[:] = True
         workers = self._everyone if workers is None else workers

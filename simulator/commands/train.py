@@ -272,6 +272,8 @@ def _show(console: Console, best: Artifact, out: Path) -> None:
         console.print(f"  {scenario:<24} mean {mean}, p99 {p99} of expected_latency's", highlight=False)
         if (best.record["fleet"] or best.record["from_log"]) and found["mean"][2] >= 1:
             console.print("Nothing to gain here: no lower mean is certain. Use expected_latency.", highlight=False)
+        elif best.record["weighs_keys"]:
+            console.print("It weighs keys itself: set requests.sticky_keys: false where it serves.", highlight=False)
     for model, tolls in best.record["tolls"].items():
         console.print(f"  {escape(_of_tolls(model, tolls))}", highlight=False)
     console.print(f"Written: {out / _POLICY} (iteration {best.record['iteration']}), {_LAST}", highlight=False)

@@ -166,7 +166,9 @@ def assign(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
 def place(sim: Sim, e: int, k: int, decider: int, options: Options, now_s: float) -> None:
     lay_out(sim, e, k)
     sim.pending.how[e] = LIMITS | DRAWS | COUNTS | (NAMES if sim.plan.env[e, at.E_FALLIBLE] else 0)
-    _end(sim, e, k, call(decider, sim, options, e, k, now_s), now_s)
+    placer = int(sim.plan.env[e, at.E_PLACER])
+    decides = placer if placer > 0 and sim.demand.key[e, k] != 0 else decider
+    _end(sim, e, k, call(decides, sim, options, e, k, now_s), now_s)
 
 
 @outlined

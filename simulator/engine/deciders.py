@@ -6,11 +6,15 @@ import types
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from balancer.kernel.compiled.numba_records import Native
 from balancer.kernel.deciding import deciding
 from balancer.kernel.policy_answers import Answer, Compiler, answering, options_of
 from balancer.kernel.state import Options, RequestFeatures
+from balancer.scheduler.keys import STICKY
 from policies import Policy
+from policies.base import FloatArray
 from simulator.engine.calls import called_by_address
 from simulator.engine.coming import request_of, uniform_of
 from simulator.engine.compiled import from_source, inlined, outlined
@@ -46,12 +50,33 @@ def decider(policy: Policy, sim: Native, workers: int) -> EngineDecider | None:
     if found is None:
         return None
     options = Native(options_of(found, workers))
-    key = (found.name, sim.numba_type)
+    return EngineDecider(_address(found.name, found.answer, sim, options), options)
+
+
+def placer(sim: Native, options: Native) -> int:
+    """Address of what places requests with keys; it takes any options, and has its own."""
+    found = answering(STICKY, _COMPILER)
+    assert found is not None  # it ships
+    own = np.array(found.options)
+
+    def answered(x: Any, options: Options, e: int, first: int, request: RequestFeatures, now_s: float) -> int:
+        return int(found.answer(x, _OwnOptions(own), e, first, request, now_s))  # type: ignore[arg-type]  # it has no weights
+
+    return _address("-".join(("sticky", *map(str, found.options))), inlined(answered), sim, options)
+
+
+class _OwnOptions(NamedTuple):
+    values: FloatArray
+
+
+def _address(name: str, answer: Answer, sim: Native, options: Native) -> int:
+    key = (name, sim.numba_type)
     if key not in _functions:
-        decision = deciding(_unchecked(found.answer), _STEPS)
+        decision = deciding(_unchecked(answer), _STEPS)
         by_it = types.FunctionType(_decide.__code__, {**_decide.__globals__, "_decision": decision})
-        _functions[key] = called_by_address(by_it, found.name, sim, options)
-    return EngineDecider(_functions[key].address, options)
+        _functions[key] = called_by_address(by_it, name, sim, options)
+    address: int = _functions[key].address
+    return address
 
 
 def _unchecked(answer: Answer) -> Answer:

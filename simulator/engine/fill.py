@@ -119,6 +119,8 @@ def _fill_environment(env: FloatArray, fleet: FleetSpec) -> None:
         at.E_FALLIBLE: fallible,
         at.E_BALANCERS: fleet.balancers,
         at.E_UNEQUAL_WAYS: network.jitter_s > 0 or bool(network.across_s),
+        at.E_STICKY: fleet.settings.sticky_keys,
+        at.E_PLACER: 0.0,
         at.E_HOLDS: bool(fleet.settings.holding.models),
         at.E_HOLDER: 0.0,
         at.E_FADE: -math.expm1(-1.0 / estimators.service_memory_s),

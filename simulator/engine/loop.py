@@ -248,7 +248,8 @@ def _come(sim: Sim, e: int, k: int, decider: int, options: Options, now_s: float
         return _come_in_sequence(sim, e, k, now_s)
     if count_eligible(sim, e, k, now_s) == 0:
         return False
-    if sim.plan.env[e, at.E_HOLDER] > 0 and _is_held_model(sim.held, e, sim.demand.model[e, k]):
+    sticks = sim.plan.env[e, at.E_STICKY] > 0 and sim.demand.key[e, k] != 0
+    if sim.plan.env[e, at.E_HOLDER] > 0 and not sticks and _is_held_model(sim.held, e, sim.demand.model[e, k]):
         _attend(sim, e, at.ARRIVAL, k, options, now_s)
     elif decider != OUTSIDE:
         place(sim, e, k, decider, options, now_s)

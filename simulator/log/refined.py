@@ -54,9 +54,12 @@ class Logged(NamedTuple):
 
 
 def policy_of(log: DecisionLog) -> Policy | None:
-    """The policy in force that decided most; None where none was, or it cannot be had."""
-    in_force = Counter(decision.policy for decision in log if decision.policy.in_force)
-    return in_force.most_common(1)[0][0].build() if in_force else None
+    """The policy in force that decided most, or the hash that placed all; None where there is no decision.
+
+    Raises `DecisionLogError` where it cannot be had.
+    """
+    made = Counter(decision.policy for decision in log)
+    return max(made, key=lambda policy: (policy.in_force, made[policy])).build() if made else None
 
 
 def quantiles_of(log: DecisionLog, arrivals: Arrivals) -> dict[str, FloatArray]:

@@ -41,7 +41,7 @@ class LoggedDecisions:
     """The decisions of a log that tell of policies, in order of time; `(k,)` each.
 
     Those of the policy in force, which picked, and whose outcome is known: neither keys nor sequences, which the router
-    places itself, nor questions about models and servers.
+    places itself, but where they are asked for; nor questions about models and servers.
     """
 
     index: IntArray
@@ -61,14 +61,14 @@ class LoggedDecisions:
     certain_share: float
     """Share whose pick was as good as determined."""
     logging: tuple[tuple[RecordedPolicy, int], ...]
-    """Policies that decided, and how often; the most frequent first."""
+    """Policies that decided, and how often; those in force first, the most frequent of them before."""
 
     def __len__(self) -> int:
         return len(self.index)
 
 
-def decisions_of(log: DecisionLog) -> LoggedDecisions:
-    """The decisions that tell of policies.
+def decisions_of(log: DecisionLog, *, placed: bool = False) -> LoggedDecisions:
+    """The decisions that tell of policies; `placed`: and those of the router's hash.
 
     Raises:
         ValueError: there are too few, none has an outcome, or a propensity is no probability.
@@ -77,7 +77,7 @@ def decisions_of(log: DecisionLog) -> LoggedDecisions:
     in_force = [
         i
         for i, d in enumerate(log)
-        if d.policy.in_force and d.pick >= 0 and (d.run, d.request.number) not in log.questions
+        if (placed or d.policy.in_force) and d.pick >= 0 and (d.run, d.request.number) not in log.questions
     ]
     if not in_force:
         raise ValueError("the log has no decision of a policy in force: record requests without routing keys")
@@ -98,6 +98,7 @@ def decisions_of(log: DecisionLog) -> LoggedDecisions:
     at_s = np.array([unix_s(log, d.run, d.at_s) for d in made])
     order = np.argsort(at_s, kind="stable")
     index = np.array(known, np.int64)[order]
+    counts = Counter(d.policy for d in made)
     completion = COLUMNS.index("completion_s")
     latency_s, ok = joined.latency_s[index], joined.ok[index]
     return LoggedDecisions(
@@ -111,7 +112,7 @@ def decisions_of(log: DecisionLog) -> LoggedDecisions:
         without_outcome=len(in_force) - len(known),
         failed=int(np.count_nonzero(~ok)),
         certain_share=float(np.mean([d.probabilities.max() > CERTAIN * d.probabilities.sum() for d in made])),
-        logging=tuple(Counter(d.policy for d in made).most_common()),
+        logging=tuple(sorted(counts.items(), key=lambda each: (each[0].in_force, each[1]), reverse=True)),
     )
 
 

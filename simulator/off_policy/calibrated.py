@@ -96,10 +96,11 @@ def simulate(
     """
     fleet = calibration.fleet
     arrivals = capped(arrivals_from_log(log, [model.name for model in fleet.models]), fleet)
-    recorded, share = decisions.logging[0][0], decisions.logging[0][1] / len(decisions)
+    recorded, times = decisions.logging[0]
+    share = times / sum(count for policy, count in decisions.logging if policy.in_force == recorded.in_force)
     notes = list(calibration.notes)
     if share < 1:
-        notes.append(f"{share:.0%} of the decisions are of {recorded.name}, which stands for all in the simulation")
+        notes.append(f"{share:.0%} of the decisions are of {recorded.name}, which stands for all others")
     if any(refusal.reason == "shed" for refusal in log.refusals):
         notes.append("the log has requests shed by limits, which the simulation has not")
     metrics: dict[str, RunMetrics] = {}
@@ -134,7 +135,7 @@ def twin_of(log: DecisionLog, calibration: Calibration, *, seeds: int) -> Calibr
         ValueError: the log is no workload, or has no decisions to compare; see `simulate` and `decisions_of`.
         DecisionLogError: the logging policy is not installed.
     """
-    return simulate(log, decisions_of(log), {}, calibration, seeds=seeds)
+    return simulate(log, decisions_of(log, placed=True), {}, calibration, seeds=seeds)
 
 
 def _fit(model: str, simulated: LatencyMetric, logged_s: FloatArray) -> ModelFit:

@@ -119,8 +119,11 @@ def named(table: FloatArray, places: Sequence[Place]) -> dict[str, dict[str, flo
 class CostSearch:
     """An algorithm as `Pgpe` is one, for one fleet: what it steps is the cost, and not what corrects it."""
 
-    def __init__(self, settings: TrainingSettings, scenario: Scenario, seed: int, start: Network) -> None:
-        self.settings, self._scenario, self._seed, self._start = settings, scenario, seed, start
+    def __init__(
+        self, settings: TrainingSettings, scenario: Scenario, rivals: FleetSpec, seed: int, start: Network
+    ) -> None:
+        """`rivals`: the fleet as `expected_latency` has it."""
+        self.settings, self._scenario, self._rivals, self._seed, self._start = settings, scenario, rivals, seed, start
         self._places = places_of(scenario.fleet)
         first = settings.iterations if not self._places else round(settings.coefficients_share * settings.iterations)
         self._of_numbers_alone = first
@@ -161,7 +164,7 @@ class CostSearch:
         s = self.settings
         asked = self._ask()
         seeds = np.random.default_rng((self._seed, self.iteration)).integers(1 << 31, size=s.episodes).tolist()
-        played = partial(advantages, s, self._scenario, seeds)
+        played = partial(advantages, s, self._scenario, self._rivals, seeds)
         parts = [asked[part :: s.tasks] for part in range(min(s.tasks, len(asked)))]
         costs = [0.0] * len(asked)
         for part, found in enumerate(pool.map(played, [list(map(self._network_of, each)) for each in parts])):
@@ -184,11 +187,15 @@ class CostSearch:
 
 
 def advantages(
-    settings: TrainingSettings, scenario: Scenario, seeds: Sequence[int], networks: Sequence[Network]
+    settings: TrainingSettings,
+    scenario: Scenario,
+    rivals: FleetSpec,
+    seeds: Sequence[int],
+    networks: Sequence[Network],
 ) -> list[float]:
     """What each network costs more than `expected_latency`, over the same episodes; logarithms, below 0 is better."""
     arrivals = [scenario.arrivals(seed, settings.requests) for seed in seeds]
-    by_default = parts_of(run(scenario.fleet, arrivals, ExpectedLatency(), seeds=seeds))
+    by_default = parts_of(run(rivals, arrivals, ExpectedLatency(), seeds=seeds))
     found = []
     for network in networks:
         parts = parts_of(run(scenario.fleet, arrivals, learned(network), seeds=seeds))

@@ -106,6 +106,8 @@ class ResolvedPlan:
     report: tuple[ValidationEpisode, ...]
     places: tuple[Place, ...] = ()
     """Where models have tolls."""
+    weighs_keys: bool = False
+    """Whether keys, which the router's hash places for `expected_latency`, are the trained policy's to weigh."""
 
     @property
     def inputs(self) -> str:
@@ -171,6 +173,10 @@ def course(plan: TrainingPlan) -> ResolvedPlan:
         if one.workload.clients:
             field_name = "fleet" if plan.fleet else "scenarios"
             raise ValueError(f"{field_name} has {one.name}, a closed loop, which is not trained on: leave it out")
+    rivals = None
+    if plan.for_one_fleet:
+        rivals = named[0].fleet
+        named, judged = list(map(weighing_keys, named)), list(map(weighing_keys, judged))
     covering([one.fleet for one in (*named, random_scenario(np.random.default_rng(0)))])  # they must fit together
     share = settings.random_share
     draw = Randomised(tuple(named), share)
@@ -179,14 +185,23 @@ def course(plan: TrainingPlan) -> ResolvedPlan:
         start = start_of(plan.init).network
     else:
         start = initial(np.random.default_rng((plan.seed, 0)), settings.hidden, settings.beta)
-    judging = (
-        validation_cases(judged, share, settings.validation_episodes),
-        cases(judged, settings.report_seeds, 5 * settings.report_seeds if share else 0, REPORT_SEED),
-    )
-    if not plan.for_one_fleet:
-        return ResolvedPlan(Pgpe(settings, draw, plan.seed, start), draw, *judging)
-    algorithm = CostSearch(settings, named[0], plan.seed, start)
-    return ResolvedPlan(algorithm, draw, *judging, places_of(named[0].fleet))
+    validation = validation_cases(judged, share, settings.validation_episodes)
+    report = cases(judged, settings.report_seeds, 5 * settings.report_seeds if share else 0, REPORT_SEED)
+    if rivals is None:
+        return ResolvedPlan(Pgpe(settings, draw, plan.seed, start), draw, validation, report)
+    validation, report = (tuple(case._replace(rivals=rivals) for case in each) for each in (validation, report))
+    algorithm = CostSearch(settings, named[0], rivals, plan.seed, start)
+    weighs_keys = rivals != named[0].fleet
+    return ResolvedPlan(algorithm, draw, validation, report, places_of(named[0].fleet), weighs_keys)
+
+
+def weighing_keys(scenario: Scenario) -> Scenario:
+    """Without the router's hash, if it places keys that requests have."""
+    settings = scenario.fleet.settings
+    if not settings.sticky_keys or not scenario.arrivals(0, scenario.requests).keyed:
+        return scenario
+    fleet = dataclasses.replace(scenario.fleet, settings=dataclasses.replace(settings, sticky_keys=False))
+    return dataclasses.replace(scenario, fleet=fleet)
 
 
 def initial(generator: np.random.Generator, hidden: int, beta: float) -> Network:

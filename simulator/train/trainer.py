@@ -278,7 +278,8 @@ def artifacts(
     del record["schema"]  # the file has it, in full
     board = {} if short else scoreboard(network, course.report, settings.episode_requests, pool)
     tolls = named(network.tolls, course.places)
-    best = {**record, "iteration": kept.best_iteration, "scoreboard": board, "tolls": tolls}
+    weighs_keys = course.weighs_keys
+    best = {**record, "iteration": kept.best_iteration, "scoreboard": board, "tolls": tolls, "weighs_keys": weighs_keys}
     last = {**record, "iteration": course.algorithm.iteration}
     return make_artifact(network, lowest, highest, best), make_artifact(kept.last, lowest, highest, last)
 

@@ -17,6 +17,7 @@ from simulator.compare.metrics import WARM_UP_SHARE
 from simulator.compare.statistics import Estimate, ratio
 from simulator.run import run
 from simulator.scenario import Scenario
+from simulator.spec import FleetSpec
 from simulator.train.arena import counted_latency_s
 from simulator.train.pool import TaskPool
 from simulator.train.scenarios import random_scenario
@@ -35,6 +36,11 @@ class ValidationEpisode(NamedTuple):
     group: str
     scenario: Scenario
     seed: int
+    rivals: FleetSpec | None = None
+    """The fleet as others than the network have it; None: the scenario's."""
+
+    def fleet(self, policy: Policy) -> FleetSpec:
+        return self.scenario.fleet if self.rivals is None or isinstance(policy, Learned) else self.rivals
 
 
 def cases(named: Sequence[Scenario], each: int, random: int, first_seed: int) -> tuple[ValidationEpisode, ...]:
@@ -128,7 +134,7 @@ def latencies(chosen: Sequence[ValidationEpisode], requests: int, policy: Policy
 
 def _play(requests: int, policy: Policy, chosen: Sequence[ValidationEpisode]) -> FloatArray:
     """Cases side by side: mean and p99 of each, `(e, 2)`."""
-    fleets = [case.scenario.fleet for case in chosen]
+    fleets = [case.fleet(policy) for case in chosen]
     arrivals = [case.scenario.arrivals(case.seed, requests) for case in chosen]
     result = run(fleets, arrivals, policy, seeds=[case.seed for case in chosen])
     latency_s = counted_latency_s(result)[:, int(requests * WARM_UP_SHARE) :]

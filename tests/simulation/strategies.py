@@ -328,7 +328,7 @@ holdings = st.builds(
 
 @st.composite
 def holding_scenarios(draw: Draw) -> Scenario:
-    """Some models' requests are held; keys bind nobody, since those that they bind are never held."""
+    """Some models' requests are held, but for those that keys bind."""
     fleet, requests, seed = draw(scenarios())
-    chosen = dataclasses.replace(fleet.settings, holding=draw(holdings), sticky_keys=False)
+    chosen = dataclasses.replace(fleet.settings, holding=draw(holdings))
     return Scenario(dataclasses.replace(fleet, settings=chosen, tenants=("a", "b")), requests, seed)

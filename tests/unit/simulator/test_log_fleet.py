@@ -124,20 +124,26 @@ def test_waiting_for_the_device_is_taken_out(tmp_path: Path) -> None:
     assert max(abs(fit.p50_error.value) for fit in simulated.models) < 0.1
 
 
-def test_what_caches_save_is_found(tmp_path: Path) -> None:
-    keyed = Workload(40.0, (ModelTraffic("large"),), keys=UniformKeys(60))
+@pytest.mark.parametrize(("placed", "keys"), [(False, 60), (True, 300)])
+def test_what_caches_save_is_found_whoever_places_keys(tmp_path: Path, placed: bool, keys: int) -> None:
+    keyed = Workload(40.0, (ModelTraffic("large"),), keys=UniformKeys(keys))
     fleet = dataclasses.replace(
         FLEET,
         models=(dataclasses.replace(LARGE, batching=BatchingSpec(1)),),
         workers=FLEET.workers[:3],
         cache=CacheSpec(50, 0.6),
-        settings=Settings(sticky_keys=False),
+        settings=Settings(sticky_keys=placed),
         balancers=1,
     )
-    found = calibrate(simulated_log(tmp_path, fleet, keyed.arrivals(fleet, 4000, 3), PowerOfTwo(), 3)).fleet
-    assert not found.settings.sticky_keys
+    log = simulated_log(tmp_path, fleet, keyed.arrivals(fleet, 4000, 3), PowerOfTwo(), 3)
+    calibration = calibrate(log)
+    found = calibration.fleet
+    assert found.settings.sticky_keys == placed
     assert found.cache.saving == pytest.approx(0.6, abs=0.12)
-    assert 25 <= found.cache.entries <= 100
+    assert 15 <= found.cache.entries <= 100
+    made = twin_of(log, calibration, seeds=2)
+    assert (made.requests, made.models[0].requests > 3000) == (4000, True)
+    assert max(abs(fit.p50_error.value) for fit in made.models) < 0.1
 
 
 def test_a_profile_goes_before_the_log(log: DecisionLog) -> None:

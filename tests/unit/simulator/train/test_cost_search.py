@@ -26,7 +26,8 @@ def identity(name_hash: int, model: str) -> float:
 
 def search(seed: int = 0, start: Network | None = None, **settings: Any) -> CostSearch:
     values = {"iterations": 120, "coefficients_share": 0.5, "requests": 50, "episodes": 1, "tasks": 2}
-    return CostSearch(TrainingSettings(**values | settings), SCENARIO, seed, start or untrained(0, beta=50.0))
+    chosen = TrainingSettings(**values | settings)
+    return CostSearch(chosen, SCENARIO, SCENARIO.fleet, seed, start or untrained(0, beta=50.0))
 
 
 def test_of_each_model_the_least_toll_is_none_and_a_kind_has_its_workers_mean() -> None:
@@ -57,7 +58,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> None:
     """What costs least is written down: half a delay for others, and one worker that the first model keeps off."""
     kept_off = places_of(SCENARIO.fleet)[0]
 
-    def costs(settings: Any, scenario: Any, seeds: Any, networks: Sequence[Network]) -> list[float]:
+    def costs(settings: Any, scenario: Any, rivals: Any, seeds: Any, networks: Sequence[Network]) -> list[float]:
         return [
             abs(float(one.numbers[Numbers._fields.index("delayed_share")]) - 0.5)
             + abs(toll_at(one.tolls, kept_off) - 0.8)
@@ -117,6 +118,6 @@ def test_what_it_is_told_is_the_advantage_over_expected_latency() -> None:
     worse = same._replace(
         tolls=table_of({place: 1e3 if i % 12 else 0.0 for i, place in enumerate(places_of(SCENARIO.fleet))})
     )
-    found = cost_search.advantages(settings, SCENARIO, [1, 2], [same, worse])
+    found = cost_search.advantages(settings, SCENARIO, SCENARIO.fleet, [1, 2], [same, worse])
     assert abs(found[0]) < 0.2
     assert found[1] > 1.0

@@ -1,5 +1,6 @@
 """`balancer train` as a shell sees it: small runs of the real thing, killed and not, in processes and on Ray."""
 
+import dataclasses
 import functools
 import json
 import os
@@ -19,6 +20,7 @@ from support.simulated_logs import simulated_log
 
 from balancer.cli import main as cli
 from balancer.config.policy_options import build_policy
+from policies.expected_latency import ExpectedLatency
 from policies.learned.artifact import Artifact, make_artifact, read_artifact, write_artifact
 from policies.learned.features import FEATURES
 from policies.random_choice import RandomChoice
@@ -28,6 +30,7 @@ from simulator.train.pgpe import Pgpe
 from simulator.train.plan import initial
 from simulator.train.pool import TaskPool
 from simulator.train.trainer import read_checkpoint
+from simulator.train.validation import learned
 
 SMALL = (
     *("--scenarios", "stale-reports", "--scenarios", "homogeneous-steady", "--iterations", "24"),
@@ -375,6 +378,18 @@ def test_the_default_is_the_train_split_without_what_routing_does_not_decide() -
     assert "heterogeneous-bursty" in names
     assert not set(names) & set(planning.NOT_TRAINED_ON)
     assert not any(load_scenario(name).split == "held-out" for name in names)
+
+
+def test_for_one_fleet_keys_are_the_networks_to_weigh_and_its_rival_has_the_routers_hash(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keyed = load_scenario("cache-affinity")
+    placed = dataclasses.replace(keyed.fleet, settings=dataclasses.replace(keyed.fleet.settings, sticky_keys=True))
+    monkeypatch.setattr(planning, "load_scenario", lambda name: dataclasses.replace(keyed, fleet=placed))
+    found = planning.course(planning.make_plan({"fleet": "cache-affinity"}))
+    (judged,) = {case.fleet(learned(found.algorithm.network)).settings.sticky_keys for case in found.validation}
+    (rival,) = {case.fleet(ExpectedLatency()).settings.sticky_keys for case in found.validation}
+    assert (found.weighs_keys, judged, rival) == (True, False, True)
 
 
 def test_a_run_from_a_log_has_settings_of_its_own() -> None:
