@@ -31,6 +31,7 @@ _COMMANDS = {
     "scenarios": ("simulator.commands.scenarios", "List what there is to simulate."),
     "scoreboard": ("simulator.commands.scoreboard", "All policies on all scenarios, as a page."),
     "train": ("simulator.commands.train", "Train the learned policy in the simulator."),
+    "learn": ("balancer.learn.command", "Train on a running balancer's log, week after week."),
 }
 """By name: the module that holds the command under that name, and its line in the list: listing imports none."""
 
@@ -46,6 +47,7 @@ _EXTRAS = {
     "scenarios": "sim",
     "scoreboard": "sim",
     "train": "train",
+    "learn": "train",
 }
 _EXTRAS_OF_MODULES = {"ray": "ray", "kubernetes": "kubernetes"}
 _OURS = ("balancer", "policies", "simulator")

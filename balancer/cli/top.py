@@ -96,8 +96,10 @@ def _head(shown: PageDocument) -> RenderableType:
         if recent.picked + recent.without_pick
         else f"no requests in the last {_time(recent.window_s)}"
     )
+    learning = f"learning: {process.learning}\n" if process.learning else ""
     return _text(
         f"policy {process.decides}; decided by {decides}   config {shown.config.hash}{several}\n"
+        f"{learning}"
         f"{traffic}   workers: {states}"
     )
 

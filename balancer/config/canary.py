@@ -1,4 +1,4 @@
-"""The sections of the config file about policies beside the one in force: guard, shadow and rollout.
+"""The sections of the config file about policies beside the one in force: guard, shadow, rollout and learning.
 
 As in `sections`, the text under a field is its documentation, and defaults are the core's.
 """
@@ -7,7 +7,7 @@ import dataclasses
 from itertools import pairwise
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from balancer.config.sections import PolicyName, PolicySection
 from balancer.files.schema import Fraction, Positive, StrictModel, field_error
@@ -23,6 +23,15 @@ _SETTLE_SHARE = 0.4
 _WATCH_STEPS = 6
 """So many steps long a rollout is watched at share 1."""
 Share = Annotated[float, Field(gt=0, le=1)]
+
+
+def _ascending(shares: tuple[float, ...]) -> tuple[float, ...]:
+    if any(before >= after for before, after in pairwise(shares)):
+        raise ValueError("must ascend, such as [0.01, 0.1, 0.5, 1.0]")
+    return shares
+
+
+Shares = Annotated[tuple[Share, ...], Field(min_length=1), AfterValidator(_ascending)]
 
 
 class BaselineSection(PolicySection):
@@ -93,18 +102,11 @@ class RolloutSection(PolicySection):
 
     name: PolicyName
     """The new policy, one of `balancer policies`."""
-    shares: tuple[Share, ...] = Field(default=_ROLLOUT.shares, min_length=1)
+    shares: Shares = _ROLLOUT.shares
     """Shares of the requests that the new policy decides, ascending. At 1 it is watched for six steps and 100 pairs of
     windows; then write it into `policy`, and remove this section."""
     step_s: Positive = _ROLLOUT.step_s
     """Least seconds of a step. There is no next step while evidence stands against the new policy."""
-
-    @field_validator("shares")
-    @classmethod
-    def _ascending(cls, shares: tuple[float, ...]) -> tuple[float, ...]:
-        if any(before >= after for before, after in pairwise(shares)):
-            raise ValueError("must ascend, such as [0.01, 0.1, 0.5, 1.0]")
-        return shares
 
     def settings(self, guard: GuardSettings) -> RolloutSettings:
         """What the core is configured with; `guard` as the section guard says, though a rollout always has windows."""
@@ -113,3 +115,18 @@ class RolloutSection(PolicySection):
                 guard, window_s=_GUARD.window_s, settle_s=_GUARD.settle_s, window_every_s=_GUARD.window_every_s
             )
         return RolloutSettings(self.shares, self.step_s, watch_s=_WATCH_STEPS * self.step_s, guard=guard)
+
+
+class LearningSection(StrictModel):
+    """Policies that `balancer learn`, beside the balancer, trains on its decision log and puts in force."""
+
+    folder: str | None = None
+    """Folder of the learner, relative to the config file; null: there is none."""
+    enabled: bool = True
+    """false: what it put in force is taken back at once, and it does nothing."""
+    shadow_share: Share = 0.1
+    """Share of the decisions that a new policy is asked about before it gets any."""
+    shares: Shares = _ROLLOUT.shares
+    """Steps of its rollout, as `rollout.shares`."""
+    step_s: Positive = _ROLLOUT.step_s
+    """Least seconds of a step."""

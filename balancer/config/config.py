@@ -13,7 +13,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from balancer.bootstrap.sections import EnvoySection
-from balancer.config.canary import GuardSection, RolloutSection, ShadowSection
+from balancer.config.canary import GuardSection, LearningSection, RolloutSection, ShadowSection
 from balancer.config.changes import RESTART_FIELDS, leaves, waits_for_restart
 from balancer.config.frontend import AUTO, Frontend, frontend_of, of_the_balancer, untraceable, untraceable_rule
 from balancer.config.listen import ListenSection, TlsSection
@@ -57,6 +57,8 @@ class Config(StrictModel):
     """A policy that is asked beside the one that decides."""
     rollout: RolloutSection | None = None
     """A policy that traffic is moved to, step by step."""
+    learning: LearningSection = LearningSection()
+    """Policies that are trained and put in force by themselves."""
     models: Mapping[str, ModelSection] = {}
     """By model name. Models that are not listed have no restrictions."""
     limits: LimitsSection = LimitsSection()

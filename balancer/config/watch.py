@@ -10,6 +10,7 @@ from typing import Any
 
 from balancer.config.changes import changes, words_of
 from balancer.config.config import Config, ConfigError, needs_restart, parse
+from balancer.config.learning import Learned, with_learned
 from balancer.files.off_loop import OffLoop
 from balancer.files.watch import versions
 from balancer.files.yaml_document import Problem
@@ -27,17 +28,19 @@ async def watch(
     *,
     running: Config | None = None,
     overrides: Callable[[Config], Config] = lambda config: config,
+    beside: Callable[[], Path | None] = lambda: None,
 ) -> None:
     """Report every content of the config file at `path` until `stop` is set, on the event loop's thread.
 
     A content that fits goes to `on_change`, also where its effective config is the one in force (a comment edited, a
     bad file put right); one that does not, or a file that cannot be read, goes to `on_error`. What the file says at
     the start is reported only where it is not `running`, so that nothing written between load and watch is lost.
-    `overrides` is called on every config, in a thread: it may validate, and read the files that the config names.
+    `overrides` is called on every config, in a thread: it may validate, and read the files that the config names. So it
+    is whenever the file `beside` changes.
     """
     first = True
     parser: OffLoop[Config] = OffLoop(_PARSE_LIMIT_S)
-    async with contextlib.aclosing(versions(path, stop)) as contents:
+    async with contextlib.aclosing(versions(path, stop, beside)) as contents:
         async for content in contents:
             try:
                 if isinstance(content, ConfigError):
@@ -92,6 +95,10 @@ class ConfigState:
     """Unix time at which `last_error` was found."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """What the command line sets over every file, by dotted field."""
+    learned: Learned | None = None
+    """What `balancer learn` is at; None: nobody learns."""
+    learned_fields: Mapping[str, Any] = field(default_factory=dict)
+    """What that sets over the file, by field."""
     started: Config = field(init=False)
     """The config that the process started with, which still holds for `config.RESTART_FIELDS`."""
     waiting_changes: list[str] = field(default_factory=list, init=False)
@@ -121,6 +128,15 @@ class ConfigState:
         self.applied += 1
         return True
 
+    def with_learned(self, config: Config) -> Config:
+        """The config with what `balancer learn` has put in force, of which note is taken.
+
+        Raises:
+            ConfigError: its file is none of the learner's, or does not fit.
+        """
+        found, self.learned, self.learned_fields = with_learned(config, Path(self.source))
+        return found
+
     def refuse(self, error: ConfigError, now_s: float) -> None:
         """Take note that the newest file is bad; the config in force stays."""
         self.last_error, self.last_error_at_s = error, now_s
@@ -145,6 +161,6 @@ class ConfigState:
             if error is None
             else {"at_s": self.last_error_at_s, "problems": [str(problem) for problem in error.problems]},
             "waiting_for_restart": self.waiting_for_restart,
-            "overrides": dict(self.overrides),
+            "overrides": {**self.overrides, **self.learned_fields},
             "config": self.config.model_dump(mode="json"),
         }

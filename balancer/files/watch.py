@@ -8,7 +8,7 @@ import ctypes
 import io
 import logging
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 from balancer.files.off_loop import OffLoop
@@ -28,21 +28,27 @@ _POLL_S = 1.0
 """Bind mounts and network file systems may not notify, so the file is read this often anyway."""
 
 
-async def versions(path: Path, stop: asyncio.Event) -> AsyncGenerator[bytes | ConfigError, None]:
+async def versions(
+    path: Path, stop: asyncio.Event, beside: Callable[[], Path | None] = lambda: None
+) -> AsyncGenerator[bytes | ConfigError, None]:
     """Yield the content of `path`, first as it is and then whenever it differs, until `stop` is set.
+
+    It is yielded again where that of another file, `beside`, differs; that one is looked at once a second.
 
     Where the file cannot be read, the error is yielded in its place, once for each time that it goes or its reason
     changes. A writer that pauses for longer than the settling time in the middle of a file is seen half done: renaming
     a complete file over the old one is always seen whole.
     """
     last: bytes | str | None = None
+    last_beside: bytes | str | None = None
     reader: OffLoop[bytes | ConfigError] = OffLoop(READ_LIMIT_S)
     async with contextlib.aclosing(_wakes(path.parent, stop)) as wakes:
         async for _ in wakes:
             content = await _settled(path, reader, last)
-            seen = _comparable(content)
-            if seen != last:
-                last = seen
+            other = beside()
+            seen, seen_beside = _comparable(content), None if other is None else _comparable(await _read(other, reader))
+            if (seen, seen_beside) != (last, last_beside):
+                last, last_beside = seen, seen_beside
                 yield content
 
 

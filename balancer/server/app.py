@@ -13,6 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from balancer.config.config import Config
 from balancer.config.frontend import check_live
+from balancer.config.learning import learning_file
 from balancer.config.overrides import Overrides
 from balancer.config.watch import ConfigState, watch
 from balancer.discovery.workers import WorkerSpec, changes
@@ -305,10 +306,18 @@ class App:
 
     async def _follow_config(self, source: Path, stop: asyncio.Event) -> None:
         running = self.state.config
-        await watch(source, self._accept, self._refuse, stop, running=running, overrides=self._checked)
+        await watch(
+            source,
+            self._accept,
+            self._refuse,
+            stop,
+            running=running,
+            overrides=self._checked,
+            beside=lambda: learning_file(self.state.config, source),
+        )
 
     def _checked(self, config: Config) -> Config:
-        return check_live(self.state.started, self._overrides(config), self.state.source)
+        return check_live(self.state.started, self.state.with_learned(self._overrides(config)), self.state.source)
 
     async def _follow_workers(self, stop: asyncio.Event) -> None:
         source = self._worker_source

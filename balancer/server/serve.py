@@ -14,7 +14,9 @@ from typing import Any
 import uvloop
 
 from balancer.config.config import Config, load
+from balancer.config.learning import with_learned
 from balancer.config.overrides import Overrides
+from balancer.files.yaml_document import ConfigError
 from balancer.server import malloc_trim as heap
 from balancer.server.app import App
 from balancer.server.logs import configure
@@ -41,12 +43,22 @@ def serve(config_path: Path | None, values: Mapping[str, Any]) -> None:
     overrides = Overrides(values)
     config = overrides(load(config_path) if config_path else Config())
     configure(config.log)
+    config = _with_learned(config, config_path)
     for warning in listeners.warnings(config):
         logger.warning("%s", warning)
     if config.processes == 1:
         _run(config_path, overrides, config)
     else:
         Supervisor(config.processes, functools.partial(_run, config_path, overrides, config)).run()
+
+
+def _with_learned(config: Config, config_path: Path | None) -> Config:
+    """Beginning without it is better than not to begin."""
+    try:
+        return config if config_path is None else with_learned(config, config_path)[0]
+    except ConfigError as error:
+        logger.error("what balancer learn put in force is left out: %s", error)
+        return config
 
 
 def _run(

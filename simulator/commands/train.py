@@ -85,6 +85,11 @@ Then, in the balancer's config: policy: {name: learned, options: {file: out/mine
     help="Train for the one fleet of a decision log, on its requests; with --init, go on from a trained policy.",
 )
 @click.option(
+    "--last-hours",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Of the log, the last ones alone [default: all of it].",
+)
+@click.option(
     "--profile",
     "profile",
     type=click.Path(path_type=str, exists=True, dir_okay=False),
@@ -165,9 +170,11 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
     settings = inputs.assigned(typed.pop("changes", ()), "--set", "setting=value, such as pairs=64")
     if "iterations" in typed:
         settings["iterations"] = typed.pop("iterations")
-    for name in ("profile", "unchecked"):
+    for name in ("profile", "unchecked", "last_hours"):
         if typed.get(name) and not typed.get("from_log"):
-            raise click.UsageError(f"--{name} is given, which goes with --from-log: give the log as well")
+            raise click.UsageError(
+                f"--{name.replace('_', '-')} is given, which goes with --from-log: give the log as well"
+            )
     return typed | ({"settings": settings} if settings else {})
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from balancer.server.decision_log.recorded import DecisionLog
 from policies.base import BoolArray, FloatArray
 from simulator.log.caches import Came, Keys
-from simulator.log.workload import unix_s
 from simulator.spec import CacheSpec, FleetSpec, NetworkSpec, Noise
 
 FEW = 20
@@ -37,7 +36,7 @@ class Answers:
         """`several`: the workers that execute several at once."""
         joined = log.joined()
         picked = np.flatnonzero(joined.pick >= 0)
-        begin_s = np.array([unix_s(log, log.decisions[i].run, log.decisions[i].at_s) for i in picked])
+        begin_s = np.array([log.unix_s(log.decisions[i].run, log.decisions[i].at_s) for i in picked])
         order = np.argsort(begin_s, kind="stable")
         picked, begin_s = picked[order], begin_s[order]
         clean = joined.ok & np.isfinite(joined.latency_s) & (joined.served == joined.pick)
@@ -52,7 +51,7 @@ class Answers:
             if not joined.finished[index]:
                 continue
             end_s = log.outcomes[decision.run, int(decision.request.number)].at_s
-            spans[name].append((at_s, unix_s(log, decision.run, end_s), place))
+            spans[name].append((at_s, log.unix_s(decision.run, end_s), place))
             if clean[index]:
                 self._lag_s.append(end_s - decision.at_s - float(joined.latency_s[index]))
         for name, own in spans.items():

@@ -22,7 +22,7 @@ from simulator.arrivals import Arrivals
 from simulator.log.answers import Answers
 from simulator.log.refined import MOST_REQUESTS, Kind, Logged, most_at_once, policy_of, quantiles_of, refine
 from simulator.log.service import Executions, estimated, pooled, service_time, speed, worked
-from simulator.log.workload import arrivals_from_log, models_of, recorded_from, unix_s
+from simulator.log.workload import arrivals_from_log, models_of, recorded_from
 from simulator.scenario import Scenario
 from simulator.service import from_profile
 from simulator.spec import (
@@ -71,7 +71,7 @@ def scenario_from_log(log: DecisionLog, calibration: Calibration, *, name: str =
     """
     fleet = calibration.fleet
     recorded = recorded_from(log)
-    times_s = [unix_s(log, decision.run, decision.at_s) for decision in log]
+    times_s = [log.unix_s(decision.run, decision.at_s) for decision in log]
     span_s = max(max(times_s) - min(times_s), 1e-3)
     workload = Workload(len(recorded.time_s) / span_s, tuple(map(ModelTraffic, models_of(log))), recorded=recorded)
     # A fault of the log's hour has no place in runs that begin anywhere in it.
@@ -269,7 +269,7 @@ class _Calibration:
 def _roster(log: DecisionLog) -> dict[str, _Listed]:
     spans: dict[int, tuple[Workers, float, float]] = {}
     for decision in log:
-        at_s = unix_s(log, decision.run, decision.at_s)
+        at_s = log.unix_s(decision.run, decision.at_s)
         _, first_s, last_s = spans.get(id(decision.workers), (None, at_s, at_s))
         spans[id(decision.workers)] = decision.workers, min(first_s, at_s), max(last_s, at_s)
     roster: dict[str, _Listed] = {}

@@ -20,7 +20,6 @@ from simulator.arrivals import Arrivals
 from simulator.batch import Batch
 from simulator.compare.metrics import WARM_UP_SHARE, measure
 from simulator.log.service import Executions
-from simulator.log.workload import unix_s
 from simulator.spec import DeviceSpec, FleetSpec, ModelSpec, Noise, ServiceTime, SimulatedWorker
 
 _ROUNDS, _FEWER_ROUNDS = 16, 6
@@ -65,7 +64,7 @@ def policy_of(log: DecisionLog) -> Policy | None:
 def quantiles_of(log: DecisionLog, arrivals: Arrivals) -> dict[str, FloatArray]:
     """Latencies by model, at `_QUANTILES`, of the arrivals' time after the warm-up."""
     joined = log.joined()
-    came_s = np.array([unix_s(log, decision.run, decision.at_s) for decision in log])
+    came_s = np.array([log.unix_s(decision.run, decision.at_s) for decision in log])
     begin_s, end_s = came_s.min() + arrivals.time_s[[int(len(arrivals) * WARM_UP_SHARE), -1]]
     counted = joined.ok & np.isfinite(joined.latency_s) & (came_s >= begin_s) & (came_s <= end_s)
     found: defaultdict[str, list[float]] = defaultdict(list)

@@ -15,7 +15,6 @@ import numpy as np
 from balancer.kernel.estimators.service import ROW_SHARE
 from balancer.server.decision_log.lines import COLUMNS
 from balancer.server.decision_log.recorded import DecisionLog, RecordedService
-from simulator.log.workload import unix_s
 from simulator.service import fit
 from simulator.spec import ServiceTime
 
@@ -77,7 +76,7 @@ def _sum_of(log: DecisionLog, lives: Iterable[list[RecordedService]]) -> WorkerE
     for records in lasting or ordered:
         first, last = records[0], records[-1]
         before = {one.model: {b[0]: b for b in one.batches} for one in first.models} if lasting else {}
-        found.span_s += unix_s(log, last.run, last.at_s) - unix_s(log, first.run, first.at_s)
+        found.span_s += log.unix_s(last.run, last.at_s) - log.unix_s(first.run, first.at_s)
         found.balancers = max(found.balancers, last.balancers)
         for model in last.models:
             own = found.models.setdefault(model.model, Executions())

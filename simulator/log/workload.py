@@ -97,9 +97,4 @@ def _came(log: DecisionLog) -> Iterator[tuple[float, str, Request]]:
     ]
     for each in seen:
         if each.request.model:
-            yield unix_s(log, each.run, each.at_s), log.runs[each.run].process, each.request
-
-
-def unix_s(log: DecisionLog, run: int, at_s: float) -> float:
-    """A time in the clock of one of the log's runs, in seconds since 1970."""
-    return at_s - log.runs[run].started_s + log.runs[run].started_unix_s
+            yield log.unix_s(each.run, each.at_s), log.runs[each.run].process, each.request

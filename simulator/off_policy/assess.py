@@ -13,7 +13,6 @@ from balancer.server.decision_log.lines import COLUMNS
 from balancer.server.decision_log.recorded import DecisionLog, RecordedPolicy
 from policies.base import BoolArray, FloatArray, IntArray, Policy
 from simulator.compare.statistics import Estimate
-from simulator.log.workload import unix_s
 from simulator.off_policy.estimators import (
     Blocks,
     Isotonic,
@@ -95,7 +94,7 @@ def decisions_of(log: DecisionLog, *, placed: bool = False) -> LoggedDecisions:
             "record more requests; where outcomes are missing, Envoy's access log must reach the balancer that records"
         )
     made = [log.decisions[i] for i in known]
-    at_s = np.array([unix_s(log, d.run, d.at_s) for d in made])
+    at_s = np.array([log.unix_s(d.run, d.at_s) for d in made])
     order = np.argsort(at_s, kind="stable")
     index = np.array(known, np.int64)[order]
     counts = Counter(d.policy for d in made)

@@ -14,7 +14,7 @@ from policies.base import BoolArray, FloatArray, Policy
 from simulator.compare.metrics import WARM_UP_SHARE, LatencyMetric, RunMetrics, measure
 from simulator.compare.statistics import Estimate, mean, ratio
 from simulator.log.fleet import Calibration, capped
-from simulator.log.workload import arrivals_from_log, unix_s
+from simulator.log.workload import arrivals_from_log
 from simulator.off_policy.assess import TAIL, LoggedDecisions, decisions_of
 from simulator.run import run
 
@@ -146,8 +146,8 @@ def _fit(model: str, simulated: LatencyMetric, logged_s: FloatArray) -> ModelFit
 
 def _after(log: DecisionLog, decisions: LoggedDecisions, from_s: float) -> BoolArray:
     """Which decisions have a latency, and came so long after the log's first request."""
-    came_s = [unix_s(log, decision.run, decision.at_s) for decision in log.decisions]
-    came_s += [unix_s(log, refusal.run, refusal.at_s) for refusal in log.refusals]
+    came_s = [log.unix_s(decision.run, decision.at_s) for decision in log.decisions]
+    came_s += [log.unix_s(refusal.run, refusal.at_s) for refusal in log.refusals]
     start_s = min(came_s)
     late: BoolArray = decisions.at_s - start_s >= from_s
     return np.isfinite(decisions.latency_s) & late

@@ -56,6 +56,8 @@ class TrainingPlan:
     """Scenario whose fleet is trained for, alone."""
     from_log: str = ""
     """The same, of a decision log."""
+    last_hours: float = 0.0
+    """Of the log; 0: all."""
     profile: tuple[str, ...] = ()
     unchecked: bool = False
     """Whether a log's fleet is trained for though its simulation is not like it."""
@@ -215,6 +217,8 @@ def initial(generator: np.random.Generator, hidden: int, beta: float) -> Network
 def log_scenarios(plan: TrainingPlan) -> tuple[Scenario, Scenario]:
     """The fleet of the plan's log under the requests of its first part, and under those of its last."""
     log, profiles = read_log(Path(plan.from_log)), [load_profile(Path(each)) for each in plan.profile]
+    if plan.last_hours:
+        log = log.last(plan.last_hours)
     try:
         calibration = calibrate(log, profiles=profiles)
         whole = scenario_from_log(log, calibration)

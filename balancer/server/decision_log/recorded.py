@@ -1,9 +1,11 @@
 """What decision logs hold, as it is read back."""
 
+from __future__ import annotations
+
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -180,6 +182,25 @@ class DecisionLog:
 
     def __len__(self) -> int:
         return len(self.decisions)
+
+    def last(self, hours: float) -> DecisionLog:
+        """The end of it, so many hours of the time that it tells of."""
+        came_s = [self.unix_s(each.run, each.at_s) for each in self.decisions]
+        since_s = max(came_s, default=0.0) - 3600 * hours
+
+        def is_late(each: RecordedDecision | Refusal | RecordedService) -> bool:
+            return self.unix_s(each.run, each.at_s) >= since_s
+
+        return replace(
+            self,
+            decisions=list(filter(is_late, self.decisions)),
+            refusals=list(filter(is_late, self.refusals)),
+            service=list(filter(is_late, self.service)),
+        )
+
+    def unix_s(self, run: int, at_s: float) -> float:
+        """A time in the clock of a run, in seconds since 1970."""
+        return at_s - self.runs[run].started_s + self.runs[run].started_unix_s
 
     def joined(self) -> DecisionsWithOutcomes:
         nothing = RecordedOutcome(math.nan, None, math.nan, False)

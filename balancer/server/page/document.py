@@ -34,6 +34,10 @@ class Process:
     policy: str
     decides: str
     """Who decides now, in words: the policy, or who stands in for it, and who has a part of the requests."""
+    learning: str
+    """What `balancer learn` is at, in words; empty: nobody learns."""
+    learning_since_s: float
+    """Unix time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,6 +149,7 @@ class PageData:
     def _process(self, now_s: float) -> Process:
         sources, router = self._from, self._from.router
         native, frontend = isinstance(router, SharedRouter), sources.config.started.envoy.frontend
+        learned = sources.config.learned
         return Process(
             number=sources.process,
             processes=sources.config.started.processes,
@@ -159,6 +160,8 @@ class PageData:
             not_ready=sources.readiness(),
             policy=router.policy.name,
             decides=who_decides(router, now_s),
+            learning="" if learned is None else learned.in_words(),
+            learning_since_s=0.0 if learned is None else learned.since_s,
         )
 
 

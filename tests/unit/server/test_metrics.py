@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.exposition import samples
 from support.fleets import make_router, model, report
 
+from balancer.config.learning import Learned
 from balancer.extproc.endpoints import Ads
 from balancer.files.yaml_document import ConfigError
 from balancer.reports.collector import ReportCounts
@@ -36,6 +37,7 @@ class FakeState:
     hash: str = "0123456789ab"
     loaded_at_s: float = 1.7e9
     last_error: Exception | None = None
+    learned: Learned | None = None
 
 
 @dataclass

@@ -1,0 +1,75 @@
+"""What a fleet is usually like, and when it has become another one; pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from balancer.config.learning import Usual
+from balancer.server.page.document import PageDocument
+
+_WELL = ("ready", "listed")
+_LOOKS = 10
+"""Over which the rate is averaged."""
+_GONE_LOOKS = 3
+"""In a row without it, and a worker is gone."""
+_MORE = 2.0
+"""Times the highest rate so far: that is another load."""
+_LEAST_PER_S = 1.0
+"""A rate below this is not compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    models: frozenset[str]
+    workers: frozenset[str]
+    """Those that are well."""
+    unwell: frozenset[str]
+    rate_per_s: float
+    complete: bool
+    """Whether all workers are in it."""
+
+
+def look(shown: PageDocument) -> Look:
+    well = frozenset(worker.name for worker in shown.workers if worker.state in _WELL)
+    unwell = frozenset(worker.name for worker in shown.workers) - well
+    return Look(frozenset(shown.models), well, unwell, shown.recent.rate_per_s, not shown.workers_left_out)
+
+
+@dataclass(slots=True)
+class Watched:
+    """Looks at a fleet, one a second."""
+
+    usual: Usual = field(default_factory=Usual)
+    requests: float = 0.0
+    """About so many came."""
+    _rates: deque[float] = field(default_factory=lambda: deque(maxlen=_LOOKS))
+    _looks: int = 0
+    _last_well: dict[str, int] = field(default_factory=dict)
+
+    def take(self, seen: Look, seconds: float) -> None:
+        """Also of what will be usual from now on."""
+        self._looks += 1
+        self._last_well |= dict.fromkeys(seen.workers, self._looks)
+        self._rates.append(seen.rate_per_s)
+        self.requests += seen.rate_per_s * seconds
+        self.usual = Usual(
+            models=tuple(sorted({*self.usual.models, *seen.models})),
+            workers=tuple(sorted({*self.usual.workers, *seen.workers})),
+            most_per_s=max(self.usual.most_per_s, self._rate_per_s()),
+        )
+
+    def differs(self, seen: Look, usual: Usual) -> str:
+        """How the fleet is another one than it usually was, in words; empty: it is not. After `take`."""
+        if new := sorted(seen.models.difference(usual.models)):
+            return f"there is a new model: {new[0]}"
+        told = (name for name in usual.workers if seen.complete or name in seen.unwell)
+        if gone := sorted(name for name in told if self._looks - self._last_well.get(name, 0) >= _GONE_LOOKS):
+            return f"a worker is gone: {gone[0]}"
+        now_per_s = self._rate_per_s()
+        if now_per_s > _MORE * max(usual.most_per_s, _LEAST_PER_S):
+            return f"{now_per_s:.0f} requests a second come, {usual.most_per_s:.0f} were the most"
+        return ""
+
+    def _rate_per_s(self) -> float:
+        return sum(self._rates) / _LOOKS

@@ -1,0 +1,34 @@
+"""Whether a trained policy is worth trying, by the record of its training; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Worth(NamedTuple):
+    tries: bool
+    words: str
+
+
+def worth(record: Mapping[str, Any], beside: bool) -> Worth:
+    """Of the policy of `balancer train --from-log`.
+
+    Args:
+        record: That of the file.
+        beside: Whether it began with a policy that is in force.
+    """
+    against = record["scoreboard"]["log"]["expected_latency"]
+    (mean, low, high), (p99, p99_low, _) = against["mean"], against["p99"]
+    gains = f"mean x{mean:.3f} ({low:.3f} to {high:.3f}), p99 x{p99:.3f} of expected_latency's"
+    if high >= 1:
+        return Worth(False, f"nothing to gain: {gains}")
+    if p99_low > 1:
+        return Worth(False, f"slow requests would be slower: {gains}")
+    if record["weighs_keys"]:
+        return Worth(
+            False, f"it weighs keys itself, so it is for you to try, with requests.sticky_keys: false: {gains}"
+        )
+    if beside and not record["iteration"]:
+        return Worth(False, f"the one in force is still the best: {gains}")
+    return Worth(True, gains)
