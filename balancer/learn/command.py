@@ -19,7 +19,7 @@ import click
 
 from balancer.cli.admin_client import admin_options, balancers_of, printable
 from balancer.errors import OperatorError
-from balancer.learn.learner import Learner, NothingLearnedError, Rhythm, Round, World
+from balancer.learn.learner import LEAST_GAIN, Learner, NothingLearnedError, Rhythm, Round, World
 
 _EPILOG = """\b
 Examples:
@@ -61,6 +61,13 @@ _BELOW = 10
     show_default=True,
     help="For so long a new policy only looks on.",
 )
+@click.option(
+    "--least-gain",
+    type=click.FloatRange(min=0, max=1),
+    default=LEAST_GAIN,
+    show_default=True,
+    help="Share of the mean latency that a policy must gain in the simulator to be tried, or twice that of p99.",
+)
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes that train.")
 @click.option(
     "--profile",
@@ -76,6 +83,7 @@ def learn(
     every_hours: float,
     least_requests: int,
     shadow_s: float,
+    least_gain: float,
     jobs: int,
     profiles: tuple[Path, ...],
     unchecked: bool,
@@ -97,7 +105,7 @@ def learn(
         sleep=asyncio.sleep,
         unix_s=time.time,
     )
-    learner = Learner(config_path, Rhythm(3600 * every_hours, least_requests, shadow_s), world)
+    learner = Learner(config_path, Rhythm(3600 * every_hours, least_requests, shadow_s, least_gain), world)
     with _alone(learner.folder):
         asyncio.run(_until_stopped(learner))
 

@@ -28,6 +28,8 @@ from policies.learned.artifact import read_artifact
 logger = logging.getLogger(__name__)
 
 RECORD = "record.jsonl"
+LEAST_GAIN = 0.02
+"""What is less is far below what a twin may be off by."""
 _SECOND = 1.0
 _FOLLOWED_S = 15.0
 """A balancer that has not done for so long what the file says will not."""
@@ -56,6 +58,8 @@ class Rhythm:
     least_requests: int
     """That a log must have, about."""
     shadow_s: float
+    least_gain: float = LEAST_GAIN
+    """Share of the mean that a policy must gain to be tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +151,9 @@ class Learner:
         written = self.folder / name
         training = self._world.train(Round(self._number, self._log, hours, init), written)
         await self._while_(training)
-        found = worth(read_artifact(written.read_bytes(), str(written)).record, init is not None)
+        found = worth(
+            read_artifact(written.read_bytes(), str(written)).record, init is not None, self._rhythm.least_gain
+        )
         if not found.tries:
             raise NothingLearnedError(found.words)
         return found.words

@@ -10,6 +10,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from balancer.config.config import Config
+from balancer.config.learning import Learned
 from balancer.discovery.inference.pods import PoolCounts
 from balancer.discovery.pods.watch import PodCounts
 from balancer.extproc.endpoints import Ads
@@ -53,7 +54,9 @@ def declared() -> dict[str, frozenset[str]]:
     As declared, since a label is only seen in what is exported once something was counted.
     """
     metrics = Metrics(make_router(1), lambda: 0.0)
-    config: Any = SimpleNamespace(hash="0", loaded_at_s=0.0, last_error=None)
+    config: Any = SimpleNamespace(
+        hash="0", loaded_at_s=0.0, last_error=None, learned=Learned(stage="resting", since_s=0.0)
+    )
     metrics.watch(ReportCounts(), Ads(), config, {"envoy": SimpleNamespace(expires_s=1.0)})
     # What the module's counts are read from.
     state = SimpleNamespace(counts=lambda: dict.fromkeys(COUNTS, 0), in_flight=0)
