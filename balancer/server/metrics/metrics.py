@@ -293,11 +293,11 @@ def _process(
     yield gauge("balancer_config_loaded_timestamp_seconds", says, config.loaded_at_s)
     says = "1 while the newest config file is refused, and the last good one is in force"
     yield gauge("balancer_config_refused", says, config.last_error is not None)
-    if config.learned is not None:
-        says = "1 for what balancer learn is at"
-        yield gauge("balancer_learning", says, {config.learned.stage: 1}, "stage")
-        says = "1 while a policy of balancer learn is in force in place of the config's"
-        yield gauge("balancer_learned_in_force", says, config.learned.kept is not None)
+    learned = config.learned
+    stage = {} if learned is None else {learned.stage: 1}
+    yield gauge("balancer_learning", "1 for what balancer learn is at; none: nobody learns", stage, "stage")
+    says = "1 while a policy of balancer learn is in force in place of the config's"
+    yield gauge("balancer_learned_in_force", says, learned is not None and learned.kept is not None)
     expiry = {name: each.expires_s for name, each in certificates.items() if each.expires_s is not None}
     says = "Unix time at which the first certificate of the chain that a listener shows expires"
     yield gauge("balancer_certificate_expiry_timestamp_seconds", says, expiry, "listener")
