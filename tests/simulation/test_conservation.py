@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulation.reference import Simulation
 from simulation.strategies import Scenario, generating_scenarios, holding_scenarios, scenarios
 
+from dev.reference import Simulation
 from policies import BUILTIN
 from simulator.result import Result, Status
 from simulator.spec import FleetSpec

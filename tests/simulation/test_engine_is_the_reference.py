@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulation import reference
 from simulation.equality import assert_equal, run_engine
 from simulation.strategies import Scenario, generating_scenarios, holding_scenarios, scenarios
 from support.strangers import Softmax
 
 from balancer.scheduler.fleet import Fleet
+from dev import reference
 from policies import BUILTIN, Policy
 from simulator.batch import Batch
 from simulator.scenario import load_scenario

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from simulation.builders import arrivals_of, fleet_of, model_of
-from simulation.reference import Simulation, simulate
 
 from balancer.kernel.settings import HeldModel, HoldingSettings, Limits, Settings
 from balancer.scheduler.keys import OF_SEQUENCES
+from dev.reference import Simulation, simulate
 from policies.hashing import hash_draw, key_of, mix, rendezvous_cost
 from policies.round_robin import RoundRobin
 from simulator.arrivals import Arrivals

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from simulation.builders import arrivals_of, fleet_of, model_of
 from simulation.equality import assert_told, example
-from simulation.reference import Simulation
-from simulation.reference.clock import Stream, draw
 
 from balancer.kernel.settings import Settings
+from dev.reference import Simulation
+from dev.reference.clock import Stream, draw
 from policies.base import FleetView, FloatArray, Policy, Request
 from policies.least_requests import LeastRequests
 from simulator.arrivals import Arrivals

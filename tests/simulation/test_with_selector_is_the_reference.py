@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation.equality import assert_equal
 from simulation.fickle import Fickle, plans, policies
-from simulation.reference import Simulation
 from simulation.strategies import Scenario, arrivals, fleets
 
 from balancer.kernel.settings import GuardSettings, Margins, RolloutSettings
 from balancer.scheduler.canary.selector import CanaryPlan
+from dev.reference import Simulation
 from policies import Policy
 from policies.expected_latency import ExpectedLatency
 from policies.power_of_two import PowerOfTwo

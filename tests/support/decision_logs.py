@@ -13,9 +13,9 @@ from balancer.server.decision_log.files import DecisionFiles
 from balancer.server.decision_log.reading import read_log
 from balancer.server.decision_log.recorded import DecisionLog
 from balancer.server.decision_log.recording import Recording
+from dev.reference.logs import UNIX_S
 from policies.base import Policy, Request
 
-UNIX_S = 1_700_000_000.0
 MODELS = ("bert", "tft")
 LIMITS = Settings(limits=Limits(max_pending_per_worker=6, sheddable_priority=2, sheddable_max_pending_per_worker=3))
 

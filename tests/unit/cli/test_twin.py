@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from support.simulated_logs import simulated_log
 
 from balancer.cli import main as cli
+from dev.reference.logs import simulated_log
 from policies.expected_latency import ExpectedLatency
 from simulator.scenario import load_scenario
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.simulated_logs import simulated_log
 
 from balancer.config.profile_file import ModelProfile, Profile, ProfilePoint
 from balancer.kernel.settings import Settings
 from balancer.server.decision_log.recorded import DecisionLog, ModelService, RecordedService, Run
+from dev.reference.logs import simulated_log
 from policies.power_of_two import PowerOfTwo
 from policies.random_choice import RandomChoice
 from simulator.log.fleet import calibrate, capped, scenario_from_log

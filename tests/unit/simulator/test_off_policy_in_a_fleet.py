@@ -6,9 +6,9 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from support.simulated_logs import simulated_log
 
 from balancer.server.decision_log.recorded import DecisionLog
+from dev.reference.logs import simulated_log
 from policies.base import FleetView, FloatArray, Policy, Request
 from policies.expected_latency import ExpectedLatency
 from policies.least_requests import LeastRequests

@@ -16,10 +16,10 @@ import psutil
 import pytest
 import watchfiles
 from click.testing import CliRunner, Result
-from support.simulated_logs import simulated_log
 
 from balancer.cli import main as cli
 from balancer.config.policy_options import build_policy
+from dev.reference.logs import simulated_log
 from policies.expected_latency import ExpectedLatency
 from policies.learned.artifact import Artifact, make_artifact, read_artifact, write_artifact
 from policies.learned.features import FEATURES

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from simulation.reference.batcher import LiveRequest
-from simulation.reference.world import World
 
+from dev.reference.batcher import LiveRequest
+from dev.reference.world import World
 from policies.base import FloatArray
 from simulator.arrivals import Arrivals
 from simulator.result import Result, Status

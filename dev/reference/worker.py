@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal
 
-from simulation.reference.batcher import LiveRequest, Queue
-from simulation.reference.device import Device, Execution
-
 from balancer.scheduler.events import ModelReport, SentPrompt, WorkerAdded
 from dev.emulated_llm.batch import Batch
+from dev.reference.batcher import LiveRequest, Queue
+from dev.reference.device import Device, Execution
 from simulator.spec import FleetSpec, ModelSpec
 
 _WINDOW_S = 0.15
@@ -72,7 +71,7 @@ class Worker:
         """Grows when the report stream breaks."""
         self._start_counters()
 
-    def _batch(self, model: ModelSpec, block_tokens: int) -> Batch:
+    def _batch(self, model: ModelSpec, block_tokens: int) -> Batch[LiveRequest]:
         assert model.generation is not None  # the caller looked
         devices = model.generation.devices
         return Batch(model.generation, devices.get(self.spec.device) or devices["*"], block_tokens)

@@ -1,10 +1,10 @@
 """Requests as they arrive: a row of each column of the arrivals."""
 
 import numpy as np
-from simulation.reference.batcher import LiveRequest
 
 from balancer.kernel.estimators.prefixes import next_checkpoint
 from balancer.scheduler.events import SentPrompt
+from dev.reference.batcher import LiveRequest
 from policies.hashing import mix
 from simulator.arrivals import Arrivals, Extras, Prompts
 from simulator.spec import FleetSpec

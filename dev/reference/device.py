@@ -4,8 +4,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from simulation.reference.batcher import LiveRequest
-
+from dev.reference.batcher import LiveRequest
 from simulator.spec import DeviceSpec as Sharing
 
 

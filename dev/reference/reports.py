@@ -5,12 +5,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from simulation.reference.clock import Kind, Stream
-from simulation.reference.worker import Worker
-from simulation.reference.world import World
-
 from balancer.scheduler.events import Report, ReportsLost, SentPrompt
 from balancer.scheduler.peers import AtWorker
+from dev.reference.clock import Kind, Stream
+from dev.reference.worker import Worker
+from dev.reference.world import World
 
 
 def _in_flight(balancers: Sequence[AtWorker]) -> tuple[tuple[str, int], ...]:

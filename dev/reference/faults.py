@@ -4,12 +4,11 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from simulation.reference.batcher import LiveRequest
-from simulation.reference.clock import Kind
-from simulation.reference.reports import Reports
-from simulation.reference.worker import Worker
-from simulation.reference.world import World
-
+from dev.reference.batcher import LiveRequest
+from dev.reference.clock import Kind
+from dev.reference.reports import Reports
+from dev.reference.worker import Worker
+from dev.reference.world import World
 from simulator.spec import Fault
 
 

@@ -2,21 +2,20 @@
 
 import math
 
-from simulation.reference.arriving import Arriving
-from simulation.reference.batcher import LiveRequest
-from simulation.reference.clock import Kind, Stream
-from simulation.reference.device import Execution
-from simulation.reference.faults import Faults
-from simulation.reference.record import Executed, Record
-from simulation.reference.reports import Reports
-from simulation.reference.worker import Worker
-from simulation.reference.world import World
-
 from balancer.scheduler.after_decision import Decision
 from balancer.scheduler.canary.selector import CanaryPlan, Role
 from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed
 from balancer.scheduler.events import Finished, FirstToken, Void, Withdrawn
 from balancer.scheduler.holding.waiting import Departure
+from dev.reference.arriving import Arriving
+from dev.reference.batcher import LiveRequest
+from dev.reference.clock import Kind, Stream
+from dev.reference.device import Execution
+from dev.reference.faults import Faults
+from dev.reference.record import Executed, Record
+from dev.reference.reports import Reports
+from dev.reference.worker import Worker
+from dev.reference.world import World
 from policies.base import Policy, Request
 from simulator.arrivals import Arrivals
 from simulator.result import Result, Status
@@ -115,6 +114,7 @@ class Simulation:
             prefix=self._arriving.prefix(index) if generates else (),
         )
         waiting = self.world.waiting[request.balancer]
+        outcome: int | Decision | RoutingError
         try:
             if waiting.holds(features):
                 outcome = waiting.hold(features, self.clock.now_s)

@@ -3,6 +3,6 @@
 This is the rule. The engine (`simulator/engine`) must give the same decisions and latencies, bit for bit.
 """
 
-from simulation.reference.simulation import Simulation, simulate
+from dev.reference.simulation import Simulation, simulate
 
 __all__ = ["Simulation", "simulate"]

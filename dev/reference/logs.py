@@ -2,17 +2,18 @@
 
 from pathlib import Path
 
-from simulation.reference import Simulation
-
-from balancer.scheduler.events import Finished
+from balancer.scheduler.events import Finished, Withdrawn
 from balancer.server.decision_log.files import DecisionFiles
 from balancer.server.decision_log.reading import read_log
 from balancer.server.decision_log.recorded import DecisionLog
 from balancer.server.decision_log.recording import Recording
+from dev.reference.simulation import Simulation
 from policies.base import Policy
 from simulator.arrivals import Arrivals
 from simulator.spec import FleetSpec
-from support.decision_logs import UNIX_S
+
+UNIX_S = 1_700_000_000.0
+"""When runs begin."""
 
 
 class _Recorded(Simulation):
@@ -28,7 +29,7 @@ class _Recorded(Simulation):
             router.observer = recording
         return files
 
-    def _observe(self, balancer: int, outcome: Finished) -> None:
+    def _observe(self, balancer: int, outcome: Finished | Withdrawn) -> None:
         super()._observe(balancer, outcome)
         self.recordings[balancer].ended(outcome, self.clock.now_s)
 

@@ -1,22 +1,21 @@
 """What all parts of a simulation share."""
 
-from simulation.reference.clock import Clock, Stream, draw
-from simulation.reference.worker import Worker
-
 from balancer.scheduler.after_decision import Answered, Decision
 from balancer.scheduler.canary.guard import PolicyChange
 from balancer.scheduler.canary.rollout import RolloutChange
-from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector, Role
+from balancer.scheduler.canary.selector import CanaryListener, CanaryPlan, PolicySelector, Role
 from balancer.scheduler.errors import RoutingError
 from balancer.scheduler.events import Event
 from balancer.scheduler.holding.waiting import Waiting
 from balancer.scheduler.router import Router
+from dev.reference.clock import Clock, Stream, draw
+from dev.reference.worker import Worker
 from policies.base import Policy, Request
 from policies.hashing import mix
 from simulator.spec import FleetSpec
 
 
-class Watch:
+class Watch(CanaryListener):
     """Observer of the routers, and listener of their selectors."""
 
     def __init__(self) -> None:
