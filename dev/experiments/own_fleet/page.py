@@ -1,0 +1,142 @@
+"""What came out, as a page and as CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dev.experiments.own_fleet.fleet import BARE, DEFAULTS, LABELS, LOGGED_REQUESTS, NUMBERS, TRAINED, TUNED
+from policies.base import FloatArray
+
+Result = Mapping[str, Any]
+_AIMS = {"mean": 0.85, "p99": 0.95, "mean over tuned once": 0.90}
+_WORST = 1.02
+_RESAMPLES = 4000
+_BETTER = 0.98
+"""Of a mean that is lower by more than chance."""
+
+
+def csv(results: Sequence[Result]) -> str:
+    columns = [f"{label} {figure}" for label in LABELS[1:] for figure in ("mean", "p99")]
+    lines = [",".join(["fleet", "models", "workers", "balancers", "keys", "twin", *columns, "train_s"])]
+    for one in results:
+        fleet, ratios = one["fleet"], one["ratios"]
+        numbers = [f"{ratio:.4f}" for label in LABELS[1:] for ratio in ratios[label]]
+        told = [str(fleet[name]) for name in ("name", "models", "workers", "balancers", "keys")]
+        lines.append(",".join([*told, "no" if one["differs"] else "yes", *numbers, str(one["train_s"])]))
+    return "\n".join(lines) + "\n"
+
+
+def median(values: FloatArray) -> str:
+    """With the interval of a bootstrap over fleets."""
+    if not len(values):
+        return "no fleet"
+    dice = np.random.default_rng(0)
+    drawn = np.median(dice.choice(values, (_RESAMPLES, len(values))), axis=1)
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return f"{np.median(values):.3f} ({low:.3f} to {high:.3f})"
+
+
+def ratios(results: Sequence[Result], label: str, over: str = DEFAULTS, figure: int = 0) -> FloatArray:
+    """Of mean (0) or p99 (1), by fleet."""
+    return np.array([one["ratios"][label][figure] / one["ratios"][over][figure] for one in results])
+
+
+def page(results: Sequence[Result], command: str, seed: str) -> str:
+    several = [one for one in results if one["fleet"]["models"] > 1]
+    twins = [one for one in results if not one["differs"]]
+    parts = [
+        "# Trained on one's own log",
+        f"Made by `{command}`; the seed is {seed}. {len(results)} fleets of the [written distribution]"
+        "(sealed_distribution.csv), whose models answer as a whole: none generates. Of each, a log of "
+        f"{LOGGED_REQUESTS:,} requests under `expected_latency`; `balancer train --from-log` on it, as a user would, "
+        "two cores; judged on fresh requests of the true fleet, with the guard. Numbers are ratios to the defaults of "
+        "`expected_latency`: below 1 is better. Medians are over fleets, with 95% intervals of a bootstrap over them.",
+        "## Summary",
+        _summary({"all": results, "two models or more": several, "twins": twins}),
+        _aims(several, results),
+        "## What the twins lacked",
+        f"{len(twins)} of {len(results)} fleets made of their logs are twins: each model's p50 within 5%, its p99 "
+        "within 10%. Training refuses the others unless it is told `--unchecked`, as it was here for all.",
+        _lacked(results),
+        "## Fleet by fleet",
+        _table(results),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _summary(groups: Mapping[str, Sequence[Result]]) -> str:
+    lines = ["| fleets | policy | mean | p99 | worst mean |", "|---|---|---|---|---|"]
+    for group, results in groups.items():
+        for label in LABELS[1:] if results else ():
+            means, p99s = ratios(results, label), ratios(results, label, figure=1)
+            lines.append(
+                f"| {group} ({len(results)}) | {label} | {median(means)} | {median(p99s)} | {means.max():.3f} |"
+            )
+    return "\n".join(lines)
+
+
+def _aims(several: Sequence[Result], results: Sequence[Result]) -> str:
+    if not several:
+        return ""
+    reached = {
+        "mean": float(np.median(ratios(several, TRAINED))),
+        "p99": float(np.median(ratios(several, TRAINED, figure=1))),
+        "mean over tuned once": float(np.median(ratios(several, TRAINED, over=TUNED))),
+    }
+    lines = [
+        f"- {name} at most {aim:g}: {reached[name]:.3f}, {_met(reached[name] <= aim)}" for name, aim in _AIMS.items()
+    ]
+    worst = float(ratios(results, TRAINED).max())
+    lines.append(f"- no fleet worse than {_WORST:g}: {worst:.3f}, {_met(worst <= _WORST)}")
+    beyond = ratios(several, TRAINED, over=NUMBERS)
+    guard = ratios(results, TRAINED, over=BARE)
+    return "\n".join(
+        [
+            "Aims, of fleets of two models or more:",
+            "",
+            *lines,
+            "",
+            f"Tolls beyond the six numbers: {median(beyond)} of their mean; lower by more than 2% in "
+            f"{int((beyond < _BETTER).sum())} of {len(beyond)} fleets.",
+            f"The guard: {median(guard)} of the mean without it.",
+        ]
+    )
+
+
+def _met(is_met: bool) -> str:
+    return "met" if is_met else "**missed**"
+
+
+def _lacked(results: Sequence[Result]) -> str:
+    lines = ["| fleet | what differs |", "|---|---|"]
+    lines += [f"| {one['fleet']['name']} | {'; '.join(one['differs'])} |" for one in results if one["differs"]]
+    return "\n".join(lines) if len(lines) > 2 else "None."
+
+
+def _table(results: Sequence[Result]) -> str:
+    heads = [
+        "fleet",
+        "models",
+        "workers",
+        "balancers",
+        "keys",
+        "faults",
+        "twin",
+        *LABELS[1:],
+        "in the twin",
+        "unanswered",
+    ]
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    for one in results:
+        fleet = one["fleet"]
+        cells = [str(fleet[name]) for name in ("name", "models", "workers", "balancers")]
+        cells += ["yes" if fleet["keys"] else "", ", ".join(sorted(set(fleet["faults"])))]
+        cells += ["no" if one["differs"] else "yes"]
+        cells += [f"{one['ratios'][label][0]:.2f}, {one['ratios'][label][1]:.2f}" for label in LABELS[1:]]
+        cells += [f"{one['gain_in_twin'][0]:.2f}"]
+        cells += [f"{one['unanswered'][TRAINED]:.2%} ({one['unanswered'][DEFAULTS]:.2%})"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)

@@ -1,0 +1,79 @@
+"""What the page says of results, and that a fleet's are worked out once."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dev.experiments.own_fleet import fleet, page
+from dev.experiments.own_fleet.fleet import LABELS, Fleet
+
+
+def result(
+    name: str, trained: float, p99: float = 0.9, models: int = 3, differs: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    ratios = {label: [1.0, 1.0] for label in LABELS} | {"trained": [trained, p99], "six numbers": [0.9, 0.95]}
+    told = {"name": name, "models": models, "workers": 4, "balancers": 1, "keys": True, "faults": ["slow", "slow"]}
+    return {
+        "fleet": told,
+        "differs": list(differs),
+        "twin": {},
+        "gain_in_twin": [0.8, 0.7, 0.9],
+        "train_s": 90,
+        "ratios": ratios,
+        "unanswered": dict.fromkeys(LABELS, 0.0),
+    }
+
+
+RESULTS = [
+    result("s00", 0.8),
+    result("s01", 0.84),
+    result("s02", 0.9, differs=("p50 of m is off",)),
+    result("s03", 1.1, models=1),
+]
+
+
+def test_aims_are_of_several_models_and_no_fleet_may_lose() -> None:
+    text = page.page(RESULTS, "the command", "7")
+    assert "- mean at most 0.85: 0.840, met" in text
+    assert "- p99 at most 0.95: 0.900, met" in text
+    assert "- mean over tuned once at most 0.9: 0.840, met" in text
+    assert "- no fleet worse than 1.02: 1.100, **missed**" in text
+    assert "lower by more than 2% in 2 of 3 fleets" in text
+    assert "3 of 4 fleets made of their logs are twins" in text
+    assert "| s02 | p50 of m is off |" in text
+
+
+def test_every_fleet_is_in_the_table_and_in_the_csv() -> None:
+    rows = list(csv.DictReader(io.StringIO(page.csv(RESULTS))))
+    assert [(row["fleet"], row["twin"], row["trained mean"]) for row in rows[:3]] == [
+        ("s00", "yes", "0.8000"),
+        ("s01", "yes", "0.8400"),
+        ("s02", "no", "0.9000"),
+    ]
+    assert all(f"| {one['fleet']['name']} |" in page.page(RESULTS, "", "") for one in RESULTS)
+
+
+def test_medians_have_the_interval_over_fleets() -> None:
+    assert page.median(np.array([0.5, 0.5, 0.5])) == "0.500 (0.500 to 0.500)"
+    value, low, high = (
+        float(each.strip("(to)")) for each in page.median(np.linspace(0, 1, 101)).replace(" to ", " ").split()
+    )
+    assert (value, 0.3 < low < 0.45, 0.55 < high < 0.7) == (0.5, True, True)
+
+
+def test_where_one_model_is_all_there_is_no_aim_is_judged() -> None:
+    assert "Aims" not in page.page([result("s03", 1.0, models=1)], "", "")
+
+
+def test_a_fleet_is_worked_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worked_out = []
+    monkeypatch.setattr(Fleet, "_worked_out", lambda self: worked_out.append(self.number) or {"number": self.number})
+    one = Fleet(1, 5, tmp_path, 2)
+    assert [one.result(), one.result()] == [{"number": 5}] * 2
+    assert worked_out == [5]
+    assert json.loads((tmp_path / fleet.RESULT).read_text()) == {"number": 5}
