@@ -12,7 +12,7 @@ from simulator.commands import inputs
 from simulator.compare import text
 from simulator.log.fleet import calibrate
 from simulator.off_policy import report
-from simulator.off_policy.calibrated import P50_WITHIN, P99_WITHIN, twin_of
+from simulator.off_policy.calibrated import CHECKED_BY, P50_WITHIN, P99_WITHIN, twin_of
 
 _EPILOG = """\b
 Examples:
@@ -26,7 +26,9 @@ LOG is the folder that decision_log.folder of the config names, or one file of i
 
 @click.command(epilog=_EPILOG)
 @click.argument("log", type=click.Path(path_type=Path, exists=True))
-@click.option("--seeds", type=click.IntRange(min=2), default=5, show_default=True, help="Runs of the simulation.")
+@click.option(
+    "--seeds", type=click.IntRange(min=2), default=CHECKED_BY, show_default=True, help="Runs of the simulation."
+)
 @inputs.profile_option()
 @inputs.file_option("--json", "Write all numbers there.")
 @click.pass_context
@@ -50,7 +52,8 @@ def twin(ctx: click.Context, log: Path, seeds: int, profiles: tuple[Path, ...], 
     for why in differs:
         console.print(f"Differs: {why}.", markup=False, highlight=False)
     if not differs:
-        console.print(f"A twin: each p50 within {P50_WITHIN:.0%}, each p99 within {P99_WITHIN:.0%}.", highlight=False)
+        near = f"each p50 within {P50_WITHIN:.0%}, each p99 within {P99_WITHIN:.0%}"
+        console.print(f"A twin: {near}, or as near as its own runs are to each other.", highlight=False)
     if json_path:
         json_path.write_text(json.dumps(text.plain(made), indent=1) + "\n", encoding="utf-8")
     ctx.exit(1 if differs else 0)

@@ -42,8 +42,6 @@ _ONE_FLEET = {
 _TRAINED_ON = 0.75
 """Share of a log that training sees; the rest is for validation."""
 _LEAST_REQUESTS = 100
-_CHECKED_BY = 3
-"""Seeds of the simulation that a log's fleet is checked by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +220,7 @@ def log_scenarios(plan: TrainingPlan) -> tuple[Scenario, Scenario]:
     try:
         calibration = calibrate(log, profiles=profiles)
         whole = scenario_from_log(log, calibration)
-        fits = () if plan.unchecked else twin_of(log, calibration, seeds=_CHECKED_BY).models
+        fits = () if plan.unchecked else twin_of(log, calibration).models
         if differs := [why for fit in fits for why in fit.differs()]:
             raise ValueError(
                 f"the fleet that is made of the log is not like it: {'; '.join(differs)}; see balancer twin "

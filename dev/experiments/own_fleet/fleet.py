@@ -34,7 +34,6 @@ LOGGED_REQUESTS = 40_000
 _LOG_SEED = 1 << 21
 """Of the requests that the log is of: nobody is judged by them."""
 _JUDGED_FROM = (1 << 21) + 1000
-_CHECKED_BY = 3
 _NUMBERS_ALONE = ("--iterations", "20", "--set", "coefficients_share=1")
 
 
@@ -68,7 +67,7 @@ class Fleet:
         requests = given.arrivals(_LOG_SEED, LOGGED_REQUESTS)
         log = simulated_log(self.folder / "log", given.fleet, requests, ExpectedLatency(), _LOG_SEED)
         try:
-            made = twin_of(log, calibrate(log), seeds=_CHECKED_BY)
+            made = twin_of(log, calibrate(log))
             differs = [why for model in made.models for why in model.differs()]
             models = {model.model: [model.p50_error.value, model.p99_error.value] for model in made.models}
         except ValueError as error:

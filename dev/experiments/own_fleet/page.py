@@ -59,7 +59,8 @@ def page(results: Sequence[Result], command: str, seed: str) -> str:
         _aims(several, results),
         "## What the twins lacked",
         f"{len(twins)} of {len(results)} fleets made of their logs are twins: each model's p50 within 5%, its p99 "
-        "within 10%. Training refuses the others unless it is told `--unchecked`, as it was here for all.",
+        "within 10%, or as near as their own runs are to each other. "
+        "Training refuses the others unless it is told `--unchecked`, as it was here for all.",
         _lacked(results),
         "## Fleet by fleet",
         _table(results),
