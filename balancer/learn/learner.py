@@ -165,8 +165,8 @@ class Learner:
             while not task.done():
                 await self._second()
         finally:
-            if not task.done():
-                task.cancel()
+            task.cancel()  # of one that is done, nothing
+            await asyncio.wait([task])
         await task
 
     async def _looked_on(self) -> str:
@@ -250,7 +250,8 @@ class Learner:
         try:
             changed_ns = self._config_path.stat().st_mtime_ns
             if changed_ns != self._config_ns:
-                self._config, self._config_ns = load(self._config_path), changed_ns
+                self._config_ns = changed_ns
+                self._config = load(self._config_path)
         except (OSError, ConfigError) as error:
             logger.warning("the config is as it was: %s", error)
         return self._config.learning.enabled
@@ -265,13 +266,18 @@ class Learner:
         learned = Learned(
             stage=stage, since_s=now_s, words=words[:500], kept=self._kept, tried=tried, kept_for=self._kept_for
         )
-        write_learned(self.folder / NAME, learned)
         logger.info("%s", learned.in_words())
-        line = {"at": datetime.fromtimestamp(now_s, UTC).isoformat(timespec="seconds")} | learned.model_dump(
-            include={"stage", "words", "kept", "tried"}
-        )
-        with open(self.folder / RECORD, "a", encoding="utf-8") as record:
-            record.write(json.dumps(line) + "\n")
+        told = learned.model_dump(include={"stage", "words", "kept", "tried"})
+        line = {"at": datetime.fromtimestamp(now_s, UTC).isoformat(timespec="seconds")} | told
+        try:
+            write_learned(self.folder / NAME, learned)
+            with open(self.folder / RECORD, "a", encoding="utf-8") as record:
+                record.write(json.dumps(line) + "\n")
+        except OSError as error:
+            remedy = (
+                "what was in force stays: give it room and the right to write there, or set learning.enabled: false"
+            )
+            raise OperatorError(f"{self.folder} cannot be written to ({error.strerror}); {remedy}") from error
 
     def _forget_files(self) -> None:
         files = sorted(self.folder.glob("policy-*.npz"), key=_number_of)

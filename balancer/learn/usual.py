@@ -26,14 +26,16 @@ class Look:
     """Those that are well."""
     unwell: frozenset[str]
     rate_per_s: float
-    complete: bool
-    """Whether all workers are in it."""
+    all_workers: bool
+    all_models: bool
+    """Whether they are all in it: a page shows so many."""
 
 
 def look(shown: PageDocument) -> Look:
     well = frozenset(worker.name for worker in shown.workers if worker.state in _WELL)
     unwell = frozenset(worker.name for worker in shown.workers) - well
-    return Look(frozenset(shown.models), well, unwell, shown.recent.rate_per_s, not shown.workers_left_out)
+    all_workers, all_models = not shown.workers_left_out, not shown.models_left_out
+    return Look(frozenset(shown.models), well, unwell, shown.recent.rate_per_s, all_workers, all_models)
 
 
 @dataclass(slots=True)
@@ -61,9 +63,10 @@ class Watched:
 
     def differs(self, seen: Look, usual: Usual) -> str:
         """How the fleet is another one than it usually was, in words; empty: it is not. After `take`."""
-        if new := sorted(seen.models.difference(usual.models)):
+        new = sorted(seen.models.difference(usual.models)) if seen.all_models else []
+        if new:
             return f"there is a new model: {new[0]}"
-        told = (name for name in usual.workers if seen.complete or name in seen.unwell)
+        told = (name for name in usual.workers if seen.all_workers or name in seen.unwell)
         if gone := sorted(name for name in told if self._looks - self._last_well.get(name, 0) >= _GONE_LOOKS):
             return f"a worker is gone: {gone[0]}"
         now_per_s = self._rate_per_s()

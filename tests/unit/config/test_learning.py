@@ -1,7 +1,6 @@
 """The file of `balancer learn` over the config: what it can set, and what is refused."""
 
 import asyncio
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from support.weights import write_weights
 from balancer.config.config import Config, ConfigError, load
 from balancer.config.learning import NAME, Learned, with_learned, write_learned
 from balancer.config.watch import ConfigState, watch
-from balancer.learn.usual import Look, Watched
 
 LEARNED = Learned(stage="resting", since_s=5.0, words="it gains", kept="policy-1.npz")
 
@@ -113,15 +111,3 @@ def test_words_for_people() -> None:
     assert LEARNED.in_words() == "resting; policy-1.npz is in force (it gains)"
     tried = Learned(stage="rollout", since_s=1.0, tried="policy-2.npz")
     assert tried.in_words() == "rollout of policy-2.npz; the config's policy is in force"
-
-
-def test_of_a_page_that_shows_not_all_workers_only_those_that_it_calls_unwell_are_gone() -> None:
-    watched, seen = Watched(), Look(frozenset({"m"}), frozenset({"a", "b"}), frozenset(), 10.0, complete=True)
-    for _ in range(10):
-        watched.take(seen, 1.0)
-    usual = watched.usual
-    some = dataclasses.replace(seen, workers=frozenset({"a"}), complete=False)
-    for _ in range(5):
-        watched.take(some, 1.0)
-    assert watched.differs(some, usual) == ""
-    assert watched.differs(dataclasses.replace(some, unwell=frozenset({"b"})), usual) == "a worker is gone: b"

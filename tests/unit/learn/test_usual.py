@@ -1,0 +1,29 @@
+"""When a fleet is another one than it was."""
+
+import dataclasses
+
+from balancer.config.learning import Usual
+from balancer.learn.usual import Look, Watched
+
+
+def test_of_a_page_that_shows_not_all_workers_only_those_that_it_calls_unwell_are_gone() -> None:
+    watched, seen = (
+        Watched(),
+        Look(frozenset({"m"}), frozenset({"a", "b"}), frozenset(), 10.0, all_workers=True, all_models=True),
+    )
+    for _ in range(10):
+        watched.take(seen, 1.0)
+    usual = watched.usual
+    some = dataclasses.replace(seen, workers=frozenset({"a"}), all_workers=False)
+    for _ in range(5):
+        watched.take(some, 1.0)
+    assert watched.differs(some, usual) == ""
+    assert watched.differs(dataclasses.replace(some, unwell=frozenset({"b"})), usual) == "a worker is gone: b"
+
+
+def test_of_a_page_that_shows_not_all_models_none_is_new() -> None:
+    watched, seen = Watched(), Look(frozenset({"m"}), frozenset({"a"}), frozenset(), 10.0, True, all_models=True)
+    watched.take(seen, 1.0)
+    other = dataclasses.replace(seen, models=frozenset({"n"}))
+    assert watched.differs(dataclasses.replace(other, all_models=False), Usual(models=("m",), most_per_s=99.0)) == ""
+    assert watched.differs(other, Usual(models=("m",), most_per_s=99.0)) == "there is a new model: n"
