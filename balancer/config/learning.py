@@ -56,7 +56,7 @@ class Learned(StrictModel):
     def in_words(self) -> str:
         tried = f" of {self.tried}" if self.tried else ""
         in_force = f"{self.kept} is in force" if self.kept else "the config's policy is in force"
-        return f"{self.stage}{tried}; {in_force}{f' ({self.words})' if self.words else ''}"
+        return f"{self.stage}{tried}{f' ({self.words})' if self.words else ''}; {in_force}"
 
     @model_validator(mode="after")
     def _tries_something(self) -> Learned:

@@ -255,7 +255,7 @@ function fields(title, pairs) {
 
 function canary(shown) {
   const { guards, shadow, rollout } = shown.canary, parts = [make("p", `Decides now: ${shown.process.decides}.`)];
-  if (shown.process.learning) parts.push(make("p", `Learning (${ago(shown.at_s - shown.process.learning_since_s)}): ${shown.process.learning}.`));
+  if (shown.process.learning) parts.push(make("p", `Learning, for ${time(Math.max(Math.round(shown.at_s - shown.process.learning_since_s), 1))}: ${shown.process.learning}.`));
   for (const [policy, guard] of Object.entries(guards)) {
     parts.push(...fields(`Guard of ${policy}`, [
       ["state", guard.fallen_back ? `out of service for ${time(guard.for_s)}` : "in service"],

@@ -44,7 +44,7 @@ async def test_what_it_writes_is_in_force_shown_and_gone_when_switched_off(tmp_p
         assert ((await process())["policy"], (await process())["learning"]) == ("expected_latency", "")
         write_learned(folder / NAME, Learned(stage="resting", since_s=1.0, words="it gains", kept="policy-1.npz"))
         found = await eventually(process, "the policy is in force", until=lambda found: found["policy"] == "learned")
-        assert found["learning"] == "resting; policy-1.npz is in force (it gains)"
+        assert found["learning"] == "resting (it gains); policy-1.npz is in force"
         assert await balancer.metric("balancer_learning", stage="resting") == 1
         assert await balancer.metric("balancer_learned_in_force") == 1
         stack.write_config({"name": "expected_latency"}, learning={"folder": "learned", "enabled": False})

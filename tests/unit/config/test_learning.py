@@ -108,6 +108,6 @@ async def test_it_is_followed_like_the_config_and_bad_it_changes_nothing(source:
 
 
 def test_words_for_people() -> None:
-    assert LEARNED.in_words() == "resting; policy-1.npz is in force (it gains)"
+    assert LEARNED.in_words() == "resting (it gains); policy-1.npz is in force"
     tried = Learned(stage="rollout", since_s=1.0, tried="policy-2.npz")
     assert tried.in_words() == "rollout of policy-2.npz; the config's policy is in force"
