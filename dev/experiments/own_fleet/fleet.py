@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from balancer.config.policy_options import read_policy_file
-from dev.experiments.sealed.opening import Task, Way, execute, unanswered
+from dev.experiments.sealed.opening import Task, Watch, Way, execute, unanswered
 from dev.experiments.sealed.rivals import read_tuned, rivals, tuned_name
 from dev.reference.logs import simulated_log
 from policies.base import Policy
@@ -81,7 +81,9 @@ class Fleet:
             TRAINED: (trained, "guarded"),
             BARE: (trained, "plain"),
         }
-        judged = {label: self._judged(given, label, *how) for label, how in policies.items()}
+        ran = {label: self._judged(given, label, *how) for label, how in policies.items()}
+        judged, watch = {label: metrics for label, (metrics, _) in ran.items()}, ran[TRAINED][1]
+        assert watch is not None  # it runs under its guard
         return {
             "fleet": _told(given),
             "differs": differs,
@@ -90,6 +92,8 @@ class Fleet:
             "train_s": round(took_s),
             "ratios": {label: list(_ratios(judged[label], judged[DEFAULTS])) for label in LABELS},
             "unanswered": {label: unanswered(judged[label]) for label in LABELS},
+            "by_baseline": float(watch.by_baseline.mean()),
+            "guard_saw": dict(watch.reasons),
         }
 
     def _trained(self, name: str, further: tuple[str, ...]) -> tuple[Learned, float]:
@@ -102,9 +106,9 @@ class Fleet:
         assert isinstance(policy, Learned)
         return policy, time.monotonic() - began_s
 
-    def _judged(self, given: Scenario, label: str, policy: Policy, way: Way) -> RunMetrics:
+    def _judged(self, given: Scenario, label: str, policy: Policy, way: Way) -> tuple[RunMetrics, Watch | None]:
         seeds = tuple(range(_JUDGED_FROM, _JUDGED_FROM + self.judged_by))
-        return execute(Task(self.number, label, given, policy, way, seeds, given.requests))[0]
+        return execute(Task(self.number, label, given, policy, way, seeds, given.requests))
 
 
 def _told(given: Scenario) -> dict[str, Any]:

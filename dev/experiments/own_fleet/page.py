@@ -128,6 +128,7 @@ def _table(results: Sequence[Result]) -> str:
         "twin",
         *LABELS[1:],
         "in the twin",
+        "by the guard's baseline",
         "unanswered",
     ]
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
@@ -138,6 +139,8 @@ def _table(results: Sequence[Result]) -> str:
         cells += ["no" if one["differs"] else "yes"]
         cells += [f"{one['ratios'][label][0]:.2f}, {one['ratios'][label][1]:.2f}" for label in LABELS[1:]]
         cells += [f"{one['gain_in_twin'][0]:.2f}"]
+        saw = ", ".join(one["guard_saw"])
+        cells += [f"{one['by_baseline']:.0%}{f' ({saw})' if saw else ''}"]
         cells += [f"{one['unanswered'][TRAINED]:.2%} ({one['unanswered'][DEFAULTS]:.2%})"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -24,6 +24,8 @@ def result(
         "twin": {},
         "gain_in_twin": [0.8, 0.7, 0.9],
         "train_s": 90,
+        "by_baseline": 0.05,
+        "guard_saw": {"inputs": 2},
         "ratios": ratios,
         "unanswered": dict.fromkeys(LABELS, 0.0),
     }
@@ -46,6 +48,7 @@ def test_aims_are_of_several_models_and_no_fleet_may_lose() -> None:
     assert "lower by more than 2% in 2 of 3 fleets" in text
     assert "3 of 4 fleets made of their logs are twins" in text
     assert "| s02 | p50 of m is off |" in text
+    assert "| 5% (inputs) |" in text
 
 
 def test_every_fleet_is_in_the_table_and_in_the_csv() -> None:
