@@ -79,11 +79,11 @@ def read_learned(file: Path) -> Learned | None:
     Raises:
         ConfigError: it is none of the learner's; named, with the remedy.
     """
-    if not file.exists():
-        return None
     try:
+        if not file.exists():
+            return None
         return validate(Learned, Document(str(file), json.loads(read_regular(file, _MOST_BYTES))))
-    except (UnreadableError, ValueError, RecursionError) as error:
+    except (OSError, UnreadableError, ValueError, RecursionError) as error:
         raise ConfigError(
             [Problem(str(file), None, "", f"is not what balancer learn writes: {error}; {_REMEDY}")]
         ) from error

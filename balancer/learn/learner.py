@@ -176,8 +176,8 @@ class Learner:
             await self._second()
             shadow = self._canary("shadow")
             seen = seen or bool(shadow)
-            if shadow and shadow["failures"]:
-                return f"it failed as a shadow: {shadow['last_failure']}"
+            if shadow.get("failures"):
+                return f"it failed as a shadow: {shadow.get('last_failure')}"
             if not seen and self._world.unix_s() - begun_s > _FOLLOWED_S:
                 break
         return "" if seen else self._not_followed("shadow")
@@ -189,10 +189,10 @@ class Learner:
             await self._second()
             rollout = self._canary("rollout")
             seen = seen or bool(rollout)
-            if rollout and rollout["state"] == "finished":
+            if rollout.get("state") == "finished":
                 return ""
-            if rollout and rollout["state"] == "returned":
-                return f"the rollout returned: {rollout['why']}"
+            if rollout.get("state") == "returned":
+                return f"the rollout returned: {rollout.get('why')}"
             if not seen and self._world.unix_s() - begun_s > _FOLLOWED_S:
                 return self._not_followed("rollout")
 

@@ -8,11 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from balancer.config.policy_options import read_policy_file
 from dev.experiments.sealed.opening import Task, Watch, Way, execute, unanswered
@@ -22,10 +20,12 @@ from policies.base import Policy
 from policies.expected_latency import ExpectedLatency
 from policies.learned import Learned
 from simulator.compare.metrics import RunMetrics
+from simulator.compare.statistics import ratio
 from simulator.log.fleet import calibrate
 from simulator.off_policy.calibrated import twin_of
 from simulator.scenario import Scenario
 from simulator.train.distribution import scenario
+from simulator.train.trainer import write_whole
 
 DEFAULTS, TUNED, NUMBERS, TRAINED, BARE = "defaults", "tuned once", "six numbers", "trained", "trained, no guard"
 LABELS = (DEFAULTS, TUNED, NUMBERS, TRAINED, BARE)
@@ -53,10 +53,7 @@ class Fleet:
         """What came out; worked out once, some minutes, and read from its file afterwards."""
         file = self.folder / RESULT
         if not file.exists():
-            found = self._worked_out()
-            draft = file.with_suffix(".new")
-            draft.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-            draft.replace(file)
+            write_whole(file, (json.dumps(self._worked_out(), indent=1) + "\n").encode())
         read: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return read
 
@@ -119,7 +116,7 @@ def _told(given: Scenario) -> dict[str, Any]:
         "workers": len(fleet.workers),
         "balancers": fleet.balancers,
         "keys": not fleet.settings.sticky_keys,
-        "faults": [asdict(fault)["kind"] for fault in fleet.faults],
+        "faults": [fault.kind for fault in fleet.faults],
         "cold": fleet.cold.executions > 0,
         "hidden_work": any(traffic.work.cv > 0 for traffic in given.workload.traffic if hasattr(traffic.work, "cv")),
     }
@@ -128,5 +125,4 @@ def _told(given: Scenario) -> dict[str, Any]:
 def _ratios(own: RunMetrics, other: RunMetrics) -> Iterator[float]:
     """Of mean and p99, geometric means over the seeds."""
     for figure in ("mean_s", "p99_s"):
-        ours, theirs = (np.log(getattr(metrics.latency, figure)) for metrics in (own, other))
-        yield float(np.exp(np.mean(ours - theirs)))
+        yield ratio(getattr(own.latency, figure), getattr(other.latency, figure)).value

@@ -111,3 +111,9 @@ def test_words_for_people() -> None:
     assert LEARNED.in_words() == "resting (it gains); policy-1.npz is in force"
     tried = Learned(stage="rollout", since_s=1.0, tried="policy-2.npz")
     assert tried.in_words() == "rollout of policy-2.npz; the config's policy is in force"
+
+
+def test_a_folder_whose_name_no_file_system_takes_is_refused_in_words(source: Path) -> None:
+    source.write_text(f"learning: {{folder: {'x' * 300}}}\n")
+    with pytest.raises(ConfigError, match="File name too long"):
+        with_learned(load(source), source)
