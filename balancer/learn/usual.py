@@ -55,9 +55,10 @@ class Watched:
         self._last_well |= dict.fromkeys(seen.workers, self._looks)
         self._rates.append(seen.rate_per_s)
         self.requests += seen.rate_per_s * seconds
+        self._last_well = {name: at for name, at in self._last_well.items() if self._looks - at < _GONE_LOOKS}
         self.usual = Usual(
             models=tuple(sorted({*self.usual.models, *seen.models})),
-            workers=tuple(sorted({*self.usual.workers, *seen.workers})),
+            workers=tuple(sorted(self._last_well)),
             most_per_s=max(self.usual.most_per_s, self._rate_per_s()),
         )
 

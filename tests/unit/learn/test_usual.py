@@ -27,3 +27,11 @@ def test_of_a_page_that_shows_not_all_models_none_is_new() -> None:
     other = dataclasses.replace(seen, models=frozenset({"n"}))
     assert watched.differs(dataclasses.replace(other, all_models=False), Usual(models=("m",), most_per_s=99.0)) == ""
     assert watched.differs(other, Usual(models=("m",), most_per_s=99.0)) == "there is a new model: n"
+
+
+def test_a_worker_that_went_before_what_is_learned_is_no_part_of_it() -> None:
+    watched, seen = Watched(), Look(frozenset({"m"}), frozenset({"a", "b"}), frozenset(), 10.0, True, all_models=True)
+    watched.take(seen, 1.0)
+    for _ in range(3):
+        watched.take(dataclasses.replace(seen, workers=frozenset({"a", "c"})), 1.0)
+    assert watched.usual.workers == ("a", "c")
