@@ -18,6 +18,7 @@ import numpy as np
 
 from balancer import bounds
 from balancer.extproc.responses import ERRORS
+from balancer.kernel.estimators.prefixes import MOST_CHECKPOINTS
 from balancer.kernel.settings import EstimatorSettings
 from balancer.kernel.view import LiveView, View, column, part
 from balancer.native.enums import RecordFlag, RecordKind
@@ -98,12 +99,18 @@ class JournalOutcome(NamedTuple):
     latency_s: float | None
     ok: bool
     void: Void
+    first_token_s: float
+    """When that came; not a number: it did not."""
+    said_s: float
+    output_tokens: float
+    cached_tokens: float
 
     def event(self, worker: str) -> Finished | Withdrawn:
         """As the router takes it in; `worker`: at the endpoint."""
         if not self.endpoint:
             return Withdrawn(self.number)
-        return Finished(self.number, worker, self.latency_s, self.ok, self.void)
+        answer = self.output_tokens, self.said_s, self.cached_tokens
+        return Finished(self.number, worker, self.latency_s, self.ok, self.void, *answer)
 
 
 JournalEntry = JournalDecision | JournalRefusal | JournalOutcome
@@ -248,25 +255,36 @@ def _record(kind: int, content: bytes, at: int) -> _RawDecision | JournalRefusal
     """One record; raises `ValueError` and the like where it cannot be one."""
     if kind == RecordKind.RECORD_OUTCOME:
         _check(len(content) == ENDED_RECORD.itemsize, "a length")
-        (_, _, flags, _, void, number, at_s), latency_s, endpoint = np.frombuffer(content, ENDED_RECORD)[0].item()
+        (_, _, flags, _, void, number, at_s), *rest = np.frombuffer(content, ENDED_RECORD)[0].item()
+        latency_s, first_token_s, said_s, output_tokens, cached_tokens, endpoint = rest
         _check(number < bounds.MAX_COUNT and math.isfinite(at_s), "an outcome")
         measured_s = latency_s if math.isfinite(latency_s) else None
         _check(measured_s is None or 0 <= measured_s <= bounds.MAX_LATENCY_S, "a latency")
+        _check(math.isnan(first_token_s) or math.isfinite(first_token_s), "a first token")
+        told = (output_tokens, cached_tokens)
+        _check(math.isfinite(said_s) and all(0 <= each <= bounds.MAX_COUNT for each in told), "an answer")
         served = endpoint.partition(b"\0")[0].decode("ascii")
-        return JournalOutcome(at, number, at_s, served, measured_s, bool(flags & _OK), VOIDS[void])
+        answer = first_token_s, said_s, *told
+        return JournalOutcome(at, number, at_s, served, measured_s, bool(flags & _OK), VOIDS[void], *answer)
     _check(kind in {RecordKind.RECORD_DECISION, RecordKind.RECORD_REFUSAL}, "a kind")
     (_, _, flags, decider, why, number, at_s), serial, key, *rest = np.frombuffer(content, REQUEST_RECORD, 1)[0].item()
-    rows, deadline_s, priority, prompt_tokens, propensity, row, fallback_rows, n, model, version, tenant = rest
+    rows, deadline_s, priority, prompt_tokens, propensity, row, fallback_rows, n, model, version, tenant, beginnings = (
+        rest
+    )
     named = fallback_rows.tolist()
     _check(number < bounds.MAX_COUNT and math.isfinite(at_s), "a number")
     _check(0 <= rows <= bounds.MAX_ROWS and 0 <= priority <= bounds.MAX_PRIORITY and deadline_s >= 0, "a request")
     _check(0 <= prompt_tokens <= bounds.MAX_PROMPT_TOKENS, "a prompt")
-    _check(max(model, version, tenant) <= bounds.MAX_TEXT_BYTES, "a text")
+    _check(max(model, version, tenant) <= bounds.MAX_TEXT_BYTES and beginnings <= MOST_CHECKPOINTS, "a text")
     texts, start = [], REQUEST_RECORD.itemsize
     for length in (model, version, tenant):
         texts.append(content[start : start + length].decode("utf-8"))
         start += length
     start += -start % 8
+    hashes = np.frombuffer(content, np.uint64, beginnings, start).tolist()
+    lengths = np.frombuffer(content, np.float64, beginnings, start + 8 * beginnings)
+    _check(bool(np.isfinite(lengths).all()), "a prompt")
+    start += 16 * beginnings
     request = Request(
         texts[0],
         texts[1],
@@ -278,6 +296,7 @@ def _record(kind: int, content: bytes, at: int) -> _RawDecision | JournalRefusal
         texts[2],
         bool(flags & _SEQUENCE),
         prompt_tokens,
+        tuple(zip(hashes, lengths.tolist(), strict=True)),
     )
     if kind == RecordKind.RECORD_REFUSAL:
         _check(why in ERRORS and start == len(content), "a refusal")

@@ -285,9 +285,9 @@ _RECORD = Struct(
 )
 _REQUEST_RECORD = Struct(
     "request_record",
-    "A decision or a refusal. What follows: model, version and tenant, then zeros up to a multiple of 8; of a decision "
-    "then JOURNAL_SEEN arrays of `workers` doubles, its probabilities, and a byte for each that says who was eligible, "
-    "with zeros likewise.",
+    "A decision or a refusal. What follows: model, version and tenant, then zeros up to a multiple of 8; hashes of "
+    "what its prompt begins with, then as many lengths in tokens; of a decision then JOURNAL_SEEN arrays of `workers` "
+    "doubles, its probabilities, and a byte for each that says who was eligible, with zeros likewise.",
     (
         ("record", _RECORD.dtype, ""),
         ("serial", np.uint64, "of the directory that has the rows"),
@@ -303,6 +303,7 @@ _REQUEST_RECORD = Struct(
         ("model_bytes", np.uint32, ""),
         ("version_bytes", np.uint32, ""),
         ("tenant_bytes", np.uint32, ""),
+        ("beginnings", np.uint32, "of its prompt that have a hash"),
     ),
 )
 _ENDED_RECORD = Struct(
@@ -311,6 +312,10 @@ _ENDED_RECORD = Struct(
     (
         ("record", _RECORD.dtype, ""),
         ("latency_s", np.float64, "not a number: no measure"),
+        ("first_token_s", np.float64, "when that came; not a number: it did not"),
+        ("said_s", np.float64, "when the last one did"),
+        ("output_tokens", np.float64, "0: not known, as the next"),
+        ("cached_tokens", np.float64, "of its prompt"),
         ("endpoint", ENDPOINT, "that served it; empty: none"),
     ),
 )

@@ -334,13 +334,15 @@ class Attempts:
         latency_s: float | None,
         output_tokens: float = 0.0,
         said_s: float = math.nan,
+        cached_tokens: float = 0.0,
     ) -> None:
         """The worker that was decided on has done with a request; as `Finished` says it."""
         ok, void = outcome
         good = None if void else ok
         request = arrived.call.request
         self.breakers.ended(request.model, decision.worker, decision.number, good, self._clocks.now())
-        finished = Finished(decision.number, decision.worker, latency_s, ok, void, output_tokens, said_s)
+        answer = output_tokens, said_s, cached_tokens
+        finished = Finished(decision.number, decision.worker, latency_s, ok, void, *answer)
         self._observer.attempted(finished)
 
     def channel(self, worker: str) -> grpc.aio.Channel | ProxyAnswer:

@@ -142,6 +142,8 @@ class Finished(NamedTuple):
     """Of a model that generates: tokens of the answer; 0: not known."""
     said_s: float = math.nan
     """When the last of them came; not a number: now."""
+    cached_tokens: float = 0.0
+    """Of the prompt, that the worker says it had; 0: it had none, or does not say."""
 
 
 @dataclass(frozen=True, slots=True)

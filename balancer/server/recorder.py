@@ -226,17 +226,17 @@ class Recorder:
         latency_s = outcome.latency_s if inference else math.nan
         measured = (now_s,), (latency_s,), (outcome.first_byte_s,)
         finished_s = None if math.isnan(latency_s) else latency_s
-        output_tokens = 0.0
+        output_tokens = cached_tokens = 0.0
         usage = outcome.usage
         if usage is None and awaited is not None and awaited.has_prompt:
             # Triton does not tell.
             usage = Usage(0.0, 0.0, outcome.bytes_out * self.shares.of(ended.model))
         if usage is not None and ended.ok:
-            output_tokens = usage.output
+            output_tokens, cached_tokens = usage.output, usage.cached
             self._take_usage(ended, usage, outcome.bytes_in, awaited, now_s)
         if not counted:
-            finished = Finished(number, ended.worker, finished_s, ended.ok, ended.void, output_tokens)
-            self.observe(finished, now_s)
+            answer = output_tokens, math.nan, cached_tokens
+            self.observe(Finished(number, ended.worker, finished_s, ended.ok, ended.void, *answer), now_s)
         if awaited is not None and awaited.draw is not None and number >= 0:
             self.compare(awaited.draw, ended.grpc_status, ended.http_status, ended.by, latency_s, now_s)
         self.tally.served(ended, Measured(*measured, outcome.bytes_in, outcome.bytes_out))
@@ -298,6 +298,8 @@ class Recorder:
         now_s = self._clock()
         self.router.observe(FirstToken(decision.number), now_s)
         self._picker.holding.soon()
+        if self._recording is not None:
+            self._recording.began(decision.number, now_s)
         if (awaited := self._awaited.get(call.gateway_id)) is not None:
             self._awaited[call.gateway_id] = awaited._replace(first_token_s=now_s)
         self.metrics.told_first_token(call.request.model, decision.worker, now_s - decision.at_s)
@@ -320,11 +322,12 @@ class Recorder:
         )
         now_s = self._clock()
         latency_s = served.latency_s if call.kind is Kind.INFERENCE else None
-        output_tokens = 0.0
+        output_tokens = cached_tokens = 0.0
         if served.usage is not None and ok:
-            output_tokens = served.usage.output
+            output_tokens, cached_tokens = served.usage.output, served.usage.cached
             self._take_usage(ended, served.usage, served.request_bytes, awaited, now_s)
-        self.observe(Finished(decision.number, worker, latency_s, ok, void, output_tokens), now_s)
+        answer = output_tokens, math.nan, cached_tokens
+        self.observe(Finished(decision.number, worker, latency_s, ok, void, *answer), now_s)
         measured_s = math.nan if latency_s is None else latency_s
         if served.draw is not None:
             self.compare(served.draw, served.grpc_status, served.status, "", measured_s, now_s)

@@ -7,6 +7,7 @@ from balancer.server.decision_log.files import DecisionFiles
 from balancer.server.decision_log.reading import read_log
 from balancer.server.decision_log.recorded import DecisionLog
 from balancer.server.decision_log.recording import Recording
+from dev.reference.batcher import LiveRequest
 from dev.reference.simulation import Simulation
 from policies.base import Policy
 from simulator.arrivals import Arrivals
@@ -28,6 +29,10 @@ class _Recorded(Simulation):
         for router, recording in zip(self.world.routers, self.recordings, strict=True):
             router.observer = recording
         return files
+
+    def _begin(self, request: LiveRequest) -> None:
+        super()._begin(request)
+        self.recordings[request.balancer].began(request.number, self.clock.now_s)
 
     def _observe(self, balancer: int, outcome: Finished | Withdrawn) -> None:
         super()._observe(balancer, outcome)

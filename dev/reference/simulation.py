@@ -277,9 +277,8 @@ class Simulation:
             if request.generated == 1 and not request.ended:
                 self.record.first_s[request.index] = now_s + self.fleet.network.to_client_s - request.arrival_s
                 if request.output > 1:
-                    router, event = self.world.routers[request.balancer], FirstToken(request.number)
                     heard_s = now_s + self.fleet.network.outcome_s
-                    self.clock.at(heard_s, Kind.FIRST_TOKEN, (request.index,), router.observe, event, heard_s)
+                    self.clock.at(heard_s, Kind.FIRST_TOKEN, (request.index,), self._begin, request)
             if leaves and not request.ended:
                 self._end(request, Status.OK)
                 worker.counters[execution.model].count(1, 1, now_s - sequence.admitted_s)
@@ -374,13 +373,17 @@ class Simulation:
         self.record.ended(request, status, request.worker if served else -1, now_s, answer_s - request.arrival_s)
         latency_s = now_s - request.sent_s if served and answered and not request.responses else None
         name = self.fleet.workers[request.worker].name
-        tokens = request.output if self.fleet.models[request.model].generation else 0
-        outcome = Finished(request.number, name, latency_s, status == Status.OK, void, tokens)
+        answer = (request.output, math.nan, request.cached) if self.fleet.models[request.model].generation else ()
+        outcome = Finished(request.number, name, latency_s, status == Status.OK, void, *answer)
         at_s = now_s + network.outcome_s
         self.clock.at(at_s, Kind.OUTCOME, (self._ended,), self._observe, request.balancer, outcome)
         self._ended += 1
         self._unheard += 1
         self._answer(request, answer_s)
+
+    def _begin(self, request: LiveRequest) -> None:
+        """A balancer hears of the first token of an answer."""
+        self.world.routers[request.balancer].observe(FirstToken(request.number), self.clock.now_s)
 
     def _observe(self, balancer: int, outcome: Finished | Withdrawn) -> None:
         self._unheard -= 1

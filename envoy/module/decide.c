@@ -493,14 +493,22 @@ static void record_outcome(struct attached *attached, const struct features *fea
   ring_done(attached->control, OUTCOMES_RING);
 }
 
-static void record_in_journal(struct attached *attached, const struct decision *decision, const struct ending *ending) {
+static void record_in_journal(struct attached *attached, const struct decision *decision, const struct ending *ending,
+                              double first_token_s) {
   struct record record = {
     .flags = ending->judged.ok ? RECORD_OK : 0,
     .why = (uint8_t)ending->judged.void_kind,
     .number = decision->number,
     .at_s = attached->call.now_s,
   };
-  struct ended_record outcome = {.record = record, .latency_s = ending->latency_s};
+  struct ended_record outcome = {
+    .record = record,
+    .latency_s = ending->latency_s,
+    .first_token_s = first_token_s > 0 ? first_token_s : NAN,
+    .said_s = ending->said_s > 0 ? ending->said_s : attached->call.now_s,
+    .output_tokens = ending->asked_again ? 0 : ending->answered.output_tokens,
+    .cached_tokens = ending->asked_again ? 0 : ending->answered.cached_tokens,
+  };
   memcpy(outcome.endpoint, ending->endpoint, sizeof outcome.endpoint);
   journal_end(&attached->writer, &outcome);
 }
@@ -565,10 +573,13 @@ bool finish(struct source *source, struct attached *attached, const struct featu
     return false;
   }
   attached->call.now_s = seconds_of(now_ns());
-  bool matched = attached_refresh(source, attached) && learn(attached, features, decision, ending);
+  bool refreshed = attached_refresh(source, attached);
+  const struct slot *slot = refreshed && decision ? slot_of(attached, decision) : NULL;
+  double first_token_s = slot ? slot->first_token_s : 0;
+  bool matched = refreshed && learn(attached, features, decision, ending);
   record_outcome(attached, features, decision, ending, matched);
   if (decision) report_end(attached, decision, ending);
-  if (decision) record_in_journal(attached, decision, ending);
+  if (decision) record_in_journal(attached, decision, ending, first_token_s);
   balancer_state_unlock(control);
   return true;
 }

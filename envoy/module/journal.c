@@ -99,8 +99,11 @@ static void count_dropped(struct writer *writer) {
 /* The record of a request, with `more` bytes after its texts, which `after` is set to. */
 static struct request_record *place_request(struct attached *attached, const struct features *features,
                                           const struct decision *decision, uint64_t more, char **after) {
+  const struct balancer_prompt *prompt = features->prompt;
+  uint32_t beginnings = prompt ? prompt->count : 0;
   uint64_t texts = filled_up(features->model.length + features->version.length + features->tenant.length);
-  uint64_t bytes = sizeof(struct request_record) + texts + more;
+  uint64_t of_prompt = beginnings * (sizeof(uint64_t) + sizeof(double));
+  uint64_t bytes = sizeof(struct request_record) + texts + of_prompt + more;
   struct request_record *request = place_for(&attached->writer, bytes);
   if (!request) return NULL;
   *request = (struct request_record){
@@ -115,13 +118,20 @@ static struct request_record *place_request(struct attached *attached, const str
     .model_bytes = (uint32_t)features->model.length,
     .version_bytes = (uint32_t)features->version.length,
     .tenant_bytes = (uint32_t)features->tenant.length,
+    .beginnings = beginnings,
   };
   request->record.flags = (uint8_t)((features->keyed ? RECORD_KEYED : 0) | (features->sequence ? RECORD_SEQUENCE : 0) |
                                   (features->kind == BALANCER_MODEL || features->kind == BALANCER_SERVER ? RECORD_QUESTION : 0));
   char *at = (char *)(request + 1);
-  *after = at + texts;
+  *after = at + texts + of_prompt;
+  char *hashes = at + texts;
   at = put_text(put_text(put_text(at, features->model), features->version), features->tenant);
-  memset(at, 0, (size_t)(*after - at));
+  memset(at, 0, (size_t)(hashes - at));
+  double *lengths = (double *)(hashes + beginnings * sizeof(uint64_t)), tokens = attached->call.prompt_tokens;
+  for (uint32_t i = 0; i < beginnings; i++) {
+    ((uint64_t *)hashes)[i] = prompt->checkpoints[i].hash;
+    lengths[i] = tokens * (double)prompt->checkpoints[i].bytes / (double)prompt->bytes;
+  }
   return request;
 }
 

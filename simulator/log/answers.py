@@ -80,7 +80,7 @@ class Answers:
         for number, one in enumerate(self._alone):
             model, worker = models.get(one.model), workers.get(one.worker)
             table = None if model is None or worker is None else model.service.get(worker.device)
-            if model is not None and worker is not None and table is not None:
+            if model is not None and worker is not None and table is not None and model.generation is None:
                 rows = min(one.rows, model.batching.max_batch_rows)
                 own_s[number] = float(np.interp(rows, table.rows, table.device_s)) / worker.speed
         latency_s, known = np.array([one.latency_s for one in self._alone]), np.isfinite(own_s)

@@ -22,7 +22,8 @@ from simulator.arrivals import Arrivals
 from simulator.log.answers import Answers
 from simulator.log.refined import MOST_REQUESTS, Kind, Logged, most_at_once, policy_of, quantiles_of, refine
 from simulator.log.service import Executions, estimated, pooled, service_time, speed, worked
-from simulator.log.workload import arrivals_from_log, models_of, recorded_from
+from simulator.log.steps import Generating, refine_steps
+from simulator.log.workload import arrivals_from_log, generating, models_of, recorded_from
 from simulator.scenario import Scenario
 from simulator.service import from_profile
 from simulator.spec import (
@@ -46,6 +47,8 @@ ASSUMPTIONS = (
     "How much such answers vary is the noise of executions, not of the network.",
     "Reports are evenly spaced and none is lost. Workers that were there once came and left once; none failed.",
     "Settings of the routers (limits, time constants) are the defaults.",
+    "Servers of language models compute 2048 tokens in a step at most; its time is linear in these, but for the first "
+    "256. Prompts go on from where one that began alike has ended.",
     "A worker remembers so many keys, and one that it remembers saves the same share of any request's work.",
 )
 """What no decision log tells; in words, for reports."""
@@ -118,16 +121,23 @@ class _Calibration:
         self._log, self._profiles = log, profiles
         self._notes: list[str] = []
         self._models = models_of(log)
+        self._generate = generating(log)
         self._seen = worked(log)
         self._roster = _roster(log)
         self._held = self._find_held()
         self._kinds = {name: listed.device or name for name, listed in self._roster.items()}
         self._own = {
-            name: {model: executions for model, executions in one.models.items() if executions.count}
+            name: {
+                model: executions
+                for model, executions in one.models.items()
+                if executions.count and model not in self._generate
+            }
             for name, one in self._seen.items()
         }
         self._fill_in()
         self._times = self._service_times()
+        self._steps = Generating(log, self._generate, self._held, self._kinds)
+        self._notes += self._steps.notes
 
     def found(self) -> Calibration:
         settings = Settings(sticky_keys=_are_placed(self._log))
@@ -144,7 +154,8 @@ class _Calibration:
 
     def _refined(self, bare: FleetSpec) -> FleetSpec:
         answers = Answers(self._log, {worker.name for worker in bare.workers if most_at_once(bare, worker) > 1})
-        self._notes += filter(None, [answers.note()])
+        if not self._generate.issuperset(self._models):
+            self._notes += filter(None, [answers.note()])
         believed = answers.fitted(bare)
         try:
             policy = policy_of(self._log)
@@ -158,10 +169,12 @@ class _Calibration:
         counted: dict[Kind, list[Executions]] = defaultdict(list)
         for worker in bare.workers:
             for model, executions in self._seen[worker.name].models.items() if worker.name in self._seen else ():
-                counted[model, worker.device].append(executions.times(worker.speed))
+                if model not in self._generate:
+                    counted[model, worker.device].append(executions.times(worker.speed))
         pooled_by_kind = {kind: pooled(parts) for kind, parts in counted.items()}
         logged = Logged(policy, arrivals, pooled_by_kind, quantiles_of(self._log, arrivals))
-        return refine(believed, logged, frozenset(profiled), answers.fitted)
+        refined = refine(believed, logged, frozenset(profiled), answers.fitted)
+        return refine_steps(refined, logged, self._steps) if self._generate else refined
 
     def _find_held(self) -> dict[str, set[str]]:
         """Models of each worker, of those that requests were for: as reported, or where it was ever eligible."""
@@ -175,7 +188,7 @@ class _Calibration:
     def _fill_in(self) -> None:
         """Where nobody's executions of a model were recorded, what balancers took its times to be stands in."""
         executed = {model for models in self._own.values() for model, each in models.items() if each.count}
-        missing = [model for model in self._models if model not in executed]
+        missing = [model for model in self._models if model not in executed | self._generate]
         if not missing:
             return
         largest = {model: max((each.max_batch_rows for each in self._known(model)), default=0) for model in missing}
@@ -196,7 +209,11 @@ class _Calibration:
     def _service_times(self) -> dict[str, dict[str, ServiceTime]]:
         own, kinds = self._own, self._kinds
         measured = {profile.device: from_profile(profile) for profile in self._profiles}
-        wanted = sorted({(model, kinds[name]) for name, held in self._held.items() for model in held if name in kinds})
+        wanted = sorted(
+            (model, kind)
+            for model, kind in {(m, kinds[name]) for name, held in self._held.items() for m in held if name in kinds}
+            if model not in self._generate
+        )
         times: dict[str, dict[str, ServiceTime]] = defaultdict(dict)
         for model, kind in wanted:
             parts = [own[name][model] for name in own if kinds.get(name) == kind and model in own[name]]
@@ -213,6 +230,9 @@ class _Calibration:
         return dict(times)
 
     def _model(self, model: str) -> ModelSpec:
+        if model in self._generate:
+            most = max((one.models[model].instances for one in self._seen.values() if model in one.models), default=1)
+            return self._steps.model(model, most)
         times = self._times[model]
         reported = [one.models[model] for name, one in self._seen.items() if name in self._held and model in one.models]
         profiled = [each for profile in self._profiles for each in profile.models if each.model == model]
@@ -242,7 +262,7 @@ class _Calibration:
                 kind,
                 speed=speed(executed, {model: self._times[model][kind] for model in executed}),
                 weight=listed.weight,
-                models=() if held == set(self._times) else tuple(sorted(held)),
+                models=() if held == set(self._models) else tuple(sorted(held)),
                 present=listed.first_s - start_s <= _SETTLED_S,
             )
 

@@ -34,7 +34,7 @@ _MOST_STEP = 1.0
 _SHARED = (DeviceSpec(2, 1.0), DeviceSpec(2, 0.5), DeviceSpec(4, 0.5))
 """What is tried beside one execution at a time."""
 _LEAST_S = 1e-5
-_QUANTILES = (0.5, 0.99)
+QUANTILES = (0.5, 0.99)
 
 Kind = tuple[str, str]
 """A model on a kind of device."""
@@ -49,7 +49,7 @@ class Logged(NamedTuple):
     executions: Mapping[Kind, Executions]
     """With the seconds of a worker of speed 1."""
     quantiles_s: Mapping[str, FloatArray]
-    """Latencies by model, at `_QUANTILES`."""
+    """Latencies by model, at `QUANTILES`."""
 
 
 def policy_of(log: DecisionLog) -> Policy | None:
@@ -62,7 +62,7 @@ def policy_of(log: DecisionLog) -> Policy | None:
 
 
 def quantiles_of(log: DecisionLog, arrivals: Arrivals) -> dict[str, FloatArray]:
-    """Latencies by model, at `_QUANTILES`, of the arrivals' time after the warm-up."""
+    """Latencies by model, at `QUANTILES`, of the arrivals' time after the warm-up."""
     joined = log.joined()
     came_s = np.array([log.unix_s(decision.run, decision.at_s) for decision in log])
     begin_s, end_s = came_s.min() + arrivals.time_s[[int(len(arrivals) * WARM_UP_SHARE), -1]]
@@ -70,7 +70,7 @@ def quantiles_of(log: DecisionLog, arrivals: Arrivals) -> dict[str, FloatArray]:
     found: defaultdict[str, list[float]] = defaultdict(list)
     for index in np.flatnonzero(counted):
         found[log.decisions[index].request.model].append(float(joined.latency_s[index]))
-    return {model: np.quantile(latency_s, _QUANTILES) for model, latency_s in found.items()}
+    return {model: np.quantile(latency_s, QUANTILES) for model, latency_s in found.items()}
 
 
 def refine(fleet: FleetSpec, logged: Logged, measured: frozenset[Kind], with_answers: Fit) -> FleetSpec:

@@ -1,8 +1,8 @@
 """A decision log as a workload: the requests that a balancer saw, when they came."""
 
 from collections.abc import Iterator, Sequence
-from operator import itemgetter
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ from balancer.load.arrivals import rescaled
 from balancer.server.decision_log.recorded import DecisionLog, RecordedDecision, Refusal
 from policies.base import FloatArray, Request
 from simulator.arrivals import Arrivals
+from simulator.log.prompts import prompts_of
 from simulator.workload.trace import Recorded
 
 _UNKNOWN = "unknown_model"
@@ -18,7 +19,12 @@ _UNKNOWN = "unknown_model"
 
 def models_of(log: DecisionLog) -> list[str]:
     """The models that requests were for, sorted; those that no worker knew are not among them."""
-    return sorted({request.model for _, _, request in _came(log)})
+    return sorted({each.request.model for each in _came(log)})
+
+
+def generating(log: DecisionLog) -> set[str]:
+    """Those of them that generate: their requests have prompts."""
+    return {each.request.model for each in _came(log) if np.any(each.request.prompt_tokens)}
 
 
 def recorded_from(log: DecisionLog) -> Recorded:
@@ -38,11 +44,13 @@ def recorded_from(log: DecisionLog) -> Recorded:
         deadline_s=arrivals.deadline_s,
         priorities=arrivals.priority,
         tenants=arrivals.tenant,
+        prompts=arrivals.prompts,
     )
 
 
 def arrivals_from_log(log: DecisionLog, models: Sequence[str], most: int | None = None) -> Arrivals:
-    """The requests of a log as a workload: the times, models, rows, keys, deadlines, priorities and tenants recorded.
+    """The requests of a log as a workload: the times, models, rows, keys, deadlines, priorities, tenants and prompts
+    recorded.
 
     Shed requests are in it, and those for which no worker was there; questions about models or servers are not, nor
     requests for models that no worker knew. Processes that recorded into one folder are merged by the time of day, each
@@ -62,25 +70,26 @@ def arrivals_from_log(log: DecisionLog, models: Sequence[str], most: int | None 
                 f"the log has a share of {run.share:g} of the requests of process {run.process}, which is not the "
                 "traffic: record with decision_log.share 1"
             )
-    came = sorted(_came(log), key=itemgetter(0))[:most]
+    came = sorted(_came(log), key=attrgetter("time_s"))[:most]
     if not came:
         raise ValueError("the log has no request for a model: record while requests flow")
     index = {name: number for number, name in enumerate(models)}
-    requests = [request for _, _, request in came]
+    requests = [each.request for each in came]
     if missing := sorted({request.model for request in requests} - index.keys()):
         raise ValueError(f"the log has requests for {', '.join(missing)}: give these models to the fleet")
     tenants = {name: number for number, name in enumerate(sorted({request.tenant for request in requests}))}
-    processes = {name: number for number, name in enumerate(sorted({process for _, process, _ in came}))}
+    processes = {name: number for number, name in enumerate(sorted({each.process for each in came}))}
     return Arrivals(
-        time_s=np.array([time_s for time_s, _, _ in came]) - came[0][0],
+        time_s=np.array([each.time_s for each in came]) - came[0].time_s,
         model=np.array([index[request.model] for request in requests], np.int16),
         rows=_whole([request.rows for request in requests], 1, np.int32),
         work=np.ones(len(came)),
         key=np.array([0 if request.key is None else request.key for request in requests], np.uint64),
         deadline_s=np.array([request.deadline_s for request in requests], np.float64),
         priority=_whole([request.priority for request in requests], 0, np.int16),
-        balancer=np.array([processes[process] for _, process, _ in came], np.int16),
+        balancer=np.array([processes[each.process] for each in came], np.int16),
         tenant=np.array([tenants[request.tenant] for request in requests], np.int16),
+        prompts=prompts_of(requests, np.array([each.output_tokens for each in came])),
     )
 
 
@@ -89,12 +98,23 @@ def _whole(values: Sequence[float | FloatArray], lowest: int, kind: type[np.sign
     return np.clip(np.round(np.array(values, np.float64)), lowest, np.iinfo(kind).max).astype(kind)
 
 
-def _came(log: DecisionLog) -> Iterator[tuple[float, str, Request]]:
-    """Time since 1970 in seconds, process and request of all that is load."""
+class _Came(NamedTuple):
+    time_s: float
+    """Since 1970."""
+    process: str
+    request: Request
+    output_tokens: float
+    """Of its answer; 0: not known."""
+
+
+def _came(log: DecisionLog) -> Iterator[_Came]:
+    """All that is load."""
     seen: Sequence[RecordedDecision | Refusal] = [
         *(d for d in log.decisions if (d.run, d.request.number) not in log.questions),
         *(r for r in log.refusals if r.reason != _UNKNOWN),
     ]
     for each in seen:
         if each.request.model:
-            yield log.unix_s(each.run, each.at_s), log.runs[each.run].process, each.request
+            end = log.outcomes.get((each.run, int(each.request.number)))
+            tokens = 0.0 if end is None else end.output_tokens
+            yield _Came(log.unix_s(each.run, each.at_s), log.runs[each.run].process, each.request, tokens)

@@ -50,6 +50,8 @@ class LoggedDecisions:
     ok: BoolArray
     latency_s: FloatArray
     """NaN: no measure of the worker."""
+    first_s: FloatArray
+    """Of an answer to a prompt, until its first token; NaN: not known."""
     deadline_s: FloatArray
     """Infinite: none."""
     completion_s: FloatArray
@@ -106,6 +108,7 @@ def decisions_of(log: DecisionLog, *, placed: bool = False) -> LoggedDecisions:
         propensity=joined.propensity[index],
         ok=ok,
         latency_s=np.where(ok, latency_s, np.nan),
+        first_s=np.where(ok, joined.first_s[index], np.nan),
         deadline_s=np.array([float(np.max(d.request.deadline_s)) for d in made])[order],
         completion_s=np.array([d.columns[completion][d.pick] for d in made])[order],
         without_outcome=len(in_force) - len(known),

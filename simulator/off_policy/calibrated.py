@@ -4,7 +4,7 @@ Here picks change queues, as they do in production; what it rests on is the cali
 simulated too, and compared with what it really did.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,15 +12,17 @@ from scipy.stats import t
 
 from balancer.server.decision_log.recorded import DecisionLog
 from policies.base import BoolArray, FloatArray, Policy
-from simulator.compare.metrics import WARM_UP_SHARE, LatencyMetric, RunMetrics, measure
+from simulator.compare.metrics import WARM_UP_SHARE, LatencyMetric, measure
 from simulator.compare.statistics import Estimate, mean, ratio
 from simulator.log.fleet import Calibration, capped
 from simulator.log.workload import arrivals_from_log
 from simulator.off_policy.assess import TAIL, LoggedDecisions, decisions_of
+from simulator.result import Result, Status
 from simulator.run import run
 
 LOGGING = "(as logged)"
 """Stands for the policy that decided, beside the targets."""
+FIRST_TOKEN = ", first token"
 P50_WITHIN, P99_WITHIN = 0.05, 0.10
 """How far a model's quantiles may be off in the simulation of the policy that decided, for it to be a twin; farther
 where its runs differ more from each other, since the log is but one run."""
@@ -48,6 +50,7 @@ class ModelFit:
     """One model in the simulation of the policy that decided, beside the log."""
 
     model: str
+    """And behind it, where it is about them, that it is about first tokens."""
     requests: int
     """Of the log, with a latency."""
     logged_p50_s: float
@@ -113,12 +116,12 @@ def simulate(
         notes.append(f"{share:.0%} of the decisions are of {recorded.name}, which stands for all others")
     if any(refusal.reason == "shed" for refusal in log.refusals):
         notes.append("the log has requests shed by limits, which the simulation has not")
-    metrics: dict[str, RunMetrics] = {}
-    for name, policy in {LOGGING: recorded.build(), **targets}.items():
+    as_logged = run(fleet, [arrivals] * seeds, recorded.build(), progress=progress)
+    metrics = {LOGGING: measure(as_logged)}
+    for name, policy in targets.items():
         metrics[name] = measure(run(fleet, [arrivals] * seeds, policy, progress=progress))
     after = _after(log, decisions, float(arrivals.time_s[int(len(arrivals) * WARM_UP_SHARE)]))
     logged_s, base = decisions.latency_s[after], metrics[LOGGING].latency
-    models = np.array([log.decisions[index].request.model for index in decisions.index])
     logged_mean_s, logged_p99_s = float(logged_s.mean()), float(np.quantile(logged_s, TAIL))
     return Calibrated(
         logging=f"{recorded.name} {recorded.options}",
@@ -127,11 +130,7 @@ def simulate(
         mean_error=mean(base.mean_s / logged_mean_s - 1),
         p99_error=mean(base.p99_s / logged_p99_s - 1),
         runs=tuple(_simulated(name, one.latency, base) for name, one in metrics.items()),
-        models=tuple(
-            _fit(name, one, decisions.latency_s[after & (models == name)])
-            for name, one in metrics[LOGGING].models.items()
-            if (after & (models == name)).any()
-        ),
+        models=tuple(_fits(log, decisions, after, as_logged)),
         requests=len(arrivals),
         seeds=seeds,
         notes=tuple(notes),
@@ -148,12 +147,28 @@ def twin_of(log: DecisionLog, calibration: Calibration, *, seeds: int = CHECKED_
     return simulate(log, decisions_of(log, placed=True), {}, calibration, seeds=seeds)
 
 
-def _fit(model: str, simulated: LatencyMetric, logged_s: FloatArray) -> ModelFit:
+def _fits(log: DecisionLog, decisions: LoggedDecisions, after: BoolArray, simulated: Result) -> Iterator[ModelFit]:
+    models = np.array([log.decisions[index].request.model for index in decisions.index])
+    whole, first = ("", decisions.latency_s, simulated.latency_s), (FIRST_TOKEN, decisions.first_s, simulated.first_s)
+    for m, name in enumerate(simulated.models):
+        for what, logged_s, simulated_s in (whole, first):
+            own = after & (models == name) & np.isfinite(logged_s)
+            ran = (simulated.status == Status.OK) & (simulated.model == m) & np.isfinite(simulated_s)
+            ran[:, : int(ran.shape[1] * WARM_UP_SHARE)] = False
+            if own.any() and ran.any(axis=1).all():
+                yield _fit(
+                    name + what, [one[chosen] for one, chosen in zip(simulated_s, ran, strict=True)], logged_s[own]
+                )
+
+
+def _fit(name: str, simulated_s: Sequence[FloatArray], logged_s: FloatArray) -> ModelFit:
+    """`simulated_s`: by seed."""
     p50_s, p99_s = (float(np.quantile(logged_s, share)) for share in (0.5, TAIL))
-    errors = simulated.p50_s / p50_s - 1, simulated.p99_s / p99_s - 1
+    by_seed = np.array([np.quantile(one, (0.5, TAIL)) for one in simulated_s])
+    errors = by_seed[:, 0] / p50_s - 1, by_seed[:, 1] / p99_s - 1
     p50_error, p99_error = map(mean, errors)
     p50_chance, p99_chance = map(_of_one_more, errors)
-    return ModelFit(model, len(logged_s), p50_s, p99_s, p50_error, p99_error, p50_chance, p99_chance)
+    return ModelFit(name, len(logged_s), p50_s, p99_s, p50_error, p99_error, p50_chance, p99_chance)
 
 
 def _of_one_more(by_seed: FloatArray) -> float:

@@ -21,7 +21,7 @@ from policies.expected_latency import ExpectedLatency
 from policies.learned.network import Network, shapes
 from simulator.result import Result
 from simulator.run import run
-from simulator.train.arena import Draw, Episode, Task, arena, counted_latency_s, cut
+from simulator.train.arena import Draw, Episode, Task, arena, counted_s, cut
 from simulator.train.pool import TaskPool
 from simulator.train.settings import TrainingSettings
 
@@ -124,13 +124,21 @@ def weighed(parts: Sequence[FloatArray], by_default: Sequence[FloatArray], setti
 
 
 def parts_of(result: Result) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Logarithms of the mean and of the mean of the slowest 2%, and the share missed; `(e,)` each."""
+    """Logarithms of the mean and of the mean of the slowest 2%, and the share missed; `(e,)` each. See `counted_s`."""
     first = int(result.latency_s.shape[1] * _WARM_UP_SHARE)
-    latency_s, failed = counted_latency_s(result)[:, first:], result.status[:, first:] != 0
-    slowest = max(latency_s.shape[1] // 50, 1)
-    tail_s = np.partition(latency_s, -slowest, axis=1)[:, -slowest:].mean(axis=1)
-    missed = ((latency_s > result.deadline_s[:, first:]) | failed).mean(axis=1)
-    return np.log(latency_s.mean(axis=1)), np.log(tail_s), missed
+    counted, failed = [each[:, first:] for each in counted_s(result)], result.status[:, first:] != 0
+    missed = ((counted[0] > result.deadline_s[:, first:]) | failed).mean(axis=1)
+    means = [np.log(np.nanmean(seconds, axis=1)) for seconds in counted]
+    return np.mean(means, axis=0), np.mean(list(map(_log_tail, counted)), axis=0), missed
+
+
+def _log_tail(seconds: FloatArray) -> FloatArray:
+    """Of the slowest 2% of those that are a number; `(e,)`."""
+    known = np.isfinite(seconds)
+    slowest = max(int(known.sum(axis=1).min()) // 50, 1)
+    slow_s = np.partition(np.where(known, seconds, -np.inf), -slowest, axis=1)[:, -slowest:]
+    tail: FloatArray = np.log(slow_s.mean(axis=1))
+    return tail
 
 
 def flat(network: Network) -> FloatArray:

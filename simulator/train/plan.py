@@ -238,10 +238,9 @@ def log_scenarios(plan: TrainingPlan) -> tuple[Scenario, Scenario]:
 def _part(whole: Scenario, chosen: slice) -> Scenario:
     """The scenario with some of its recorded requests, which come as fast as they did."""
     recorded = cast(Recorded, whole.workload.recorded)
-    columns = {each.name: getattr(recorded, each.name) for each in dataclasses.fields(recorded)}
-    parts: dict[str, Any] = {name: None if column is None else column[chosen] for name, column in columns.items()}
-    time_s: FloatArray = parts["time_s"]
+    part = recorded.part(chosen)
+    time_s = part.time_s
     rate_per_s = whole.workload.rate_per_s * (len(time_s) - 1) / max(float(time_s[-1] - time_s[0]), 1e-9)
-    recorded = Recorded(**{**parts, "time_s": rescaled(time_s, 1.0)})
+    recorded = dataclasses.replace(part, time_s=rescaled(time_s, 1.0))
     workload = dataclasses.replace(whole.workload, rate_per_s=rate_per_s, recorded=recorded)
     return dataclasses.replace(whole, workload=workload, requests=len(time_s))

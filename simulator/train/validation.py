@@ -18,7 +18,7 @@ from simulator.compare.statistics import Estimate, ratio
 from simulator.run import run
 from simulator.scenario import Scenario
 from simulator.spec import FleetSpec
-from simulator.train.arena import counted_latency_s
+from simulator.train.arena import counted_s
 from simulator.train.pool import TaskPool
 from simulator.train.scenarios import random_scenario
 
@@ -76,7 +76,7 @@ class NetworkVerdict(NamedTuple):
 
 
 class MeanAndTail(NamedTuple):
-    """Mean and p99 in seconds of each case, failures as `arena.counted_latency_s` counts them; `(e,)` each."""
+    """Mean and p99 in seconds of each case, as `arena.counted_s` counts them; `(e,)` each."""
 
     mean_s: FloatArray
     p99_s: FloatArray
@@ -137,8 +137,10 @@ def _play(requests: int, policy: Policy, chosen: Sequence[ValidationEpisode]) ->
     fleets = [case.fleet(policy) for case in chosen]
     arrivals = [case.scenario.arrivals(case.seed, requests) for case in chosen]
     result = run(fleets, arrivals, policy, seeds=[case.seed for case in chosen])
-    latency_s = counted_latency_s(result)[:, int(requests * WARM_UP_SHARE) :]
-    return np.stack([latency_s.mean(axis=1), np.quantile(latency_s, 0.99, axis=1)], axis=1)
+    counted = [seconds[:, int(requests * WARM_UP_SHARE) :] for seconds in counted_s(result)]
+    both = [[np.nanmean(seconds, axis=1), np.nanquantile(seconds, 0.99, axis=1)] for seconds in counted]
+    judged: FloatArray = np.exp(np.mean(np.log(both), axis=0)).T
+    return judged
 
 
 def scoreboard(network: Network, chosen: Sequence[ValidationEpisode], requests: int, pool: TaskPool) -> dict[str, Any]:

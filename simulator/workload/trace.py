@@ -1,10 +1,13 @@
 """Recorded requests as a workload: their times, and what else the file tells of each."""
 
+from __future__ import annotations
+
 import gzip
 import json
 import pathlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -73,6 +76,12 @@ class Recorded:
         time_s = self.time_s[position % own] + (position // own) * float(own)
         shifted: FloatArray = (time_s - time_s[:1]) / rate_per_s
         return shifted, position % own
+
+    def part(self, chosen: slice) -> Recorded:
+        """Some of them, at their own times."""
+        columns = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "prompts"}
+        parts: dict[str, Any] = {name: None if column is None else column[chosen] for name, column in columns.items()}
+        return Recorded(**parts, prompts=self.prompts_at(np.arange(len(self.time_s))[chosen]))
 
     def prompts_at(self, position: npt.NDArray[np.int64]) -> Prompts | None:
         """Of requests at these places of the trace; each round of it has texts of its own."""

@@ -200,7 +200,7 @@ def script(own: Router, began_ns: int, prompts: bool = False) -> Iterator[tuple[
         line, worker = expected(own, request, grpc, now_s)
         yield line_of(request, grpc, at_ns, prompt), line
         served.append((number, worker, grpc))
-        if prompts and k % 4 == 3 and served[k - 3][1]:
+        if prompts and k % 4 == 2 and k > 2 and served[k - 3][1]:
             own.observe(FirstToken(served[k - 3][0]), now_s)
             yield f"token {at_ns} {k - 3}", ""
         if k % 3 == 2 and served[2 * k // 3][1]:

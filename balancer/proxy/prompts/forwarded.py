@@ -13,7 +13,7 @@ from balancer.channels.channels import RestPorts, UnknownWorkerError, whole_body
 from balancer.extproc.kserve import Call
 from balancer.extproc.names import NOT_EXECUTED_TEXTS
 from balancer.extproc.prompts import AnswerReader, Usage
-from balancer.extproc.responses import INTERNAL_CODES, OF_ABORTED, By, of_version, openai_error, verdict
+from balancer.extproc.responses import INTERNAL_CODES, OF_ABORTED, By, Verdict, of_version, openai_error, verdict
 from balancer.proxy.attempts import Attempts, Clocks
 from balancer.proxy.messages import (
     INTERNAL,
@@ -217,12 +217,14 @@ class Forwarded:
             self._used = Usage(max(self._used.prompt, used.prompt), 0.0, before + used.output)
             if outcome[0]:
                 end = replace(end, usage=used)
-            output_tokens = 0.0 if end.usage is None else end.usage.output
-            self._means.attempts.finished(
-                self._arrived, decision, outcome, end.latency_s if not end.by else None, output_tokens
-            )
+            self._told(decision, outcome, end)
             self._end = end
         return answer
+
+    def _told(self, decision: Decision, outcome: Verdict, end: PromptEnd) -> None:
+        _, cached, output = end.usage or Usage(0.0, 0.0, 0.0)
+        latency_s = end.latency_s if not end.by else None
+        self._means.attempts.finished(self._arrived, decision, outcome, latency_s, output, cached_tokens=cached)
 
     def _forget(self) -> None:
         self._let_go()

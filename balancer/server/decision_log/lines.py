@@ -22,8 +22,9 @@ from policies.base import FloatArray, Policy, Request, UintArray
 from policies.columns import columns_of
 
 FORMAT = "balancer decision log"
-VERSION = 6
-"""Version 1 had no `service` lines, and columns came later, see `COLUMNS_SINCE`; all versions are read."""
+VERSION = 7
+"""Version 1 had no `service` lines, columns came later, see `COLUMNS_SINCE`, and what prompts begin with, their first
+tokens and the tokens of answers with 7; all versions are read."""
 COLUMNS = columns_of("moment", "request")
 """The columns of `FleetView` that differ from one decision to the next, float64 each, in the order of the file."""
 COLUMNS_SINCE = {
@@ -186,7 +187,15 @@ def outcome(event: Finished | Withdrawn, at_s: float) -> bytes:
     content: dict[str, Any] = {"number": event.number, "at_s": at_s}
     if isinstance(event, Finished) and event.void != "client":
         content |= {"worker": event.worker, "latency_s": event.latency_s, "ok": event.ok}
+        if event.output_tokens:
+            said_s = at_s if math.isnan(event.said_s) else event.said_s
+            content |= {"output_tokens": event.output_tokens, "said_s": said_s, "cached_tokens": event.cached_tokens}
     return line("outcome", content)
+
+
+def first_token(number: int, at_s: float) -> bytes:
+    """The answer to a prompt has begun."""
+    return line("first_token", {"number": number, "at_s": at_s})
 
 
 def no_inference(number: int) -> bytes:
@@ -205,4 +214,5 @@ def _request(request: Request) -> dict[str, Any]:
         "tenant": request.tenant,
         "sequence": request.sequence,
         "prompt_tokens": float(np.max(request.prompt_tokens)),
+        "prefix": [[f"{identity:016x}", tokens] for identity, tokens in request.prefix],
     }

@@ -66,6 +66,8 @@ class _FileReader:
         self._workers: Workers | None = None
         self._index: dict[str, int] = {}
         self._policies: dict[int, RecordedPolicy] = {}
+        self._began_s: dict[int, float] = {}
+        """When answers that have not ended began, by number."""
         self._take = {
             "header": self._header,
             "workers": self._take_workers,
@@ -73,6 +75,7 @@ class _FileReader:
             "policy": self._policy,
             "decision": self._decision,
             "refusal": self._refusal,
+            "first_token": self._first_token,
             "outcome": self._outcome,
             "no_inference": self._no_inference,
         }
@@ -177,6 +180,9 @@ class _FileReader:
     def _refusal(self, content: Mapping[str, Any]) -> None:
         self._log.refusals.append(Refusal(self._run, _request(content), content["at_s"], content["reason"]))
 
+    def _first_token(self, content: Mapping[str, Any]) -> None:
+        self._began_s[content["number"]] = content["at_s"]
+
     def _outcome(self, content: Mapping[str, Any]) -> None:
         latency_s = content.get("latency_s")
         self._log.outcomes[self._run, content["number"]] = RecordedOutcome(
@@ -184,6 +190,10 @@ class _FileReader:
             content.get("worker"),
             math.nan if latency_s is None else latency_s,
             content.get("ok", False),
+            self._began_s.pop(content["number"], math.nan),
+            content.get("said_s", math.nan),
+            float(content.get("output_tokens", 0.0)),
+            float(content.get("cached_tokens", 0.0)),
         )
 
     def _no_inference(self, content: Mapping[str, Any]) -> None:
@@ -203,6 +213,7 @@ def _request(content: Mapping[str, Any]) -> Request:
         tenant=content["tenant"],
         sequence=content["sequence"],
         prompt_tokens=content.get("prompt_tokens", 0.0),
+        prefix=tuple((int(identity, 16), tokens) for identity, tokens in content.get("prefix", ())),
     )
 
 

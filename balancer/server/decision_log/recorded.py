@@ -139,6 +139,14 @@ class RecordedOutcome:
     latency_s: float
     """Of the worker's answer; NaN where that is no measure of the worker."""
     ok: bool
+    first_s: float = math.nan
+    """When the first token of an answer to a prompt came; NaN: not known."""
+    said_s: float = math.nan
+    """When the last one did."""
+    output_tokens: float = 0.0
+    """Of the answer; 0: not known."""
+    cached_tokens: float = 0.0
+    """Of its prompt, that the worker said it had."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,9 +165,15 @@ class DecisionsWithOutcomes:
     served: IntArray
     """Index of the worker that served, which a retry makes differ from the pick; -1: none, or unknown."""
     latency_s: FloatArray
-    """NaN: not known, or no measure of the worker."""
+    """Of an answer to a prompt, from the decision to the last token. NaN: not known, or no measure of the worker."""
     ok: BoolArray
     """False where not finished, too."""
+    first_s: FloatArray
+    """From the decision to the first token of an answer to a prompt; NaN: not known."""
+    output_tokens: FloatArray
+    """Of such an answer; 0: not known."""
+    cached_tokens: FloatArray
+    """Of its prompt, that the worker said it had."""
 
 
 @dataclass(slots=True, eq=False)
@@ -206,11 +220,12 @@ class DecisionLog:
         nothing = RecordedOutcome(math.nan, None, math.nan, False)
         ends = [self.outcomes.get((d.run, int(d.request.number)), nothing) for d in self.decisions]
         places: dict[int, dict[str, int]] = {}
-        served = []
+        served, latency_s = [], []
         for decision, end in zip(self.decisions, ends, strict=True):
             names = decision.workers.names
             place = places.setdefault(id(decision.workers), {name: row for row, name in enumerate(names)})
             served.append(place.get(end.worker or "", -1))
+            latency_s.append(end.latency_s if math.isnan(end.said_s) else end.said_s - decision.at_s)
         return DecisionsWithOutcomes(
             run=np.array([d.run for d in self.decisions], np.int64),
             number=np.array([d.request.number for d in self.decisions], np.int64),
@@ -219,6 +234,9 @@ class DecisionLog:
             propensity=np.array([d.propensity for d in self.decisions]),
             finished=np.array([end.worker is not None for end in ends], np.bool_),
             served=np.array(served, np.int64),
-            latency_s=np.array([end.latency_s for end in ends]),
+            latency_s=np.array(latency_s),
             ok=np.array([end.ok for end in ends], np.bool_),
+            first_s=np.array([end.first_s - d.at_s for d, end in zip(self.decisions, ends, strict=True)]),
+            output_tokens=np.array([end.output_tokens for end in ends]),
+            cached_tokens=np.array([end.cached_tokens for end in ends]),
         )

@@ -65,6 +65,11 @@ class Recording:
         if event.number >= 0 and self._wants(event.number):
             self._files.put(lines.outcome(event, at_s))
 
+    def began(self, number: int, at_s: float) -> None:
+        """The first token of an answer has come."""
+        if self._wants(number):
+            self._files.put(lines.first_token(number, at_s))
+
     def no_inference(self, number: int) -> None:
         if self._wants(number):
             self._files.put(lines.no_inference(number))

@@ -67,6 +67,9 @@ class NativeRecording(Recording):
     def ended(self, event: Finished | Withdrawn, at_s: float) -> None:
         self._soon(partial(super().ended, event, at_s))
 
+    def began(self, number: int, at_s: float) -> None:
+        self._soon(partial(super().began, number, at_s))
+
     def no_inference(self, number: int) -> None:
         self._soon(partial(super().no_inference, number))
 
@@ -116,6 +119,8 @@ class NativeRecording(Recording):
         elif isinstance(entry, JournalRefusal):
             super().refused(entry.request, ERRORS[entry.grpc_status](), entry.at_s)
         else:
+            if not math.isnan(entry.first_token_s):
+                super().began(entry.number, entry.first_token_s)
             worker = self._shared.directory.worker_at(entry.endpoint)
             super().ended(entry.event(worker), entry.at_s)
 

@@ -34,7 +34,7 @@ from balancer.native.router import SharedRouter
 from balancer.native.state import JOURNAL
 from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
 from balancer.scheduler.errors import RoutingError
-from balancer.scheduler.events import Event, Finished, Withdrawn, WorkerAdded, WorkerRemoved
+from balancer.scheduler.events import Event, Finished, FirstToken, Withdrawn, WorkerAdded, WorkerRemoved
 from balancer.scheduler.router import Router
 from balancer.server.app import App
 from balancer.server.decision_log.files import DecisionFiles
@@ -55,6 +55,8 @@ class RecordingRouter(Router):
     recording: Recording | None = None
 
     def observe(self, event: Event, now_s: float) -> None:
+        if isinstance(event, FirstToken) and self.recording is not None and self._in_flight[event.number].prompt:
+            self.recording.began(event.number, now_s)
         super().observe(event, now_s)
         if isinstance(event, Finished) and self.recording is not None:
             self.recording.ended(event, now_s)
@@ -118,7 +120,8 @@ def test_the_log_is_the_routers_own(settle: Path, tmp_path: Path, name: str, how
     decided = printed_by((settle, PATH, tmp_path / "shared"), [line for line, _ in lines])
     assert [parts(line) for line in decided] == [parts(line) for _, line in lines if line]
     found = recorded.log()
-    assert any(each.request.prompt_tokens for each in found) == prompts
+    assert any(each.request.prefix for each in found) == prompts
+    assert any(each.output_tokens and each.first_s < each.said_s for each in found.outcomes.values()) == prompts
     assert_same(found, wanted.log())
 
 

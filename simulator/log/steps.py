@@ -1,0 +1,329 @@
+"""How long steps take of a model that generates, by when the tokens of a log's answers came.
+
+Of a step nothing is told. But between the first token of an answer and the last there are as many steps as tokens, and
+all that the worker did then was in them: what the others generated, and the prompts that it computed. So the seconds of
+an answer are a sum over its steps, linear in what a step's time is made of (`StepTimes`), and least squares finds it.
+What was under way when is known to about a step; so the same is asked of simulated answers, and the times corrected
+until both say the same (indirect inference: Gourieroux, Monfort and Renault 1993).
+"""
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import nnls
+
+from balancer.server.decision_log.lines import COLUMNS
+from balancer.server.decision_log.recorded import DecisionLog
+from policies.base import BoolArray, FloatArray, IntArray
+from simulator.arrivals import Arrivals
+from simulator.compare.metrics import WARM_UP_SHARE
+from simulator.log.refined import QUANTILES, Logged
+from simulator.result import Result, Status
+from simulator.run import run
+from simulator.spec import FleetSpec, GeneratingDevice, GenerationSpec, ModelSpec, ServiceTime
+
+KNEE_TOKENS = 256
+"""Of a step, up to which a further token costs as one that is generated, and beyond as one of a prompt."""
+_LEAST_ANSWERS = 50
+_LEAST_S = 1e-6
+_STEP_TOKENS, _MAX_SEQUENCES = 2048, 256
+"""As servers have them where nobody says otherwise."""
+_MUCH_MEMORY_TOKENS = 10_000_000
+_ROUNDS, _SEEDS = 6, (0, 1)
+_SHARE = 0.8
+"""Of what is found to be wrong, as a logarithm, that a round corrects."""
+_MOST = 2.0
+"""By which it does."""
+_CLOSE = 0.01
+"""Latencies that are no farther off end the rounds."""
+
+
+class StepTimes(NamedTuple):
+    """What the seconds of a step are the sum of."""
+
+    once_s: float
+    generated_s: float
+    """By each token that is generated."""
+    prompt_s: float
+    """By each token of a prompt."""
+    context_s: float
+    """By each token that those which are generated have before them."""
+    attention_s: float
+    """By each pair of a prompt's token and one before it."""
+
+    def service(self, step_tokens: int) -> ServiceTime:
+        """By the tokens of a step."""
+        knee = min(KNEE_TOKENS, step_tokens)
+        at_knee_s = self.once_s + self.generated_s * knee
+        points = {1: self.once_s + self.generated_s, knee: at_knee_s}
+        points[step_tokens] = at_knee_s + max(self.prompt_s, _LEAST_S) * (step_tokens - knee)
+        return ServiceTime(tuple(points), tuple(max(seconds, _LEAST_S) for seconds in points.values()))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Answers:
+    """Those of one model that were whole, `(k,)` each."""
+
+    worker: IntArray
+    sent_s: FloatArray
+    first_s: FloatArray
+    """When the first token came."""
+    end_s: FloatArray
+    tokens: FloatArray
+    """Of the prompt."""
+    had: FloatArray
+    """Those of them that the worker had, or was taken to have."""
+    output: FloatArray
+
+    @property
+    def to_compute(self) -> FloatArray:
+        """Tokens of the prompt."""
+        return np.maximum(self.tokens - self.had, 1.0)
+
+    def of(self, chosen: BoolArray) -> "Answers":
+        return Answers(*(getattr(self, each.name)[chosen] for each in dataclasses.fields(self)))
+
+
+def answers_of_log(log: DecisionLog, model: str, workers: Sequence[str]) -> tuple[Answers, bool]:
+    """Workers by their place among those; and whether they say what they had of prompts."""
+    joined, matched = log.joined(), COLUMNS.index("matched_tokens")
+    place = {name: number for number, name in enumerate(workers)}
+    rows = []
+    for index in np.flatnonzero(joined.ok & (joined.served == joined.pick) & (joined.output_tokens >= 1)):
+        decision = log.decisions[index]
+        name = decision.workers.names[decision.pick] if decision.pick >= 0 else ""
+        if decision.request.model != model or name not in place:
+            continue
+        at_s, tokens = log.unix_s(decision.run, decision.at_s), float(np.max(decision.request.prompt_tokens))
+        whole_s = float(joined.latency_s[index])
+        first_s = float(joined.first_s[index]) if np.isfinite(joined.first_s[index]) else whole_s
+        had = joined.cached_tokens[index], float(decision.columns[matched, decision.pick])
+        rows.append((place[name], at_s, at_s + first_s, at_s + whole_s, tokens, *had, joined.output_tokens[index]))
+    place_of, sent_s, began_s, end_s, prompt, cached, taken, output = np.array(rows, np.float64).reshape(-1, 8).T
+    tells = bool(cached.any())
+    had_tokens = cached if tells else taken
+    return Answers(place_of.astype(np.int64), sent_s, began_s, end_s, prompt, had_tokens, output), tells
+
+
+def answers_of_result(result: Result, arrivals: Sequence[Arrivals], model: int, *, tells_cached: bool) -> list[Answers]:
+    """By environment."""
+    found = []
+    for e, one in enumerate(arrivals):
+        assert one.prompts is not None  # a model generates
+        whole = Answers(
+            result.worker[e].astype(np.int64),
+            result.arrival_s[e],
+            result.arrival_s[e] + result.first_s[e],
+            result.arrival_s[e] + result.latency_s[e],
+            result.prompt_tokens[e],
+            (result.cached_tokens if tells_cached else result.matched_tokens)[e],
+            one.prompts.output.astype(np.float64),
+        )
+        found.append(whole.of((result.status[e] == Status.OK) & (result.model[e] == model)))
+    return found
+
+
+def fit(answers: Sequence[Answers], kinds: IntArray) -> dict[int, StepTimes]:
+    """By kind of device, where there are enough answers; `kinds`: of each worker."""
+    parts = [(each.of(kinds[each.worker] == kind), int(kind)) for each in answers for kind in np.unique(kinds)]
+    found = {}
+    for kind in np.unique(kinds):
+        own = [each for each, of in parts if of == kind]
+        x = np.concatenate(list(map(sums, own)))
+        seconds = np.concatenate([each.end_s - each.first_s for each in own])
+        usable = (x[:, 0] >= 1) & (seconds > 0)
+        if np.count_nonzero(usable) >= _LEAST_ANSWERS:
+            # Relative errors, of terms of like size. No token costs more than one of a prompt.
+            x = x[usable] / seconds[usable, None]
+            x[:, 1] += x[:, 2]
+            scale = np.maximum(x.mean(axis=0), 1e-30)
+            weights, _ = nnls(x / scale, np.ones(len(x)))
+            once_s, token_s, further_s, context_s, attention_s = (weights / scale).tolist()
+            prompt_s = _of_first_tokens(own) or token_s + further_s
+            found[int(kind)] = StepTimes(once_s, min(token_s, prompt_s), prompt_s, context_s, attention_s)
+    return found
+
+
+def _of_first_tokens(answers: Sequence[Answers]) -> float:
+    """By how much each token to compute delays the first one of an answer, where no other prompt was computed
+    meanwhile; 0: there are too few."""
+    alone = [each.of(_alone(each)) for each in answers]
+    tokens = np.concatenate([each.to_compute for each in alone])
+    seconds = np.concatenate([each.first_s - each.sent_s for each in alone])
+    if len(tokens) < _LEAST_ANSWERS or tokens.std() <= 0:
+        return 0.0
+    return max(float(np.polyfit(tokens, seconds, 1)[0]), 0.0)
+
+
+def _alone(a: Answers) -> BoolArray:
+    """Whose prompt was the only one that its worker computed from when it was sent."""
+    found = np.zeros(len(a.worker), np.bool_)
+    for worker in np.unique(a.worker):
+        own = np.flatnonzero(a.worker == worker)
+        ends_s = np.sort(a.first_s[own])
+        before, after = (np.searchsorted(ends_s, each[own], side="right") for each in (a.sent_s, a.first_s))
+        found[own] = after - before == 1
+    return found
+
+
+def sums(answers: Answers) -> FloatArray:
+    """How many of the parts of `StepTimes` the seconds from the first token to the last are made of, `(k, 5)`."""
+    made = np.zeros((len(answers.worker), len(StepTimes._fields)))
+    for worker in np.unique(answers.worker):
+        own = answers.worker == worker
+        made[own] = _sums_of_one(answers.of(own))
+    return made
+
+
+def _sums_of_one(a: Answers) -> FloatArray:
+    """Of one worker."""
+    steps, lasts_s = a.output - 1, np.maximum(a.end_s - a.first_s, _LEAST_S)
+    ends_s = np.concatenate([a.first_s, a.end_s])
+    order = np.argsort(ends_s, kind="stable")
+    at_s = ends_s[order]
+    span_s = np.diff(at_s, append=at_s[-1:])
+    rates = np.cumsum(np.concatenate([steps / lasts_s, -steps / lasts_s])[order])
+    generated = _until(rates * span_s)
+    # What is before a token grows with each that is generated, and falls when the answer is whole.
+    context = np.cumsum(np.concatenate([a.tokens, -(a.tokens + steps)])[order]) + generated
+    context_s = _until((context + 0.5 * rates * span_s) * span_s)
+    # A prompt is computed just before the first token.
+    by_first = np.argsort(a.first_s, kind="stable")
+    places = [np.searchsorted(a.first_s[by_first], each, side="right") for each in (a.first_s, a.end_s)]
+
+    def over(until: FloatArray) -> FloatArray:
+        return np.interp(a.end_s, at_s, until) - np.interp(a.first_s, at_s, until)
+
+    def computed(of: FloatArray) -> FloatArray:
+        total = np.concatenate([[0.0], np.cumsum(of[by_first])])
+        found: FloatArray = total[places[1]] - total[places[0]]
+        return found
+
+    pairs, before = a.to_compute * (a.tokens - 0.5 * a.to_compute), over(context_s) / lasts_s
+    return np.stack([steps, over(generated), computed(a.to_compute), before * steps, computed(pairs)], axis=1)
+
+
+def _until(parts: FloatArray) -> FloatArray:
+    before: FloatArray = np.cumsum(parts) - parts
+    return before
+
+
+class Generating:
+    """What a log tells of its models that generate."""
+
+    def __init__(
+        self, log: DecisionLog, models: Collection[str], held: Mapping[str, Collection[str]], kinds: Mapping[str, str]
+    ) -> None:
+        """`held`: models by worker; `kinds`: kinds of device by worker."""
+        self.notes: list[str] = []
+        self.answers: dict[str, Answers] = {}
+        self.times: dict[str, dict[str, StepTimes]] = {}
+        self.tells_cached: dict[str, bool] = {}
+        self._memory: dict[str, dict[str, int]] = {}
+        self.workers = sorted(kinds)
+        self.kinds = sorted(set(kinds.values()))
+        self.kind_of: IntArray = np.array([self.kinds.index(kinds[name]) for name in self.workers], np.int64)
+        for model in sorted(models):
+            wanted = sorted({kinds[name] for name, own in held.items() if model in own and name in kinds})
+            self.answers[model], self.tells_cached[model] = answers_of_log(log, model, self.workers)
+            found = {self.kinds[kind]: times for kind, times in fit([self.answers[model]], self.kind_of).items()}
+            if not found:
+                raise ValueError(
+                    f"the log has fewer than {_LEAST_ANSWERS} answers of {model} whose tokens are known: record for "
+                    "longer, by a balancer that writes format version 7"
+                )
+            fastest = min(found, key=lambda kind: found[kind].once_s)
+            self.notes += [
+                f"{kind} answered {model} too seldom: it is taken to be as fast as {fastest}"
+                for kind in wanted
+                if kind not in found
+            ]
+            self.times[model] = {kind: found.get(kind, found[fastest]) for kind in wanted}
+            self._memory[model] = dict(_memory(log, model, kinds))
+            self.notes += [
+                f"{kind} tells no memory for {model}: it is taken to be enough"
+                for kind in wanted
+                if kind not in self._memory[model]
+            ]
+
+    def model(self, name: str, max_sequences: int) -> ModelSpec:
+        """`max_sequences`: as workers report; 1: they do not."""
+        most = max_sequences if max_sequences > 1 else _MAX_SEQUENCES
+        generation = GenerationSpec({}, _STEP_TOKENS, min(most, _STEP_TOKENS))
+        return self.with_times(ModelSpec(name, {}, generation=generation), self.times[name])
+
+    def with_times(self, model: ModelSpec, times: Mapping[str, StepTimes]) -> ModelSpec:
+        assert model.generation is not None  # it generates
+        memory, most = self._memory[model.name], model.generation.step_tokens
+        devices = {
+            kind: GeneratingDevice(memory.get(kind, _MUCH_MEMORY_TOKENS), one.context_s, one.attention_s)
+            for kind, one in times.items()
+        }
+        service = {kind: one.service(most) for kind, one in times.items()}
+        generation = dataclasses.replace(model.generation, devices=devices)
+        return dataclasses.replace(model, service=service, generation=generation)
+
+
+def _memory(log: DecisionLog, model: str, kinds: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+    """By kind of device: tokens, as most of the decisions had it."""
+    row = COLUMNS.index("memory_tokens")
+    told: dict[str, list[float]] = {}
+    for decision in log:
+        if decision.request.model == model:
+            for name, tokens in zip(decision.workers.names, decision.columns[row].tolist(), strict=True):
+                if tokens > 0 and name in kinds:
+                    told.setdefault(kinds[name], []).append(tokens)
+    for kind, several in told.items():
+        yield kind, int(np.median(several))
+
+
+def refine_steps(fleet: FleetSpec, logged: Logged, known: Generating) -> FleetSpec:
+    """The fleet with times of steps under which simulated answers say of them what the log's say."""
+    wanted = {model: fit([answers], known.kind_of) for model, answers in known.answers.items()}
+    times = {model: dict(own) for model, own in known.times.items()}
+    kind_of = known.kind_of[[known.workers.index(worker.name) for worker in fleet.workers]]
+    arrivals, best, least = [logged.arrivals] * len(_SEEDS), fleet, np.inf
+    for _ in range(_ROUNDS):
+        models = (known.with_times(one, times[one.name]) if one.name in times else one for one in fleet.models)
+        believed = dataclasses.replace(fleet, models=tuple(models))
+        result = run(believed, arrivals, logged.policy, seeds=_SEEDS)
+        off = []
+        for m, model in enumerate(result.models):
+            if model in times:
+                answers = answers_of_result(result, arrivals, m, tells_cached=known.tells_cached[model])
+                off.append(_off(answers, known.answers[model]))
+                found = fit(answers, kind_of)
+                for kind, one in times[model].items():
+                    place = known.kinds.index(kind)
+                    times[model][kind] = _corrected(one, wanted[model].get(place), found.get(place))
+        if np.mean(off) < least:
+            best, least = believed, float(np.mean(off))
+        if least < _CLOSE:
+            break
+    return best
+
+
+def _corrected(believed: StepTimes, wanted: StepTimes | None, simulated: StepTimes | None) -> StepTimes:
+    """By the ratio of what both say; where either says nothing of a part, by their difference."""
+    if wanted is None or simulated is None:
+        return believed
+    found = []
+    for one, right, wrong in zip(believed, wanted, simulated, strict=True):
+        ratio = (right / wrong) ** _SHARE if right > 0 and wrong > 0 and one > 0 else 0.0
+        found.append(one * min(max(ratio, 1 / _MOST), _MOST) if ratio else max(one + _SHARE * (right - wrong), 0.0))
+    return StepTimes(found[0], min(found[1:3]), *found[2:])
+
+
+def _off(simulated: Sequence[Answers], logged: Answers) -> float:
+    """How far their latencies are off, and those of first tokens, as a mean of logarithms."""
+    found = np.mean([_quantiles(each) for each in simulated], axis=0) if simulated else np.inf
+    return float(np.abs(found - _quantiles(logged)).mean())
+
+
+def _quantiles(answers: Answers) -> FloatArray:
+    """Logarithms, after the warm-up."""
+    late = answers.of(answers.sent_s >= np.quantile(answers.sent_s, WARM_UP_SHARE))
+    found: FloatArray = np.log([np.quantile(until - late.sent_s, QUANTILES) for until in (late.first_s, late.end_s)])
+    return found
