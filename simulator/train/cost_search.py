@@ -5,6 +5,7 @@ separable form, Ros and Hansen 2008). All candidates of an iteration play the sa
 `expected_latency`: what is told is by how much each is better than that.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -54,8 +55,9 @@ _NUMBERS = {
     "saving_factor": _Coordinate(64.0, 2),
     "ttft_weight": _Coordinate(1.0, 1),
 }
-_OF_NUMBERS = tuple(_NUMBERS[name] for name in Numbers._fields)
-_COORDINATES = 1 + len(_OF_NUMBERS)
+_OF_BOTH = {"error_penalty_s", "saving_factor"}
+_OF_GENERATED = {"ttft_weight"}
+"""What else counts of them where a model generates; where one does not, all others do."""
 
 
 class Place(NamedTuple):
@@ -64,6 +66,14 @@ class Place(NamedTuple):
     model: str
     worker: str
     device: str
+
+
+def numbers_of(fleet: FleetSpec) -> tuple[str, ...]:
+    """Those that have a say in this fleet."""
+    generates = {model.generation is not None for model in fleet.models}
+    of_rows = _NUMBERS.keys() - _OF_GENERATED if False in generates else _OF_BOTH
+    of_prompts = _OF_BOTH | _OF_GENERATED if True in generates else set[str]()
+    return tuple(name for name in Numbers._fields if name in of_rows | of_prompts)
 
 
 def places_of(fleet: FleetSpec) -> tuple[Place, ...]:
@@ -123,13 +133,15 @@ class CostSearch:
         self, settings: TrainingSettings, scenario: Scenario, rivals: FleetSpec, seed: int, start: Network
     ) -> None:
         """`rivals`: the fleet as `expected_latency` has it."""
-        self.settings, self._scenario, self._rivals, self._seed, self._start = settings, scenario, rivals, seed, start
-        self._places = places_of(scenario.fleet)
-        first = settings.iterations if not self._places else round(settings.coefficients_share * settings.iterations)
-        self._of_numbers_alone = first
+        self._scenario, self._rivals, self._seed, self._start = scenario, rivals, seed, start
+        self._numbers, self._places = numbers_of(scenario.fleet), places_of(scenario.fleet)
+        first = self._of_numbers_alone = round(settings.coefficients_share * settings.iterations)
+        # Without tolls it ends where those would begin.
+        self.settings = settings if self._places else dataclasses.replace(settings, iterations=max(first, 1))
         self.iteration = 0
         self._costs: list[list[float]] = []
-        numbers = [of.place(number) for of, number in zip(_OF_NUMBERS, start.numbers, strict=True)]
+        known = dict(zip(Numbers._fields, start.numbers.tolist(), strict=True))
+        numbers = [_NUMBERS[name].place(known[name]) for name in self._numbers]
         self._search: CMA | SepCMA = self._begin(CMA, np.array([_TEMPERATURE.place(1 / float(start.beta)), *numbers]))
 
     def _begin(self, kind: Callable[..., CMA | SepCMA], mean: FloatArray) -> CMA | SepCMA:
@@ -142,10 +154,15 @@ class CostSearch:
 
     def _network_of(self, found: FloatArray) -> Network:
         beta = 1 / max(_TEMPERATURE.value(found[0]), 1 / _SHARPEST)
-        numbers = [of.value(x) for of, x in zip(_OF_NUMBERS, found[1:_COORDINATES], strict=True)]
-        raw = found[_COORDINATES:]
+        numbers, raw = self._start.numbers.copy(), self._tolls_in(found)
+        for name, x in zip(self._numbers, found[1:], strict=False):
+            numbers[Numbers._fields.index(name)] = _NUMBERS[name].value(x)
         tolls = table_of(tolls_of(self._places, raw)) if len(raw) else self._start.tolls
-        return self._start._replace(beta=np.array(beta), numbers=np.array(numbers), tolls=tolls)
+        return self._start._replace(beta=np.array(beta), numbers=numbers, tolls=tolls)
+
+    def _tolls_in(self, found: FloatArray) -> FloatArray:
+        """As the search moves them; none: it does not yet."""
+        return found[1 + len(self._numbers) :]
 
     @property
     def decisions(self) -> int:
@@ -169,13 +186,13 @@ class CostSearch:
         costs = [0.0] * len(asked)
         for part, found in enumerate(pool.map(played, [list(map(self._network_of, each)) for each in parts])):
             costs[part :: s.tasks] = found
-        restraint = [_RESTRAINT * float(np.square(x[_COORDINATES:]).sum() / max(len(self._places), 1)) for x in asked]
+        restraint = [_RESTRAINT * float(np.square(self._tolls_in(x)).sum() / max(len(self._places), 1)) for x in asked]
         told = [cost + held for cost, held in zip(costs, restraint, strict=True)]
         self._tell(asked, told)
         return {"cost": float(np.mean(costs)), "best_cost": min(costs), "beta": float(self.network.beta)}
 
     def _ask(self) -> list[FloatArray]:
-        if self.iteration == self._of_numbers_alone:
+        if self.iteration == self._of_numbers_alone and self._places:
             tolls = [toll_at(self._start.tolls, place) for place in self._places]
             self._search = self._begin(SepCMA, np.array([*self._search.mean, *tolls]))
         return [self._search.ask() for _ in range(self.settings.candidates)]

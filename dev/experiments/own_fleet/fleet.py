@@ -7,34 +7,44 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from balancer.config.policy_options import read_policy_file
+from dev.experiments.language import rivals as of_language_models
+from dev.experiments.language.distribution import scenario as language_models
 from dev.experiments.sealed.opening import Task, Watch, Way, execute, unanswered
-from dev.experiments.sealed.rivals import read_tuned, rivals, tuned_name
+from dev.experiments.sealed.rivals import points, read_tuned, rivals, tuned_name
 from dev.reference.logs import simulated_log
+from policies import BUILTIN
 from policies.base import Policy
 from policies.expected_latency import ExpectedLatency
 from policies.learned import Learned
-from simulator.compare.metrics import RunMetrics
+from simulator.compare.metrics import RunMetrics, measure
 from simulator.compare.statistics import ratio
 from simulator.log.fleet import calibrate
 from simulator.off_policy.calibrated import twin_of
+from simulator.run import run
 from simulator.scenario import Scenario
 from simulator.train.distribution import scenario
+from simulator.train.plan import log_scenarios, make_plan
 from simulator.train.trainer import write_whole
 
-DEFAULTS, TUNED, NUMBERS, TRAINED, BARE = "defaults", "tuned once", "six numbers", "trained", "trained, no guard"
+DEFAULTS, TUNED, NUMBERS, TRAINED, BARE = "defaults", "tuned once", "numbers", "trained", "trained, no guard"
 LABELS = (DEFAULTS, TUNED, NUMBERS, TRAINED, BARE)
+GENERATE_EVERY = 4
+"""One fleet in so many is of language models."""
 RESULT = "result.json"
 LOGGED_REQUESTS = 40_000
 _LOG_SEED = 1 << 21
 """Of the requests that the log is of: nobody is judged by them."""
 _JUDGED_FROM = (1 << 21) + 1000
 _NUMBERS_ALONE = ("--iterations", "20", "--set", "coefficients_share=1")
+_TUNED_BY, _TUNED_BY_REQUESTS = (0, 1, 2), 3000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +57,8 @@ class Fleet:
 
     @property
     def scenario(self) -> Scenario:
-        return scenario(self.seed, self.number)
+        generates = self.number % GENERATE_EVERY == GENERATE_EVERY - 1
+        return (language_models if generates else scenario)(self.seed, self.number)
 
     def result(self) -> dict[str, Any]:
         """What came out; worked out once, some minutes, and read from its file afterwards."""
@@ -61,7 +72,7 @@ class Fleet:
         given = self.scenario
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
-        requests = given.arrivals(_LOG_SEED, LOGGED_REQUESTS)
+        requests = given.arrivals(_LOG_SEED, given.requests if given.fleet.generates else LOGGED_REQUESTS)
         log = simulated_log(self.folder / "log", given.fleet, requests, ExpectedLatency(), _LOG_SEED)
         try:
             made = twin_of(log, calibrate(log))
@@ -69,15 +80,17 @@ class Fleet:
             models = {model.model: [model.p50_error.value, model.p99_error.value] for model in made.models}
         except ValueError as error:
             differs, models = [str(error)], {}
-        numbers, _ = self._trained("numbers", _NUMBERS_ALONE)
         trained, took_s = self._trained("trained", ())
-        policies: Mapping[str, tuple[Policy, Way]] = {
+        several = len(given.fleet.models) > 1
+        policies: dict[str, tuple[Policy, Way]] = {
             DEFAULTS: (ExpectedLatency(), "plain"),
-            TUNED: (rivals(read_tuned())[tuned_name("expected_latency")].policy, "plain"),
-            NUMBERS: (numbers, "guarded"),
+            TUNED: (_tuned_once(given), "plain"),
+            NUMBERS: (self._trained("numbers", _NUMBERS_ALONE)[0] if several else trained, "guarded"),
             TRAINED: (trained, "guarded"),
             BARE: (trained, "plain"),
         }
+        if given.fleet.generates:
+            policies |= {name: (policy, "plain") for name, policy in tuned_on(self.folder / "log").items()}
         ran = {label: self._judged(given, label, *how) for label, how in policies.items()}
         judged, watch = {label: metrics for label, (metrics, _) in ran.items()}, ran[TRAINED][1]
         assert watch is not None  # it runs under its guard
@@ -87,8 +100,9 @@ class Fleet:
             "twin": models,
             "gain_in_twin": trained.loaded.record["scoreboard"]["log"]["expected_latency"]["mean"],
             "train_s": round(took_s),
-            "ratios": {label: list(_ratios(judged[label], judged[DEFAULTS])) for label in LABELS},
-            "unanswered": {label: unanswered(judged[label]) for label in LABELS},
+            "ratios": {label: list(_ratios(one, judged[DEFAULTS])) for label, one in judged.items()},
+            "first_tokens": {label: list(_first_tokens(one, judged[DEFAULTS])) for label, one in judged.items()},
+            "unanswered": {label: unanswered(one) for label, one in judged.items()},
             "by_baseline": float(watch.by_baseline.mean()),
             "guard_saw": dict(watch.reasons),
         }
@@ -113,6 +127,7 @@ def _told(given: Scenario) -> dict[str, Any]:
     return {
         "name": given.name,
         "models": len(fleet.models),
+        "generates": fleet.generates,
         "workers": len(fleet.workers),
         "balancers": fleet.balancers,
         "keys": not fleet.settings.sticky_keys,
@@ -126,3 +141,33 @@ def _ratios(own: RunMetrics, other: RunMetrics) -> Iterator[float]:
     """Of mean and p99, geometric means over the seeds."""
     for figure in ("mean_s", "p99_s"):
         yield ratio(getattr(own.latency, figure), getattr(other.latency, figure)).value
+
+
+def _first_tokens(own: RunMetrics, other: RunMetrics) -> Iterator[float]:
+    """The same of first tokens; nothing where no model generates."""
+    for figure in ("first_mean_s", "first_p99_s"):
+        one, another = getattr(own, figure), getattr(other, figure)
+        if np.isfinite(one).all() and np.isfinite(another).all():
+            yield ratio(one, another).value
+
+
+def _tuned_once(given: Scenario) -> Policy:
+    if given.fleet.generates:
+        return ExpectedLatency(**of_language_models.read_tuned()["expected_latency"]["chosen"]["both"])
+    return rivals(read_tuned())[tuned_name("expected_latency")].policy
+
+
+def tuned_on(log: Path) -> dict[str, Policy]:
+    """The field's rules for language models, by name, each tuned by its grid on what training sees of a log."""
+    seen, _ = log_scenarios(make_plan({"from_log": str(log), "unchecked": True}))
+    arrivals = [seen.arrivals(seed, min(seen.requests, _TUNED_BY_REQUESTS)) for seed in _TUNED_BY]
+
+    def cost(policy: Policy) -> float:
+        found = of_language_models.figures(measure(run(seen.fleet, arrivals, policy, seeds=_TUNED_BY)))
+        return float(found.mean(axis=1) @ of_language_models.GOALS["both"])
+
+    found = {}
+    for name in of_language_models.FIELD:
+        tried = [{}, *points(of_language_models.GRIDS.get(name, {}))]
+        found[name] = min((BUILTIN[name](**options) for options in tried), key=cost)
+    return found

@@ -46,17 +46,20 @@ def ratios(results: Sequence[Result], label: str, over: str = DEFAULTS, figure: 
 
 def page(results: Sequence[Result], command: str, seed: str) -> str:
     several = [one for one in results if one["fleet"]["models"] > 1]
+    generating = [one for one in results if one["fleet"]["generates"]]
     twins = [one for one in results if not one["differs"]]
     parts = [
         "# Trained on one's own log",
         f"Made by `{command}`; the seed is {seed}. {len(results)} fleets of the [written distribution]"
-        "(sealed_distribution.csv), whose models answer as a whole: none generates. Of each, a log of "
-        f"{LOGGED_REQUESTS:,} requests under `expected_latency`; `balancer train --from-log` on it, as a user would, "
-        "two cores; judged on fresh requests of the true fleet, with the guard. Numbers are ratios to the defaults of "
-        "`expected_latency`: below 1 is better. Medians are over fleets, with 95% intervals of a bootstrap over them.",
+        "(sealed_distribution.csv), each fourth one of language models ([theirs](language_models.md)). Of each, a log "
+        f"under `expected_latency`, of {LOGGED_REQUESTS:,} requests, of language models of some four minutes; "
+        "`balancer train --from-log` on it, as a user would, two cores; judged on fresh requests of the true fleet, "
+        "with the guard. Numbers are ratios to the defaults of `expected_latency`: below 1 is better. Medians are over "
+        "fleets, with 95% intervals of a bootstrap over them.",
         "## Summary",
-        _summary({"all": results, "two models or more": several, "twins": twins}),
+        _summary({"all": results, "two models or more": several, "language models": generating, "twins": twins}),
         _aims(several, results),
+        *_language_models(generating),
         "## What the twins lacked",
         f"{len(twins)} of {len(results)} fleets made of their logs are twins: each model's p50 within 5%, its p99 "
         "within 10%, or as near as their own runs are to each other. "
@@ -105,6 +108,23 @@ def _aims(several: Sequence[Result], results: Sequence[Result]) -> str:
             f"The guard: {median(guard)} of the mean without it.",
         ]
     )
+
+
+def _language_models(results: Sequence[Result]) -> list[str]:
+    if not results:
+        return []
+    heads = ("mean to first token", "p99 of it", "mean whole answer", "p99 of it")
+    lines = [f"| over the defaults | {' | '.join(heads)} |", "|" + "---|" * (1 + len(heads))]
+    for label in results[0]["ratios"]:
+        if label != DEFAULTS:
+            parts = [[*one["first_tokens"][label], *one["ratios"][label]] for one in results]
+            lines.append(f"| {label} | {' | '.join(map(median, np.array(parts).T))} |")
+    return [
+        "## Language models",
+        f"{len(results)} fleets. Training minds the first token and the whole answer alike. The field's rules, without "
+        "a guard, have the options of a grid that were best on what training saw of the log.",
+        "\n".join(lines),
+    ]
 
 
 def _met(is_met: bool) -> str:

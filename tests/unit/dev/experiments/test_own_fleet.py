@@ -14,12 +14,14 @@ from dev.experiments.own_fleet.fleet import LABELS, Fleet
 
 
 def result(
-    name: str, trained: float, p99: float = 0.9, models: int = 3, differs: tuple[str, ...] = ()
+    name: str, trained: float, p99: float = 0.9, models: int = 3, differs: tuple[str, ...] = (), generates: bool = False
 ) -> dict[str, Any]:
-    ratios = {label: [1.0, 1.0] for label in LABELS} | {"trained": [trained, p99], "six numbers": [0.9, 0.95]}
+    ratios = {label: [1.0, 1.0] for label in LABELS} | {"trained": [trained, p99], "numbers": [0.9, 0.95]}
     told = {"name": name, "models": models, "workers": 4, "balancers": 1, "keys": True, "faults": ["slow", "slow"]}
+    ratios |= {"least_tokens": [1.3, 1.2]} if generates else {}
     return {
-        "fleet": told,
+        "fleet": {**told, "generates": generates},
+        "first_tokens": {label: [0.7, 0.6] if generates else [] for label in ratios},
         "differs": list(differs),
         "twin": {},
         "gain_in_twin": [0.8, 0.7, 0.9],
@@ -59,6 +61,15 @@ def test_every_fleet_is_in_the_table_and_in_the_csv() -> None:
         ("s02", "no", "0.9000"),
     ]
     assert all(f"| {one['fleet']['name']} |" in page.page(RESULTS, "", "") for one in RESULTS)
+
+
+def test_language_models_are_told_of_by_first_tokens_too() -> None:
+    assert "## Language models" not in page.page(RESULTS, "", "")
+    text = page.page([*RESULTS, result("l03", 0.95, models=1, generates=True)], "", "")
+    once = "{0:.3f} ({0:.3f} to {0:.3f})".format
+    assert f"| trained | {once(0.7)} | {once(0.6)} | {once(0.95)} | {once(0.9)} |" in text
+    assert f"| least_tokens | {once(0.7)} | {once(0.6)} | {once(1.3)} | {once(1.2)} |" in text
+    assert "| language models (1) | trained |" in text
 
 
 def test_medians_have_the_interval_over_fleets() -> None:
