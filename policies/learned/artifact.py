@@ -30,6 +30,8 @@ _UNREADABLE = (
 """What NumPy, zipfile and json raise for a file that is something else, or was cut, or has bytes changed."""
 _NARROWEST = 0.1
 """Least width of a range: an input that never moved in training is not strange for moving a little."""
+EVERYTHING: tuple[FloatArray, FloatArray] = np.zeros(len(FEATURES)), np.full(len(FEATURES), 1e300)
+"""The range where no input is strange."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -47,6 +47,11 @@ class Network(NamedTuple):
     """`(p, 2)`: identity of a model at a worker, or at a kind of worker (`hashing.hash_draw`), ascending, and its
     toll: how many services of the model all others must be worse before it is taken. Last `NO_TOLLS`."""
 
+    @property
+    def corrects(self) -> bool:
+        """Whether the term may be other than zero: else the cost decides, whatever the features are."""
+        return self.b1.size > 0 or bool(self.bias.any())
+
     def term(self, features: FloatArray, terms: FloatArray, eligible: BoolArray) -> FloatArray:
         """The learned term in units of the best worker's cost, `(..., n)`; features `(..., n, f)`, terms `(..., n, t)`.
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from policies.base import BoolArray, FleetView, FloatArray, Policy, Request, from_file, option
-from policies.learned.artifact import Artifact, make_artifact, read_artifact
+from policies.learned.artifact import EVERYTHING, Artifact, make_artifact, read_artifact
 from policies.learned.features import FEATURES, TERMS, Inputs, inputs
 from policies.learned.network import Network, untrained
 
@@ -16,8 +16,7 @@ from policies.learned.network import Network, untrained
 @functools.cache
 def _start() -> Artifact:
     """A network whose term is zero; every input is within its range."""
-    lowest = np.zeros(len(FEATURES))
-    return make_artifact(untrained(), lowest, np.full_like(lowest, 1e300), {})
+    return make_artifact(untrained(), *EVERYTHING, {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +69,8 @@ class Learned(Policy):
     def out_of_range(self, request: Request, fleet: FleetView) -> float | FloatArray:
         """See `Policy`; inputs are logarithms, so one width beyond is far beyond."""
         trained = self.loaded
+        if not trained.network.corrects:
+            return 0.0
         x, eligible = self._inputs(request, fleet).features, fleet.eligible[..., None]
         over = (x - trained.highest) / trained.width
         under = (trained.lowest - x) / trained.width

@@ -27,7 +27,7 @@ import numpy as np
 from tensorboard.summary import Writer
 
 from policies.base import FloatArray
-from policies.learned.artifact import Artifact, make_artifact
+from policies.learned.artifact import EVERYTHING, Artifact, make_artifact
 from policies.learned.features import FEATURES, Inputs
 from policies.learned.network import Network
 from simulator.batch import Batch
@@ -256,8 +256,10 @@ def artifacts(
     """
     settings, kept = course.algorithm.settings, trained.checkpoint
     network = kept.best
-    episodes = min(settings.range_episodes, _FEW_EPISODES) if short else settings.range_episodes
-    lowest, highest = ranges(network, course.draw, plan.seed, episodes, settings.episode_requests, pool)
+    lowest, highest = EVERYTHING
+    if network.corrects or kept.last.corrects:
+        episodes = min(settings.range_episodes, _FEW_EPISODES) if short else settings.range_episodes
+        lowest, highest = ranges(network, course.draw, plan.seed, episodes, settings.episode_requests, pool)
     record = {
         **dataclasses.asdict(plan),
         "git": written["git"],

@@ -216,6 +216,13 @@ def test_within_the_range_of_training_is_zero_and_beyond_is_in_widths_of_it() ->
     assert narrow.out_of_range(Request("m"), out) == 0  # nobody asks of those that cannot be picked
 
 
+def test_where_no_network_corrects_the_cost_no_input_is_strange() -> None:
+    view = make_view(pending=[0, 9])
+    assert learned(untrained(0), highest=0.0).out_of_range(Request("m"), view) == 0
+    coefficients = untrained(0)._replace(bias=np.full(len(TERMS), 0.1))
+    assert learned(coefficients, highest=0.0).out_of_range(Request("m"), view) > 0
+
+
 def test_a_file_is_read_by_name_and_without_it_the_policy_says_what_to_do() -> None:
     made = learned(random_network()).loaded
     content = write_artifact(dataclasses.replace(made, digest="made by hand"))
