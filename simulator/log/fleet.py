@@ -7,18 +7,19 @@ simulating the policy that was logged (`simulator.off_policy.calibrated`).
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from balancer.config.profile_file import Profile
-from balancer.kernel.settings import Settings
+from balancer.kernel.settings import HoldingSettings, Settings, ZoneSettings
 from balancer.server.decision_log.lines import COLUMNS
 from balancer.server.decision_log.recorded import DecisionLog, DecisionLogError, Workers
 from policies.base import FloatArray
 from simulator.arrivals import Arrivals
+from simulator.engine.check import MOST_LEVELS
 from simulator.log.answers import Answers
 from simulator.log.refined import MOST_REQUESTS, Kind, Logged, most_at_once, policy_of, quantiles_of, refine
 from simulator.log.service import Executions, estimated, pooled, service_time, speed, worked
@@ -42,11 +43,12 @@ ASSUMPTIONS = (
     "Workers of one device kind have the same service times but for a speed; those of unknown kind have their own.",
     "Executions share a device in one of a few ways, whichever fits best; what they waited for it is taken out of the "
     "times that Triton counted, by simulation.",
-    "Versions of a model take equally long. Batches wait for no delay, and all requests have one priority level.",
+    "Versions of a model take equally long. Batches wait for no delay. Queues have as many levels as requests named; "
+    "those that named none are of the last.",
     "What an idle worker's answer takes beyond its execution is the network: half on the way there, half back.",
     "How much such answers vary is the noise of executions, not of the network.",
-    "Reports are evenly spaced and none is lost. Workers that were there once came and left once; none failed.",
-    "Settings of the routers (limits, time constants) are the defaults.",
+    "Reports are evenly spaced and none is lost. A worker that could not be picked for more than a second was down.",
+    "Requests come when they were decided on, whether they were held before or not; zones do not matter.",
     "Servers of language models compute 2048 tokens in a step at most; its time is linear in these, but for the first "
     "256. Prompts go on from where one that began alike has ended.",
     "A worker remembers so many keys, and one that it remembers saves the same share of any request's work.",
@@ -54,7 +56,7 @@ ASSUMPTIONS = (
 """What no decision log tells; in words, for reports."""
 
 _SETTLED_S = 1.0
-"""A worker seen later than this after the first decision has joined, and not been there from the start."""
+"""For how long a worker cannot be picked at least, to have been away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +110,10 @@ def calibrate(log: DecisionLog, *, profiles: Sequence[Profile] = ()) -> Calibrat
 
 
 class _Listed(NamedTuple):
-    """A worker, as discovery listed it; times in seconds since 1970."""
+    """A worker, as discovery listed it."""
 
     device: str
     weight: float
-    first_s: float
-    last_s: float
 
 
 class _Calibration:
@@ -122,9 +122,13 @@ class _Calibration:
         self._notes: list[str] = []
         self._models = models_of(log)
         self._generate = generating(log)
+        self._levels = _levels(log)
         self._seen = worked(log)
         self._roster = _roster(log)
         self._held = self._find_held()
+        self._there = _there(log, self._held)
+        at_s = [log.unix_s(decision.run, decision.at_s) for decision in log]
+        self._start_s, self._end_s = min(at_s), max(at_s)
         self._kinds = {name: listed.device or name for name, listed in self._roster.items()}
         self._own = {
             name: {
@@ -140,7 +144,7 @@ class _Calibration:
         self._notes += self._steps.notes
 
     def found(self) -> Calibration:
-        settings = Settings(sticky_keys=_are_placed(self._log))
+        settings = _settings(self._log)
         bare = FleetSpec(
             tuple(map(self._model, self._models)),
             tuple(self._workers()),
@@ -240,15 +244,18 @@ class _Calibration:
         return ModelSpec(
             model,
             times,
-            batching=BatchingSpec(max((each.max_batch_rows for each in (reported or profiled)), default=largest)),
+            batching=BatchingSpec(
+                max((each.max_batch_rows for each in (reported or profiled)), default=largest),
+                priority_levels=self._levels.get(model, 1),
+                default_priority=self._levels.get(model, 1),
+            ),
             instances=max((each.instances for each in (reported or profiled)), default=1),
         )
 
     def _workers(self) -> Iterator[SimulatedWorker]:
         profiled = {(model.model, profile.device) for profile in self._profiles for model in profile.models}
-        start_s = min(listed.first_s for listed in self._roster.values())
         for name, listed in self._roster.items():
-            if name not in self._held:
+            if name not in self._there:
                 continue
             held, kind = self._held[name], self._kinds[name]
             # What a profile tells is each worker's own time; the speed is beside what the log tells of the kind.
@@ -263,17 +270,19 @@ class _Calibration:
                 speed=speed(executed, {model: self._times[model][kind] for model in executed}),
                 weight=listed.weight,
                 models=() if held == set(self._models) else tuple(sorted(held)),
-                present=listed.first_s - start_s <= _SETTLED_S,
+                present=self._there[name][0][0] - self._start_s <= _SETTLED_S,
             )
 
     def _faults(self) -> Iterator[Fault]:
-        start_s = min(listed.first_s for listed in self._roster.values())
-        end_s = max(listed.last_s for listed in self._roster.values())
-        for name, listed in self._roster.items():
-            if name in self._held and listed.first_s - start_s > _SETTLED_S:
-                yield Fault("join", name, listed.first_s - start_s, duration_s=0.0)
-            if name in self._held and end_s - listed.last_s > _SETTLED_S:
-                yield Fault("leave", name, listed.last_s - start_s)
+        """Where it could not be picked for a while it was away: it had crashed, as far as others could tell."""
+        for name, spans in self._there.items():
+            (first_s, last_s), begins_s = (spans[0][0], spans[-1][1]), [begin_s for begin_s, _ in spans[1:]]
+            if first_s - self._start_s > _SETTLED_S:
+                yield Fault("join", name, first_s - self._start_s, duration_s=0.0)
+            for (_, gone_s), back_s in zip(spans, begins_s, strict=False):
+                yield Fault("crash", name, gone_s - self._start_s, back_s - gone_s)
+            if self._end_s - last_s > _SETTLED_S:
+                yield Fault("leave", name, last_s - self._start_s)
 
     def _balancers(self) -> int:
         recorded = len({run.process for run in self._log.runs})
@@ -287,18 +296,35 @@ class _Calibration:
 
 
 def _roster(log: DecisionLog) -> dict[str, _Listed]:
-    spans: dict[int, tuple[Workers, float, float]] = {}
-    for decision in log:
-        at_s = log.unix_s(decision.run, decision.at_s)
-        _, first_s, last_s = spans.get(id(decision.workers), (None, at_s, at_s))
-        spans[id(decision.workers)] = decision.workers, min(first_s, at_s), max(last_s, at_s)
+    """In the order in which they were listed first."""
     roster: dict[str, _Listed] = {}
-    for workers, first_s, last_s in sorted(spans.values(), key=lambda each: each[1]):
-        for name, device, weight in zip(workers.names, workers.devices, workers.weight, strict=True):
-            was = roster.get(name, _Listed("", 1.0, first_s, last_s))
-            span_s = min(was.first_s, first_s), max(was.last_s, last_s)
-            roster[name] = _Listed(device or was.device, float(weight), *span_s)
+    last: Workers | None = None
+    for decision in sorted(log, key=lambda each: log.unix_s(each.run, each.at_s)):
+        if decision.workers is not last:
+            last = decision.workers
+            for name, device, weight in zip(last.names, last.devices, last.weight, strict=True):
+                roster[name] = _Listed(device or (roster[name].device if name in roster else ""), float(weight))
     return roster
+
+
+def _there(log: DecisionLog, held: Mapping[str, Collection[str]]) -> dict[str, list[tuple[float, float]]]:
+    """By worker, from when to when it could be picked for the models that it has, moments aside; since 1970."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    away: set[str] = set()
+    for decision in sorted(log, key=lambda each: log.unix_s(each.run, each.at_s)):
+        if decision.subset is not None:
+            continue
+        at_s, model = log.unix_s(decision.run, decision.at_s), decision.request.model
+        for name, can in zip(decision.workers.names, decision.eligible.tolist(), strict=True):
+            if not can:
+                away.update({name} if model in held.get(name, ()) else ())
+                continue
+            spans = found.setdefault(name, [(at_s, at_s)])
+            if name in away and at_s - spans[-1][1] > _SETTLED_S:
+                spans.append((at_s, at_s))
+            away.discard(name)
+            spans[-1] = spans[-1][0], at_s
+    return found
 
 
 def _report_period_s(log: DecisionLog, settings: Settings) -> float:
@@ -307,6 +333,23 @@ def _report_period_s(log: DecisionLog, settings: Settings) -> float:
     ages_s: FloatArray = np.concatenate([decision.columns[row] for decision in log])
     fresh_s = ages_s[(ages_s >= 0) & (ages_s <= settings.stale_after_s)]
     return max(2 * float(np.median(fresh_s)), 1e-3) if len(fresh_s) else Reports().period_s
+
+
+def _settings(log: DecisionLog) -> Settings:
+    """The routers', but for what the log has no more than the outcome of: which models a worker may have, zones, and
+    how long requests were held."""
+    if log.settings is None:
+        return Settings(sticky_keys=_are_placed(log))
+    return dataclasses.replace(log.settings, models={}, zones=ZoneSettings(), holding=HoldingSettings())
+
+
+def _levels(log: DecisionLog) -> dict[str, int]:
+    """Levels of priority by model, of those that have any: the largest number that requests had."""
+    found: defaultdict[str, int] = defaultdict(int)
+    for request in (*(each.request for each in log.decisions), *(each.request for each in log.refusals)):
+        named = float(np.max(request.priority))
+        found[request.model] = max(found[request.model], int(min(named, MOST_LEVELS)))
+    return {model: most for model, most in found.items() if most > 1}
 
 
 def _are_placed(log: DecisionLog) -> bool:

@@ -114,7 +114,7 @@ def simulate(
     notes = list(calibration.notes)
     if share < 1:
         notes.append(f"{share:.0%} of the decisions are of {recorded.name}, which stands for all others")
-    if any(refusal.reason == "shed" for refusal in log.refusals):
+    if log.settings is None and any(refusal.reason == "shed" for refusal in log.refusals):
         notes.append("the log has requests shed by limits, which the simulation has not")
     as_logged = run(fleet, [arrivals] * seeds, recorded.build(), progress=progress)
     metrics = {LOGGING: measure(as_logged)}

@@ -3,6 +3,7 @@
 Arrays are hexadecimal of their little-endian bytes: exact, and ten times faster to write than decimal numbers.
 """
 
+import dataclasses
 import hashlib
 import inspect
 import json
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.lib.introspect import opt_func_info
 
+from balancer.kernel.settings import Settings
 from balancer.scheduler.after_decision import Answered, Decision
 from balancer.scheduler.canary.selector import Role
 from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
@@ -23,8 +25,8 @@ from policies.columns import columns_of
 
 FORMAT = "balancer decision log"
 VERSION = 7
-"""Version 1 had no `service` lines, columns came later, see `COLUMNS_SINCE`, and what prompts begin with, their first
-tokens and the tokens of answers with 7; all versions are read."""
+"""Version 1 had no `service` lines, columns came later, see `COLUMNS_SINCE`; settings, what prompts begin with, their
+first tokens and the tokens of answers came with 7. All versions are read."""
 COLUMNS = columns_of("moment", "request")
 """The columns of `FleetView` that differ from one decision to the next, float64 each, in the order of the file."""
 COLUMNS_SINCE = {
@@ -104,6 +106,12 @@ def workers(fleet: NamedWorkers) -> bytes:
         for worker, weight, name_hash in zip(fleet.workers, fleet.weight, fleet.name_hash, strict=True)
     ]
     return line("workers", {"rows": rows})
+
+
+def settings(of_router: Settings) -> bytes:
+    """Without service times that were measured beforehand."""
+    estimators = dataclasses.replace(of_router.estimators, profiles={})
+    return line("settings", dataclasses.asdict(dataclasses.replace(of_router, estimators=estimators)))
 
 
 def service(fleet: Fleet, row: int, at_s: float) -> bytes:

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter
 
+from balancer.kernel.settings import Settings
 from balancer.server.decision_log.files import SUFFIX, number_of
 from balancer.server.decision_log.lines import COLUMNS, COLUMNS_SINCE, FORMAT, VERSION
 from balancer.server.decision_log.recorded import (
@@ -33,6 +35,7 @@ _COLUMNS = {
     version: COLUMNS[: len(COLUMNS) - sum(len(names) for since, names in COLUMNS_SINCE.items() if since > version)]
     for version in range(1, VERSION + 1)
 }
+_SETTINGS = TypeAdapter(Settings)
 
 
 def read_log(path: Path) -> DecisionLog:
@@ -71,6 +74,7 @@ class _FileReader:
         self._take = {
             "header": self._header,
             "workers": self._take_workers,
+            "settings": self._settings,
             "service": self._service,
             "policy": self._policy,
             "decision": self._decision,
@@ -135,6 +139,9 @@ class _FileReader:
             kind_hash=_frozen(np.array([kind_hash_of(row["device"]) for row in rows], np.uint64)),
         )
         self._index = {name: row for row, name in enumerate(self._workers.names)}
+
+    def _settings(self, content: Mapping[str, Any]) -> None:
+        self._log.settings = _SETTINGS.validate_python(content)
 
     def _service(self, content: Mapping[str, Any]) -> None:
         models = tuple(

@@ -11,6 +11,7 @@ import numpy as np
 
 from balancer.config.policy_options import policy_class, read_policy_file
 from balancer.errors import OperatorError
+from balancer.kernel.settings import Settings
 from balancer.server.decision_log.lines import policy_hash
 from policies.base import BoolArray, FloatArray, IntArray, Policy, Request, UintArray
 
@@ -190,6 +191,8 @@ class DecisionLog:
     """Files that end in the middle, as after a crash, in words; all before that was read."""
     service: list[RecordedService] = field(default_factory=list)
     """Empty in logs of format version 1."""
+    settings: Settings | None = None
+    """The routers', the last ones; None before format version 7."""
 
     def __iter__(self) -> Iterator[RecordedDecision]:
         return iter(self.decisions)

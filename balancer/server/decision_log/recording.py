@@ -1,5 +1,6 @@
 """Turns what the router and the gateway say into the lines of a decision log."""
 
+from balancer.kernel.settings import Settings
 from balancer.scheduler.after_decision import Answered, Decision
 from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.canary.selector import Role
@@ -34,6 +35,7 @@ class Recording:
         self._files = files
         self._share = share
         self._workers_changes = -1
+        self._settings: Settings | None = None
         self._service_row = 0
         self._service_due_s = now_s
         self._policies: list[tuple[Policy, Role]] = []
@@ -48,6 +50,7 @@ class Recording:
             self._record(answered, decision, self._router.fleet)
 
     def _record(self, answered: Answered, decision: Decision | None, among: lines.NamedWorkers) -> None:
+        self._record_settings()
         self._record_workers(among)
         answered_as = id(answered.policy), answered.role
         known = self._numbers.get(answered_as)
@@ -59,6 +62,7 @@ class Recording:
 
     def refused(self, request: Request, error: RoutingError, at_s: float) -> None:
         if self._wants(request.number):
+            self._record_settings()
             self._files.put(lines.refusal(request, error, at_s))
 
     def ended(self, event: Finished | Withdrawn, at_s: float) -> None:
@@ -79,6 +83,11 @@ class Recording:
         return self._share >= 1 or unit(mix(number)) < self._share
 
     def close(self) -> None: ...
+
+    def _record_settings(self) -> None:
+        if self._router.settings is not self._settings:
+            self._settings = self._router.settings
+            self._files.put(lines.settings(self._settings), "settings")
 
     def _record_workers(self, among: lines.NamedWorkers) -> None:
         if among.changes != self._workers_changes:

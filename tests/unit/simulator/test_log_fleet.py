@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from balancer.config.profile_file import ModelProfile, Profile, ProfilePoint
-from balancer.kernel.settings import Settings
+from balancer.kernel.settings import Limits, Settings
 from balancer.server.decision_log.recorded import DecisionLog, ModelService, RecordedService, Run
 from dev.reference.logs import simulated_log
 from policies.power_of_two import PowerOfTwo
@@ -30,7 +30,7 @@ from simulator.spec import (
     ServiceTime,
     SimulatedWorker,
 )
-from simulator.workload.draws import UniformKeys
+from simulator.workload.draws import Shares, UniformKeys
 from simulator.workload.workload import ModelTraffic, Workload
 
 LARGE = ModelSpec(
@@ -191,9 +191,26 @@ def test_workers_that_came_and_went_do_so_again(tmp_path: Path) -> None:
     found = calibrate(log).fleet
     (fault,) = found.faults
     assert (fault.kind, fault.worker) == ("join", late.name)
-    assert fault.at_s == pytest.approx(3.0, abs=0.2)
+    assert fault.at_s == pytest.approx(3.5, abs=0.2)  # when it could be picked
     assert [worker.name for worker in found.workers if not worker.present] == [late.name]
     assert not scenario_from_log(log, calibrate(log)).fleet.faults
+
+
+def test_a_worker_that_was_down_is_so_again(tmp_path: Path) -> None:
+    fleet = dataclasses.replace(FLEET, faults=(Fault("crash", "b", 3.0, 4.0),))
+    (fault,) = calibrate(simulated_log(tmp_path, fleet, WORKLOAD.arrivals(fleet, 800, 0), RandomChoice())).fleet.faults
+    assert (fault.kind, fault.worker) == ("crash", "b")
+    assert fault.at_s == pytest.approx(3.0, abs=0.5)
+    assert fault.at_s + fault.duration_s == pytest.approx(7.0, abs=0.5)
+
+
+def test_limits_are_the_logs_and_queues_have_the_levels_that_requests_named(tmp_path: Path) -> None:
+    settings = Settings(limits=Limits(max_pending_per_worker=5), stale_after_s=0.7)
+    workload = dataclasses.replace(WORKLOAD, priorities=Shares({0: 0.5, 1: 0.3, 3: 0.2}))
+    fleet = dataclasses.replace(FLEET, settings=settings)
+    found = calibrate(simulated_log(tmp_path, fleet, workload.arrivals(fleet, 800, 0), RandomChoice())).fleet
+    assert found.settings == settings
+    assert {(one.batching.priority_levels, one.batching.default_priority) for one in found.models} == {(3, 3)}
 
 
 def test_a_log_of_nothing_is_refused() -> None:

@@ -1,5 +1,6 @@
 """What was recorded is read back in every bit; what is damaged is told with its place and the remedy."""
 
+import dataclasses
 import gzip
 import json
 import math
@@ -12,6 +13,7 @@ import pytest
 from support.decision_logs import LIMITS, history, recorded, write
 from support.fleets import make_router, model, report
 
+from balancer.kernel.settings import EstimatorSettings, Limits, ModelSettings, Settings
 from balancer.scheduler.after_decision import Answered, Decision
 from balancer.scheduler.errors import RoutingError, Shed
 from balancer.scheduler.events import Finished, Void, Withdrawn, WorkerAdded
@@ -213,11 +215,12 @@ def place_of(kind: str, lines: list[dict[str, Any]]) -> int:
             edited(lambda lines: lines[0]["header"]["columns"].pop()),
             f"line 1: format version {VERSION} with the columns in_fl",
         ),
-        (edited(lambda lines: lines[3]["decision"].pop("probabilities")), "line 4 is damaged"),
-        (edited(lambda lines: lines[3]["decision"].update(columns="00")), "line 4 is damaged"),
-        (edited(lambda lines: lines[3]["decision"].update(worker="nobody")), "line 4 is damaged"),
-        (edited(lambda lines: lines.insert(3, {"what": {}})), "line 4 is damaged"),
-        (edited(lambda lines: lines.pop(1)), "no line of workers is before it"),
+        (edited(lambda lines: lines[4]["decision"].pop("probabilities")), "line 5 is damaged"),
+        (edited(lambda lines: lines[4]["decision"].update(columns="00")), "line 5 is damaged"),
+        (edited(lambda lines: lines[4]["decision"].update(worker="nobody")), "line 5 is damaged"),
+        (edited(lambda lines: lines.insert(4, {"what": {}})), "line 5 is damaged"),
+        (edited(lambda lines: lines[1]["settings"].update(limits=3)), "line 2 is damaged"),
+        (edited(lambda lines: lines.pop(2)), "no line of workers is before it"),
     ],
 )
 def test_damage_is_shown_with_line_and_remedy(
@@ -283,9 +286,12 @@ def test_what_workers_executed_is_recorded_in_turn_and_again(tmp_path: Path) -> 
     assert {(m.model, m.max_batch_rows, m.instances) for one in reported for m in one.models} == {("m", 8, 2)}
 
 
+_LATER = {"service", "settings"}
+
+
 @pytest.mark.parametrize("version", range(1, VERSION))
 def test_logs_of_older_versions_are_read(version: int, whole: bytes, tmp_path: Path) -> None:
-    lines = [line for line in map(json.loads, gzip.decompress(whole).splitlines()) if "service" not in line]
+    lines = [line for line in map(json.loads, gzip.decompress(whole).splitlines()) if not line.keys() & _LATER]
     lines[0]["header"]["version"] = version
     since = [name for when, names in COLUMNS_SINCE.items() if when > version for name in names]
     kept = len(COLUMNS) - len(since)
@@ -301,6 +307,7 @@ def test_logs_of_older_versions_are_read(version: int, whole: bytes, tmp_path: P
     log = read_log(file)
     assert len(log) > 0
     assert not log.service
+    assert log.settings is None
     assert all(not decision.columns[kept:].any() for decision in log)
     assert any(decision.columns[0].any() for decision in log)
 
@@ -310,3 +317,18 @@ def test_what_the_client_ended_is_no_outcome_of_a_worker(void: Void, counts: boo
     content = json.loads(log_lines.outcome(Finished(7, "w", 0.1, False, void), 1.0))["outcome"]
     assert ("worker" in content) is counts
     assert counts or log_lines.outcome(Finished(7, "w", 0.1, False, void), 1.0) == log_lines.outcome(Withdrawn(7), 1.0)
+
+
+def test_the_routers_settings_are_read_back_as_they_were(tmp_path: Path) -> None:
+    """But for service times measured beforehand, which are many and no setting of a simulation."""
+    profiled = EstimatorSettings(key_memory=70.0, profiles={("T4", "m"): (0.1, 0.2)})
+    settings = Settings(
+        {"m": ModelSettings(versions=("2",))}, Limits(max_pending_per_worker=3), stale_after_s=2.5, estimators=profiled
+    )
+    router = Router(LeastRequests(), settings)
+    files, _ = write(tmp_path, router)
+    with pytest.raises(RoutingError):
+        router.route(Request("m"), 1.0)
+    files.close(wait_s=30)
+    wanted = dataclasses.replace(settings, estimators=EstimatorSettings(key_memory=70.0))
+    assert read_log(tmp_path).settings == wanted
