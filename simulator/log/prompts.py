@@ -1,6 +1,7 @@
 """The prompts of a decision log, as a workload: their tokens, those of the answers, and what they begin with."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,25 +23,33 @@ class _Beginning(NamedTuple):
     """The last of them: those after the beginning before it."""
 
 
-def prompts_of(requests: Sequence[Request], output_tokens: FloatArray) -> Prompts | None:
+def prompts_of(requests: Sequence[Request], output_tokens: FloatArray, cached_tokens: FloatArray) -> Prompts | None:
     """None where nobody asked a model that generates.
 
-    A log has hashes of a prompt at some lengths, fewer the longer it is, and at its end, where the next one that goes
-    on from there has none. So prompts are taken to go on from the end of the last one that began like them, while each
-    is longer than the one before: a text that grows. What no other prompt begins with is left out of the blocks, since
-    no cache can have it. Answers whose tokens are not known are taken to be as long as the mean of their model's.
+    A log has hashes of a prompt at some lengths, fewer the longer it is, and at its end. So where the next prompt goes
+    on from there, or parts from it, there is no hash. Prompts are taken to go on from the end of the last one that
+    began like them, while each is longer than the one before: a text that grows. Of those that part, the rest that they
+    share without a hash is what workers told that they had of such prompts. What no other prompt begins with is left
+    out of the blocks, since no cache can have it. Answers whose tokens are not known are taken to be as long as the
+    mean of their model's.
 
     Args:
         requests: In order of time.
         output_tokens: Of their answers, `(k,)`; 0: not known.
+        cached_tokens: Of their prompts, that the workers said they had, `(k,)`.
     """
     tokens = np.array([max(round(float(np.max(each.prompt_tokens))), 0) for each in requests], np.int64)
     if not tokens.any():
         return None
-    named = _Names()
-    blocks, block = _shared(
-        [named.of(each.prefix, int(own) // BLOCK_TOKENS) for each, own in zip(requests, tokens, strict=True)]
-    )
+    told = [
+        (each.prefix, int(own) // BLOCK_TOKENS, int(cached) // BLOCK_TOKENS)
+        for each, own, cached in zip(requests, tokens, cached_tokens, strict=True)
+    ]
+    first = _Names({})
+    for each in told:
+        first.of(*each)
+    named = _Names({beginning: int(np.median(rests)) for beginning, rests in first.rests.items()})
+    blocks, block = _shared([named.of(*each) for each in told])
     output, tokens = _filled_in(requests, output_tokens), np.maximum(tokens, 1)
     return Prompts(tokens.astype(np.int32), output, blocks, BLOCK_TOKENS, block)
 
@@ -48,31 +57,44 @@ def prompts_of(requests: Sequence[Request], output_tokens: FloatArray) -> Prompt
 class _Names:
     """Numbers of blocks, by what prompts begin with."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: Mapping[int, int]) -> None:
+        """`shared`: of a beginning, how many blocks behind it are the same in all prompts that part there."""
+        self._shared = shared
+        self.rests: defaultdict[int, list[int]] = defaultdict(list)
+        """What workers had behind a beginning of those that part there, in blocks."""
         self._known: dict[int, _Beginning] = {}
-        self._next: dict[int, int] = {0: 0}
-        """By a beginning, the last one that was seen after it; 0: texts part there, as after none."""
+        self._first: dict[int, int] = {}
+        self._last: dict[int, int] = {0: 0}
+        """By a beginning, the first one that was seen after it, and the last; 0: texts part there, as after none."""
         self._numbers = 0
 
-    def of(self, prefix: Prefix, most: int) -> _Blocks:
-        """Those of a prompt, `most` at most."""
-        done, before, found = 0, 0, list[tuple[int, int]]()
+    def of(self, prefix: Prefix, most: int, cached: int) -> _Blocks:
+        """Those of a prompt, `most` at most; `cached`: how many its worker had."""
+        done, before, found, is_new = 0, 0, list[tuple[int, int]](), False
         for identity, tokens in prefix:
             if identity not in self._known:
                 end = max(min(int(tokens) // BLOCK_TOKENS, most), done)
+                if before and not is_new and cached >= done:
+                    self.rests[before].append(max(min(cached, end - 1) - done, 0))
                 self._known[identity] = _Beginning(end, self._piece(before, done, end))
-                self._next[before] = identity if self._grows(before, end) else 0
+                self._first.setdefault(before, identity)
+                self._last[before] = identity if self._grows(before, end) else 0
+                is_new = True
             found += _cut(self._known[identity].piece, most - done)
             done, before = min(self._known[identity].blocks, most), identity
         return found
 
     def _grows(self, before: int, end: int) -> bool:
-        last = self._next.get(before)
+        last = self._last.get(before)
         return last is None or (last != 0 and self._known[last].blocks < end)
 
     def _piece(self, before: int, done: int, end: int) -> _Blocks:
-        last = self._next.get(before, 0)
-        piece = _cut(self._known[last].piece, end - done) if last and self._grows(before, end) else []
+        first, last = self._first.get(before, 0), self._last.get(before, 0)
+        piece: _Blocks = []
+        if last and self._grows(before, end):
+            piece = _cut(self._known[last].piece, end - done)
+        elif before and first:
+            piece = _cut(self._known[first].piece, min(self._shared.get(before, 0), end - done))
         new = end - done - sum(count for _, count in piece)
         if new <= 0:
             return piece

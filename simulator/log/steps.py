@@ -127,12 +127,12 @@ def answers_of_result(result: Result, arrivals: Sequence[Arrivals], model: int, 
 
 def fit(answers: Sequence[Answers], kinds: IntArray) -> dict[int, StepTimes]:
     """By kind of device, where there are enough answers; `kinds`: of each worker."""
-    parts = [(each.of(kinds[each.worker] == kind), int(kind)) for each in answers for kind in np.unique(kinds)]
     found = {}
     for kind in np.unique(kinds):
-        own = [each for each, of in parts if of == kind]
-        x = np.concatenate(list(map(sums, own)))
-        seconds = np.concatenate([each.end_s - each.first_s for each in own])
+        parts = [each.of(each.worker == worker) for each in answers for worker in np.flatnonzero(kinds == kind)]
+        own = [part for part in parts if len(part.worker)]
+        x = np.concatenate([np.zeros((0, len(StepTimes._fields))), *map(sums, own)])
+        seconds = np.concatenate([np.zeros(0), *(each.end_s - each.first_s for each in own)])
         usable = (x[:, 0] >= 1) & (seconds > 0)
         if np.count_nonzero(usable) >= _LEAST_ANSWERS:
             # Relative errors, of terms of like size. No token costs more than one of a prompt.
@@ -147,8 +147,8 @@ def fit(answers: Sequence[Answers], kinds: IntArray) -> dict[int, StepTimes]:
 
 
 def _of_first_tokens(answers: Sequence[Answers]) -> float:
-    """By how much each token to compute delays the first one of an answer, where no other prompt was computed
-    meanwhile; 0: there are too few."""
+    """By how much each token to compute delays the first one of an answer, where the worker computed no other prompt
+    meanwhile; 0: there are too few such answers. `answers`: of one worker each."""
     alone = [each.of(_alone(each)) for each in answers]
     tokens = np.concatenate([each.to_compute for each in alone])
     seconds = np.concatenate([each.first_s - each.sent_s for each in alone])
@@ -158,27 +158,15 @@ def _of_first_tokens(answers: Sequence[Answers]) -> float:
 
 
 def _alone(a: Answers) -> BoolArray:
-    """Whose prompt was the only one that its worker computed from when it was sent."""
-    found = np.zeros(len(a.worker), np.bool_)
-    for worker in np.unique(a.worker):
-        own = np.flatnonzero(a.worker == worker)
-        ends_s = np.sort(a.first_s[own])
-        before, after = (np.searchsorted(ends_s, each[own], side="right") for each in (a.sent_s, a.first_s))
-        found[own] = after - before == 1
-    return found
+    ends_s = np.sort(a.first_s)
+    before, after = (np.searchsorted(ends_s, each, side="right") for each in (a.sent_s, a.first_s))
+    alone: BoolArray = after - before == 1
+    return alone
 
 
-def sums(answers: Answers) -> FloatArray:
-    """How many of the parts of `StepTimes` the seconds from the first token to the last are made of, `(k, 5)`."""
-    made = np.zeros((len(answers.worker), len(StepTimes._fields)))
-    for worker in np.unique(answers.worker):
-        own = answers.worker == worker
-        made[own] = _sums_of_one(answers.of(own))
-    return made
-
-
-def _sums_of_one(a: Answers) -> FloatArray:
-    """Of one worker."""
+def sums(a: Answers) -> FloatArray:
+    """How many of the parts of `StepTimes` the seconds from the first token to the last are made of, `(k, 5)`; of
+    answers of one worker."""
     steps, lasts_s = a.output - 1, np.maximum(a.end_s - a.first_s, _LEAST_S)
     ends_s = np.concatenate([a.first_s, a.end_s])
     order = np.argsort(ends_s, kind="stable")

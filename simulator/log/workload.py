@@ -89,7 +89,7 @@ def arrivals_from_log(log: DecisionLog, models: Sequence[str], most: int | None 
         priority=_whole([request.priority for request in requests], 0, np.int16),
         balancer=np.array([processes[each.process] for each in came], np.int16),
         tenant=np.array([tenants[request.tenant] for request in requests], np.int16),
-        prompts=prompts_of(requests, np.array([each.output_tokens for each in came])),
+        prompts=prompts_of(requests, *np.array([each.answer for each in came]).T),
     )
 
 
@@ -103,8 +103,8 @@ class _Came(NamedTuple):
     """Since 1970."""
     process: str
     request: Request
-    output_tokens: float
-    """Of its answer; 0: not known."""
+    answer: tuple[float, float]
+    """Its tokens, 0: not known; and those of the prompt that the worker said it had."""
 
 
 def _came(log: DecisionLog) -> Iterator[_Came]:
@@ -116,5 +116,5 @@ def _came(log: DecisionLog) -> Iterator[_Came]:
     for each in seen:
         if each.request.model:
             end = log.outcomes.get((each.run, int(each.request.number)))
-            tokens = 0.0 if end is None else end.output_tokens
-            yield _Came(log.unix_s(each.run, each.at_s), log.runs[each.run].process, each.request, tokens)
+            answer = (0.0, 0.0) if end is None else (end.output_tokens, end.cached_tokens)
+            yield _Came(log.unix_s(each.run, each.at_s), log.runs[each.run].process, each.request, answer)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from support import fronts
 from support.waiting import eventually
 
+from balancer.server.decision_log.reading import read_log
 from balancer.stack.llama import MODEL
 from balancer.stack.process import free_port_range
 from balancer.stack.stack import REPOSITORY, OwnStack, new_language_model
@@ -29,7 +31,7 @@ async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtur
     envoy = fronts.envoy_section(request.param, directory)
     listen = {"fleet": f"127.0.0.1:{free_port_range(2)}"} if request.param == "proxy" else {}
     models = [new_language_model(f"llm-{n}", directory) for n in range(2)]
-    settings = {"envoy": envoy, "listen": listen}
+    settings = {"envoy": envoy, "listen": listen, "decision_log": {"folder": str(directory / "decisions")}}
     async with OwnStack(directory, language_models=models, settings=settings) as started:
         yield started
 
@@ -89,6 +91,21 @@ async def test_the_next_question_goes_to_the_worker_that_has_what_both_begin_wit
     assert await stack.metric("gen_ai_server_time_per_output_token_seconds_count") == 5
     workers = (await stack.get("/workers"))["workers"]
     assert [worker["waiting_tokens"] for worker in workers] == [0.0, 0.0]
+    await eventually(lambda: logged(stack, cached))
+
+
+def logged(stack: OwnStack, cached: list[int]) -> bool:
+    """Whether the decision log tells what these prompts began with, when their answers came, and of how many tokens."""
+    log = read_log(stack.directory / "decisions")
+    chats = [each for each in log if each.request.prefix and (each.run, each.request.number) in log.outcomes]
+    ends = [log.outcomes[each.run, int(each.request.number)] for each in chats]
+    streams = [end for end in ends if math.isfinite(end.first_s)]
+    assert all(decision.at_s < end.at_s for decision, end in zip(chats, ends, strict=True))
+    return (
+        [end.cached_tokens for end in streams] == cached
+        and all(end.output_tokens == 3 and end.first_s <= end.said_s for end in streams)
+        and len({decision.request.prefix[0] for decision in chats}) < len(chats)
+    )
 
 
 async def counted_cached(stack: OwnStack, tokens: float) -> bool:

@@ -36,8 +36,8 @@ def asked(text: Sequence[int], model: str = "m", own: int = 5) -> Request:
     return Request(model, prompt_tokens=len(text) * BLOCK_TOKENS + own, prefix=tuple(found))
 
 
-def blocks_of(requests: Sequence[Request]) -> list[list[int]]:
-    found = prompts_of(requests, np.full(len(requests), 7.0))
+def blocks_of(requests: Sequence[Request], cached_tokens: Sequence[float] = ()) -> list[list[int]]:
+    found = prompts_of(requests, np.full(len(requests), 7.0), np.array(cached_tokens or [0.0] * len(requests)))
     assert found is not None
     return [part.tolist() for part in np.split(found.block, np.cumsum(found.blocks)[:-1])]
 
@@ -49,7 +49,7 @@ def common(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def test_without_prompts_there_are_none() -> None:
-    assert prompts_of([Request("m"), Request("m")], np.zeros(2)) is None
+    assert prompts_of([Request("m"), Request("m")], np.zeros(2), np.zeros(2)) is None
 
 
 def test_equal_beginnings_are_equal_blocks_and_what_nobody_shares_is_left_out() -> None:
@@ -83,8 +83,16 @@ def test_texts_that_part_share_what_has_a_hash() -> None:
         assert common(found[0], found[k]) == 32
 
 
+def test_what_workers_had_says_how_far_texts_that_part_are_the_same() -> None:
+    """All begin with 38 blocks, where there is no hash; workers had none of them, then all, or less than has a hash."""
+    texts = [asked([*range(38), *range(100 * k, 100 * k + 40 - k)]) for k in range(1, 9)]
+    found = blocks_of(texts, [0.0, 0.0, *[38.0 * BLOCK_TOKENS] * 5, 3.0])
+    for k in range(2, len(found)):
+        assert common(found[0], found[k]) == 38
+
+
 def test_answers_that_nobody_counted_are_as_long_as_the_mean() -> None:
-    found = prompts_of([asked([1])] * 3, np.array([10.0, 0.0, 20.0]))
+    found = prompts_of([asked([1])] * 3, np.array([10.0, 0.0, 20.0]), np.zeros(3))
     assert found is not None
     assert found.output.tolist() == [10, 15, 20]
     assert found.tokens.tolist() == [37] * 3
