@@ -308,22 +308,29 @@ def _roster(log: DecisionLog) -> dict[str, _Listed]:
 
 
 def _there(log: DecisionLog, held: Mapping[str, Collection[str]]) -> dict[str, list[tuple[float, float]]]:
-    """By worker, from when to when it could be picked for the models that it has, moments aside; since 1970."""
+    """By worker, from when to when it was there, moments aside, in seconds since 1970. Where it was not listed, or could
+    not be picked for a model that it has, it was away until it could be picked again."""
+    decisions = sorted(log, key=lambda each: log.unix_s(each.run, each.at_s))
+    start_s, end_s = (log.unix_s(each.run, each.at_s) for each in (decisions[0], decisions[-1]))
     found: dict[str, list[tuple[float, float]]] = {}
     away: set[str] = set()
-    for decision in sorted(log, key=lambda each: log.unix_s(each.run, each.at_s)):
-        if decision.subset is not None:
-            continue
+    listed: Workers | None = None
+    for decision in decisions:
+        if decision.workers is not listed:
+            listed = decision.workers
+            away |= held.keys() - set(listed.names)
         at_s, model = log.unix_s(decision.run, decision.at_s), decision.request.model
-        for name, can in zip(decision.workers.names, decision.eligible.tolist(), strict=True):
-            if not can:
-                away.update({name} if model in held.get(name, ()) else ())
-                continue
-            spans = found.setdefault(name, [(at_s, at_s)])
-            if name in away and at_s - spans[-1][1] > _SETTLED_S:
-                spans.append((at_s, at_s))
-            away.discard(name)
-            spans[-1] = spans[-1][0], at_s
+        for name, can in zip(listed.names, decision.eligible.tolist(), strict=True):
+            if can:
+                spans = found.setdefault(name, [(at_s if name in away else start_s, at_s)])
+                if name in away and at_s - spans[-1][1] > _SETTLED_S:
+                    spans.append((at_s, at_s))
+                away.discard(name)
+                spans[-1] = spans[-1][0], at_s
+            elif decision.subset is None and model in held.get(name, ()):
+                away.add(name)
+    for name in found.keys() - away:
+        found[name][-1] = found[name][-1][0], end_s
     return found
 
 

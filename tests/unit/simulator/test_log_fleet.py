@@ -196,6 +196,16 @@ def test_workers_that_came_and_went_do_so_again(tmp_path: Path) -> None:
     assert not scenario_from_log(log, calibrate(log)).fleet.faults
 
 
+def test_a_worker_that_is_seldom_asked_is_there_all_the_time(tmp_path: Path) -> None:
+    """Nobody asks for its model at the beginning, nor at the end."""
+    arrivals = WORKLOAD.arrivals(FLEET, 800, 0)
+    edges = (arrivals.time_s < 4) | (arrivals.time_s > arrivals.time_s[-1] - 4)
+    arrivals.model[:] = np.where(edges, 0, arrivals.model)
+    found = calibrate(simulated_log(tmp_path, FLEET, arrivals, RandomChoice())).fleet
+    assert not found.faults
+    assert all(worker.present for worker in found.workers)
+
+
 def test_a_worker_that_was_down_is_so_again(tmp_path: Path) -> None:
     fleet = dataclasses.replace(FLEET, faults=(Fault("crash", "b", 3.0, 4.0),))
     (fault,) = calibrate(simulated_log(tmp_path, fleet, WORKLOAD.arrivals(fleet, 800, 0), RandomChoice())).fleet.faults
