@@ -308,8 +308,10 @@ def _roster(log: DecisionLog) -> dict[str, _Listed]:
 
 
 def _there(log: DecisionLog, held: Mapping[str, Collection[str]]) -> dict[str, list[tuple[float, float]]]:
-    """By worker, from when to when it was there, moments aside, in seconds since 1970. Where it was not listed, or could
-    not be picked for a model that it has, it was away until it could be picked again."""
+    """By worker, from when to when it was there, moments aside; since 1970.
+
+    Where it was not listed, or could not be picked for a model that it has, it was away until it could be again.
+    """
     decisions = sorted(log, key=lambda each: log.unix_s(each.run, each.at_s))
     start_s, end_s = (log.unix_s(each.run, each.at_s) for each in (decisions[0], decisions[-1]))
     found: dict[str, list[tuple[float, float]]] = {}

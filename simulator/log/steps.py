@@ -63,8 +63,8 @@ class StepTimes(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Answers:
-    """Those of one model that were whole, `(k,)` each."""
+class TimedAnswers:
+    """Those of one model that were whole, and when their tokens came; `(k,)` each."""
 
     worker: IntArray
     sent_s: FloatArray
@@ -82,11 +82,11 @@ class Answers:
         """Tokens of the prompt."""
         return np.maximum(self.tokens - self.had, 1.0)
 
-    def of(self, chosen: BoolArray) -> "Answers":
-        return Answers(*(getattr(self, each.name)[chosen] for each in dataclasses.fields(self)))
+    def of(self, chosen: BoolArray) -> "TimedAnswers":
+        return TimedAnswers(*(getattr(self, each.name)[chosen] for each in dataclasses.fields(self)))
 
 
-def answers_of_log(log: DecisionLog, model: str, workers: Sequence[str]) -> tuple[Answers, bool]:
+def answers_of_log(log: DecisionLog, model: str, workers: Sequence[str]) -> tuple[TimedAnswers, bool]:
     """Workers by their place among those; and whether they say what they had of prompts."""
     joined, matched = log.joined(), COLUMNS.index("matched_tokens")
     place = {name: number for number, name in enumerate(workers)}
@@ -104,15 +104,17 @@ def answers_of_log(log: DecisionLog, model: str, workers: Sequence[str]) -> tupl
     place_of, sent_s, began_s, end_s, prompt, cached, taken, output = np.array(rows, np.float64).reshape(-1, 8).T
     tells = bool(cached.any())
     had_tokens = cached if tells else taken
-    return Answers(place_of.astype(np.int64), sent_s, began_s, end_s, prompt, had_tokens, output), tells
+    return TimedAnswers(place_of.astype(np.int64), sent_s, began_s, end_s, prompt, had_tokens, output), tells
 
 
-def answers_of_result(result: Result, arrivals: Sequence[Arrivals], model: int, *, tells_cached: bool) -> list[Answers]:
+def answers_of_result(
+    result: Result, arrivals: Sequence[Arrivals], model: int, *, tells_cached: bool
+) -> list[TimedAnswers]:
     """By environment."""
     found = []
     for e, one in enumerate(arrivals):
         assert one.prompts is not None  # a model generates
-        whole = Answers(
+        whole = TimedAnswers(
             result.worker[e].astype(np.int64),
             result.arrival_s[e],
             result.arrival_s[e] + result.first_s[e],
@@ -125,7 +127,7 @@ def answers_of_result(result: Result, arrivals: Sequence[Arrivals], model: int, 
     return found
 
 
-def fit(answers: Sequence[Answers], kinds: IntArray) -> dict[int, StepTimes]:
+def fit(answers: Sequence[TimedAnswers], kinds: IntArray) -> dict[int, StepTimes]:
     """By kind of device, where there are enough answers; `kinds`: of each worker."""
     found = {}
     for kind in np.unique(kinds):
@@ -146,7 +148,7 @@ def fit(answers: Sequence[Answers], kinds: IntArray) -> dict[int, StepTimes]:
     return found
 
 
-def _of_first_tokens(answers: Sequence[Answers]) -> float:
+def _of_first_tokens(answers: Sequence[TimedAnswers]) -> float:
     """By how much each token to compute delays the first one of an answer, where the worker computed no other prompt
     meanwhile; 0: there are too few such answers. `answers`: of one worker each."""
     alone = [each.of(_alone(each)) for each in answers]
@@ -157,14 +159,14 @@ def _of_first_tokens(answers: Sequence[Answers]) -> float:
     return max(float(np.polyfit(tokens, seconds, 1)[0]), 0.0)
 
 
-def _alone(a: Answers) -> BoolArray:
+def _alone(a: TimedAnswers) -> BoolArray:
     ends_s = np.sort(a.first_s)
     before, after = (np.searchsorted(ends_s, each, side="right") for each in (a.sent_s, a.first_s))
     alone: BoolArray = after - before == 1
     return alone
 
 
-def sums(a: Answers) -> FloatArray:
+def sums(a: TimedAnswers) -> FloatArray:
     """How many of the parts of `StepTimes` the seconds from the first token to the last are made of, `(k, 5)`; of
     answers of one worker."""
     steps, lasts_s = a.output - 1, np.maximum(a.end_s - a.first_s, _LEAST_S)
@@ -206,7 +208,7 @@ class Generating:
     ) -> None:
         """`held`: models by worker; `kinds`: kinds of device by worker."""
         self.notes: list[str] = []
-        self.answers: dict[str, Answers] = {}
+        self.answers: dict[str, TimedAnswers] = {}
         self.times: dict[str, dict[str, StepTimes]] = {}
         self.tells_cached: dict[str, bool] = {}
         self._memory: dict[str, dict[str, int]] = {}
@@ -304,13 +306,13 @@ def _corrected(believed: StepTimes, wanted: StepTimes | None, simulated: StepTim
     return StepTimes(found[0], min(found[1:3]), *found[2:])
 
 
-def _off(simulated: Sequence[Answers], logged: Answers) -> float:
+def _off(simulated: Sequence[TimedAnswers], logged: TimedAnswers) -> float:
     """How far their latencies are off, and those of first tokens, as a mean of logarithms."""
     found = np.mean([_quantiles(each) for each in simulated], axis=0) if simulated else np.inf
     return float(np.abs(found - _quantiles(logged)).mean())
 
 
-def _quantiles(answers: Answers) -> FloatArray:
+def _quantiles(answers: TimedAnswers) -> FloatArray:
     """Logarithms, after the warm-up."""
     late = answers.of(answers.sent_s >= np.quantile(answers.sent_s, WARM_UP_SHARE))
     found: FloatArray = np.log([np.quantile(until - late.sent_s, QUANTILES) for until in (late.first_s, late.end_s)])
