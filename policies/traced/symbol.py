@@ -188,7 +188,7 @@ _MADE_OF: dict[str, Callable[..., Any]] = {
     "reciprocal": lambda a: 1.0 / a,
     "power": _power,
     "float_power": _power,
-    "sign": lambda a: (a > 0.0) * 1.0 - (a < 0.0) * 1.0,
+    "sign": lambda a: np.where(np.isnan(a), a, (a > 0.0) * 1.0 - (a < 0.0) * 1.0),
     "expm1": lambda a: np.exp(a) - 1.0,
     "log2": lambda a: np.log(a) / np.log(2.0),
     "log10": lambda a: np.log(a) / np.log(10.0),

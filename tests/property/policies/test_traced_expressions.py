@@ -1,7 +1,7 @@
 """Whatever is said in operations that programs have is what NumPy computes, in a program."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.strangers import stranger
 from support.views import make_view
@@ -63,6 +63,7 @@ def evaluate(tree, request: Request, fleet: FleetView):  # type: ignore[no-untyp
 
 @settings(max_examples=300, deadline=None)
 @given(tree=TREES, seed=st.integers(0, 2**32 - 1))
+@example((np.sign, (np.divide, ("column", "in_flight"), ("column", "backlog_s"))), 0)
 def test_an_expression_is_the_same_in_a_program(tree, seed: int) -> None:  # type: ignore[no-untyped-def]  # see TREES
     def policy(request: Request, fleet: FleetView) -> FloatArray:
         value = evaluate(tree, request, fleet) + 0.0 * fleet.weight

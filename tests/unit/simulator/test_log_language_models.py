@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +20,6 @@ from simulator.log.fleet import calibrate, scenario_from_log
 from simulator.log.prompts import BLOCK_TOKENS, prompts_of
 from simulator.off_policy.calibrated import twin_of
 from simulator.run import run
-from simulator.scenario import Scenario
 from simulator.spec import FleetSpec, GeneratingDevice, GenerationSpec, ModelSpec, Reports, ServiceTime, SimulatedWorker
 from simulator.workload.draws import Lognormal, Sessions
 from simulator.workload.extras import Stream
@@ -161,13 +161,12 @@ WORKLOAD = Workload(
 )
 
 
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> DecisionLog:
-    folder = tmp_path_factory.mktemp("log")
-    return simulated_log(folder, FLEET, WORKLOAD.arrivals(FLEET, 2500, 1), LeastRequests(), 1)
+def logged(folder: Path, requests: int) -> DecisionLog:
+    return simulated_log(folder, FLEET, WORKLOAD.arrivals(FLEET, requests, 1), LeastRequests(), 1)
 
 
-def test_what_the_log_tells_of_steps_is_recovered(log: DecisionLog) -> None:
+def test_what_the_log_tells_of_steps_makes_a_twin_to_train_in(tmp_path: Path) -> None:
+    log = logged(tmp_path, 2000)
     calibration = calibrate(log)
     assert not calibration.notes
     (found,), (true,) = calibration.fleet.models, FLEET.models
@@ -179,20 +178,16 @@ def test_what_the_log_tells_of_steps_is_recovered(log: DecisionLog) -> None:
         own = found.generation.devices[kind]
         assert own.memory_tokens == device.memory_tokens
         assert own.context_s == pytest.approx(device.context_s, rel=0.25)
-
-
-def test_its_fleet_is_a_twin_to_train_in(log: DecisionLog) -> None:
-    calibration = calibrate(log)
     made = twin_of(log, calibration)
     assert [one.model for one in made.models] == ["m", "m, first token"]
     assert not [why for one in made.models for why in one.differs()]
     scenario = scenario_from_log(log, calibration)
-    assert isinstance(scenario, Scenario)
     played = run(scenario.fleet, [scenario.arrivals(seed, 300) for seed in (1, 2)], ExpectedLatency(), seeds=[1, 2])
     assert (played.status == 0).all()
 
 
-def test_answers_whose_tokens_nobody_counted_are_no_log_of_steps(log: DecisionLog) -> None:
+def test_answers_whose_tokens_nobody_counted_are_no_log_of_steps(tmp_path: Path) -> None:
+    log = logged(tmp_path, 100)
     outcomes = {place: dataclasses.replace(end, output_tokens=0.0) for place, end in log.outcomes.items()}
     with pytest.raises(ValueError, match="fewer than 50 answers of m whose tokens are known: record"):
         calibrate(dataclasses.replace(log, outcomes=outcomes))
