@@ -1,5 +1,6 @@
 """For all tests."""
 
+import fcntl
 import os
 import sys
 import tempfile
@@ -13,6 +14,25 @@ if "dev" not in sys.modules:
     load("dev/__init__.py", "dev")
 _COMPILES_S = 1200
 """Whichever test comes first to the engine compiles it, which may take minutes on a machine that is busy."""
+
+
+@pytest.fixture(scope="session")
+def compiled_engine(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """By one process, while the others wait, and then find it: each would take as long, on the same two cores."""
+    from policies.expected_latency import ExpectedLatency  # noqa: PLC0415 - of the simulator's tests alone
+    from simulator.run import run  # noqa: PLC0415 - as above
+    from simulator.scenario import load_scenario  # noqa: PLC0415 - as above
+
+    scenario = load_scenario("homogeneous-steady")
+    with open(tmp_path_factory.getbasetemp().parent / "engine.lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        run(scenario.fleet, [scenario.arrivals(0, 10)], ExpectedLatency(), seeds=[0])
+
+
+@pytest.fixture(autouse=True)
+def _engine(request: pytest.FixtureRequest) -> None:
+    if _of_simulator(request.node):
+        request.getfixturevalue("compiled_engine")
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +50,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        of_simulator = {"simulation", "simulator", "experiments"} & set(item.path.parts)
-        if of_simulator and item.get_closest_marker("timeout") is None:
+        if _of_simulator(item) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_COMPILES_S))
+
+
+def _of_simulator(item: pytest.Item) -> bool:
+    return bool({"simulation", "simulator", "experiments"} & set(item.path.parts))
