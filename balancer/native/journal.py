@@ -260,7 +260,7 @@ def _record(kind: int, content: bytes, at: int) -> _RawDecision | JournalRefusal
         _check(number < bounds.MAX_COUNT and math.isfinite(at_s), "an outcome")
         measured_s = latency_s if math.isfinite(latency_s) else None
         _check(measured_s is None or 0 <= measured_s <= bounds.MAX_LATENCY_S, "a latency")
-        _check(math.isnan(first_token_s) or math.isfinite(first_token_s), "a first token")
+        _check(not math.isinf(first_token_s), "a first token")
         told = (output_tokens, cached_tokens)
         _check(math.isfinite(said_s) and all(0 <= each <= bounds.MAX_COUNT for each in told), "an answer")
         served = endpoint.partition(b"\0")[0].decode("ascii")
@@ -283,7 +283,7 @@ def _record(kind: int, content: bytes, at: int) -> _RawDecision | JournalRefusal
     start += -start % 8
     hashes = np.frombuffer(content, np.uint64, beginnings, start).tolist()
     lengths = np.frombuffer(content, np.float64, beginnings, start + 8 * beginnings)
-    _check(bool(np.isfinite(lengths).all()), "a prompt")
+    _check(bool(((lengths >= 0) & (lengths <= bounds.MAX_PROMPT_TOKENS)).all()), "a prompt")
     start += 16 * beginnings
     request = Request(
         texts[0],

@@ -143,7 +143,7 @@ class Finished(NamedTuple):
     said_s: float = math.nan
     """When the last of them came; not a number: now."""
     cached_tokens: float = 0.0
-    """Of the prompt, that the worker says it had; 0: it had none, or does not say."""
+    """Tokens of the prompt that the worker reported as cached; 0: none, or it does not report them."""
 
 
 @dataclass(frozen=True, slots=True)

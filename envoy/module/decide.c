@@ -130,7 +130,7 @@ static void lay_out_prompt(struct attached *attached, const struct features *fea
   double tokens = attached->call.prompt_tokens;
   for (uint32_t i = 0; i < prompt->count; i++) {
     attached->prompt.hashes[i] = prompt->checkpoints[i].hash;
-    attached->prompt.lengths[i] = tokens * (double)prompt->checkpoints[i].bytes / (double)prompt->bytes;
+    attached->prompt.lengths[i] = balancer_beginning_tokens(prompt, i, tokens);
   }
   for (uint32_t i = prompt->count; i < BALANCER_MOST_CHECKPOINTS; i++) attached->prompt.lengths[i] = 0;
   attached->kernel->match(attached->of_fleet_state, attached->options[STICKY].words, attached->of_call);

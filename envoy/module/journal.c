@@ -130,7 +130,7 @@ static struct request_record *place_request(struct attached *attached, const str
   double *lengths = (double *)(hashes + beginnings * sizeof(uint64_t)), tokens = attached->call.prompt_tokens;
   for (uint32_t i = 0; i < beginnings; i++) {
     ((uint64_t *)hashes)[i] = prompt->checkpoints[i].hash;
-    lengths[i] = tokens * (double)prompt->checkpoints[i].bytes / (double)prompt->bytes;
+    lengths[i] = balancer_beginning_tokens(prompt, i, tokens);
   }
   return request;
 }

@@ -85,6 +85,11 @@ void balancer_prompt_add(struct balancer_prompt *prompt, const uint8_t *data, si
 /* All of it has come: makes the hashes those of that model and tenant. */
 void balancer_prompt_end(struct balancer_prompt *prompt, struct text model, struct text tenant);
 
+/* Tokens until a checkpoint, of a prompt that has so many. */
+static inline double balancer_beginning_tokens(const struct balancer_prompt *prompt, uint32_t checkpoint, double tokens) {
+  return tokens * (double)prompt->checkpoints[checkpoint].bytes / (double)prompt->bytes;
+}
+
 /* The JSON of a REST inference, or of a request with a prompt, as its bytes arrive. */
 struct balancer_json {
   struct balancer_text *text; /* that the string at hand goes to */

@@ -9,6 +9,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from balancer.config.profile_file import Profile
 from balancer.kernel.settings import HoldingSettings, Settings, ZoneSettings
 from balancer.server.decision_log.lines import COLUMNS
-from balancer.server.decision_log.recorded import DecisionLog, DecisionLogError, Workers
+from balancer.server.decision_log.recorded import DecisionLog, DecisionLogError, RecordedDecision, Workers
 from policies.base import FloatArray
 from simulator.arrivals import Arrivals
 from simulator.engine.check import MOST_LEVELS
@@ -124,11 +125,12 @@ class _Calibration:
         self._generate = generating(log)
         self._levels = _levels(log)
         self._seen = worked(log)
-        self._roster = _roster(log)
+        timed = [(log.unix_s(decision.run, decision.at_s), decision) for decision in log]
+        timed.sort(key=itemgetter(0))
+        self._start_s, self._end_s = timed[0][0], timed[-1][0]
+        self._roster = _roster(timed)
         self._held = self._find_held()
-        self._there = _there(log, self._held)
-        at_s = [log.unix_s(decision.run, decision.at_s) for decision in log]
-        self._start_s, self._end_s = min(at_s), max(at_s)
+        self._there = _there(timed, self._held)
         self._kinds = {name: listed.device or name for name, listed in self._roster.items()}
         self._own = {
             name: {
@@ -295,11 +297,11 @@ class _Calibration:
         return recorded
 
 
-def _roster(log: DecisionLog) -> dict[str, _Listed]:
-    """In the order in which they were listed first."""
+def _roster(timed: Sequence[tuple[float, RecordedDecision]]) -> dict[str, _Listed]:
+    """The workers of these decisions, which are in order of time, as discovery listed them last."""
     roster: dict[str, _Listed] = {}
     last: Workers | None = None
-    for decision in sorted(log, key=lambda each: log.unix_s(each.run, each.at_s)):
+    for _, decision in timed:
         if decision.workers is not last:
             last = decision.workers
             for name, device, weight in zip(last.names, last.devices, last.weight, strict=True):
@@ -307,21 +309,22 @@ def _roster(log: DecisionLog) -> dict[str, _Listed]:
     return roster
 
 
-def _there(log: DecisionLog, held: Mapping[str, Collection[str]]) -> dict[str, list[tuple[float, float]]]:
+def _there(
+    timed: Sequence[tuple[float, RecordedDecision]], held: Mapping[str, Collection[str]]
+) -> dict[str, list[tuple[float, float]]]:
     """By worker, from when to when it was there, moments aside; since 1970.
 
     Where it was not listed, or could not be picked for a model that it has, it was away until it could be again.
     """
-    decisions = sorted(log, key=lambda each: log.unix_s(each.run, each.at_s))
-    start_s, end_s = (log.unix_s(each.run, each.at_s) for each in (decisions[0], decisions[-1]))
+    start_s, end_s = timed[0][0], timed[-1][0]
     found: dict[str, list[tuple[float, float]]] = {}
     away: set[str] = set()
     listed: Workers | None = None
-    for decision in decisions:
+    for at_s, decision in timed:
         if decision.workers is not listed:
             listed = decision.workers
             away |= held.keys() - set(listed.names)
-        at_s, model = log.unix_s(decision.run, decision.at_s), decision.request.model
+        model = decision.request.model
         for name, can in zip(listed.names, decision.eligible.tolist(), strict=True):
             if can:
                 spans = found.setdefault(name, [(at_s if name in away else start_s, at_s)])

@@ -10,7 +10,7 @@ from policies.base import FloatArray, IntArray, Prefix, Request
 from simulator.arrivals import Prompts
 
 BLOCK_TOKENS = 32
-"""Of a block: what prompts share is told to about so many tokens."""
+"""Tokens of a block of the twin's prefix caches, as the simulator's own workloads have it."""
 
 _Blocks = list[tuple[int, int]]
 """In pieces: the number of the first block of each, and how many they are."""

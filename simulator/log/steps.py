@@ -79,7 +79,7 @@ class TimedAnswers:
 
     @property
     def to_compute(self) -> FloatArray:
-        """Tokens of the prompt."""
+        """Tokens of the prompt that the worker did not have, at least 1."""
         return np.maximum(self.tokens - self.had, 1.0)
 
     def of(self, chosen: BoolArray) -> "TimedAnswers":
@@ -209,7 +209,10 @@ class Generating:
         """`held`: models by worker; `kinds`: kinds of device by worker."""
         self.notes: list[str] = []
         self.answers: dict[str, TimedAnswers] = {}
+        self.told: dict[str, dict[str, StepTimes]] = {}
+        """By kind of device, where there are enough answers."""
         self.times: dict[str, dict[str, StepTimes]] = {}
+        """The same, with those of the fastest where there are not."""
         self.tells_cached: dict[str, bool] = {}
         self._memory: dict[str, dict[str, int]] = {}
         self.workers = sorted(kinds)
@@ -222,7 +225,7 @@ class Generating:
             if not found:
                 raise ValueError(
                     f"the log has fewer than {_LEAST_ANSWERS} answers of {model} whose tokens are known: record for "
-                    "longer, by a balancer that writes format version 7"
+                    "longer, by a balancer that writes format version 7, from clients that stream answers"
                 )
             fastest = min(found, key=lambda kind: found[kind].once_s)
             self.notes += [
@@ -230,6 +233,7 @@ class Generating:
                 for kind in wanted
                 if kind not in found
             ]
+            self.told[model] = found
             self.times[model] = {kind: found.get(kind, found[fastest]) for kind in wanted}
             self._memory[model] = dict(_memory(log, model, kinds))
             self.notes += [
@@ -271,7 +275,6 @@ def _memory(log: DecisionLog, model: str, kinds: Mapping[str, str]) -> Iterator[
 
 def refine_steps(fleet: FleetSpec, logged: Logged, known: Generating) -> FleetSpec:
     """The fleet with times of steps under which simulated answers say of them what the log's say."""
-    wanted = {model: fit([answers], known.kind_of) for model, answers in known.answers.items()}
     times = {model: dict(own) for model, own in known.times.items()}
     kind_of = known.kind_of[[known.workers.index(worker.name) for worker in fleet.workers]]
     arrivals, best, least = [logged.arrivals] * len(_SEEDS), fleet, np.inf
@@ -286,8 +289,8 @@ def refine_steps(fleet: FleetSpec, logged: Logged, known: Generating) -> FleetSp
                 off.append(_off(answers, known.answers[model]))
                 found = fit(answers, kind_of)
                 for kind, one in times[model].items():
-                    place = known.kinds.index(kind)
-                    times[model][kind] = _corrected(one, wanted[model].get(place), found.get(place))
+                    wanted, simulated = known.told[model].get(kind), found.get(known.kinds.index(kind))
+                    times[model][kind] = _corrected(one, wanted, simulated)
         if np.mean(off) < least:
             best, least = believed, float(np.mean(off))
         if least < _CLOSE:

@@ -51,9 +51,9 @@ def read_log(path: Path) -> DecisionLog:
             f"{path} holds no decisions-*{SUFFIX}; give the folder that decision_log.folder of the config names, or "
             "one of its files"
         )
-    log = DecisionLog()
+    log, began_s = DecisionLog(), dict[tuple[int, int], float]()
     for file in files:
-        _FileReader(log, file).read()
+        _FileReader(log, file, began_s).read()
     return log
 
 
@@ -62,15 +62,14 @@ def _order(file: Path) -> tuple[str, int]:
 
 
 class _FileReader:
-    def __init__(self, log: DecisionLog, file: Path) -> None:
-        self._log = log
+    def __init__(self, log: DecisionLog, file: Path, began_s: dict[tuple[int, int], float]) -> None:
+        """`began_s`: first tokens of answers whose end may be in the next file, by run and number."""
+        self._log, self._began_s = log, began_s
         self._file = file
         self._run = -1
         self._workers: Workers | None = None
         self._index: dict[str, int] = {}
         self._policies: dict[int, RecordedPolicy] = {}
-        self._began_s: dict[int, float] = {}
-        """When answers that have not ended began, by number."""
         self._take = {
             "header": self._header,
             "workers": self._take_workers,
@@ -188,7 +187,7 @@ class _FileReader:
         self._log.refusals.append(Refusal(self._run, _request(content), content["at_s"], content["reason"]))
 
     def _first_token(self, content: Mapping[str, Any]) -> None:
-        self._began_s[content["number"]] = content["at_s"]
+        self._began_s[self._run, content["number"]] = content["at_s"]
 
     def _outcome(self, content: Mapping[str, Any]) -> None:
         latency_s = content.get("latency_s")
@@ -197,7 +196,7 @@ class _FileReader:
             content.get("worker"),
             math.nan if latency_s is None else latency_s,
             content.get("ok", False),
-            self._began_s.pop(content["number"], math.nan),
+            self._began_s.pop((self._run, content["number"]), math.nan),
             content.get("said_s", math.nan),
             float(content.get("output_tokens", 0.0)),
             float(content.get("cached_tokens", 0.0)),

@@ -145,9 +145,9 @@ class RecordedOutcome:
     said_s: float = math.nan
     """When the last one did."""
     output_tokens: float = 0.0
-    """Of the answer; 0: not known."""
+    """Tokens that the worker generated; 0: not known."""
     cached_tokens: float = 0.0
-    """Of its prompt, that the worker said it had."""
+    """Tokens of the prompt that the worker reported as cached."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,15 +166,15 @@ class DecisionsWithOutcomes:
     served: IntArray
     """Index of the worker that served, which a retry makes differ from the pick; -1: none, or unknown."""
     latency_s: FloatArray
-    """Of an answer to a prompt, from the decision to the last token. NaN: not known, or no measure of the worker."""
+    """Of a generated answer: from the decision to the last token. NaN: not known, or no measure of the worker."""
     ok: BoolArray
     """False where not finished, too."""
     first_s: FloatArray
-    """From the decision to the first token of an answer to a prompt; NaN: not known."""
+    """Of a generated answer: from the decision to the first token; NaN: not known."""
     output_tokens: FloatArray
-    """Of such an answer; 0: not known."""
+    """Tokens that the worker generated; 0: not known."""
     cached_tokens: FloatArray
-    """Of its prompt, that the worker said it had."""
+    """Tokens of the prompt that the worker reported as cached."""
 
 
 @dataclass(slots=True, eq=False)

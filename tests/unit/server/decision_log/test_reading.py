@@ -332,3 +332,19 @@ def test_the_routers_settings_are_read_back_as_they_were(tmp_path: Path) -> None
     files.close(wait_s=30)
     wanted = dataclasses.replace(settings, estimators=EstimatorSettings(key_memory=70.0))
     assert read_log(tmp_path).settings == wanted
+
+
+def test_an_answer_that_ends_in_the_next_file_began_in_this_one(tmp_path: Path) -> None:
+    router = make_router(2)
+    files, recording = write(tmp_path, router)
+    decision = router.route(Request("m", prompt_tokens=9.0), 1.0)
+    recording.began(decision.number, 1.5)
+    recording.ended(Finished(decision.number, decision.worker, 2.0, True, "", 4.0), 3.0)
+    files.close(wait_s=30)
+    (file,) = tmp_path.glob("*.gz")
+    lines = gzip.decompress(file.read_bytes()).splitlines(keepends=True)
+    parts = {1: lines[:-1], 2: [lines[0], lines[-1]]}
+    for number, part in parts.items():
+        (tmp_path / f"decisions-0-{number:06}.jsonl.gz").write_bytes(gzip.compress(b"".join(part)))
+    (end,) = read_log(tmp_path).outcomes.values()
+    assert (end.first_s, end.said_s, end.output_tokens) == (1.5, 3.0, 4.0)
