@@ -44,6 +44,7 @@ _LOG_SEED = 1 << 21
 """Of the requests that the log is of: nobody is judged by them."""
 _JUDGED_FROM = (1 << 21) + 1000
 _NUMBERS_ALONE = ("--iterations", "20", "--set", "coefficients_share=1")
+_FIELD = of_language_models.FIELD
 _TUNED_BY, _TUNED_BY_REQUESTS = (0, 1, 2), 3000
 
 
@@ -81,38 +82,46 @@ class Fleet:
         except ValueError as error:
             differs, models = [str(error)], {}
         trained, took_s = self._trained("trained", ())
-        several = len(given.fleet.models) > 1
+        refused = None if isinstance(trained, Learned) else trained
+        numbers = self._trained("numbers", _NUMBERS_ALONE)[0] if len(given.fleet.models) > 1 else trained
         policies: dict[str, tuple[Policy, Way]] = {
             DEFAULTS: (ExpectedLatency(), "plain"),
             TUNED: (_tuned_once(given), "plain"),
-            NUMBERS: (self._trained("numbers", _NUMBERS_ALONE)[0] if several else trained, "guarded"),
-            TRAINED: (trained, "guarded"),
-            BARE: (trained, "plain"),
+            NUMBERS: _in_use(numbers),
+            TRAINED: _in_use(trained),
+            BARE: (_in_use(trained)[0], "plain"),
         }
         if given.fleet.generates:
-            policies |= {name: (policy, "plain") for name, policy in tuned_on(self.folder / "log").items()}
+            field = tuned_on(self.folder / "log") if refused is None else {name: BUILTIN[name]() for name in _FIELD}
+            policies |= {name: (policy, "plain") for name, policy in field.items()}
         ran = {label: self._judged(given, label, *how) for label, how in policies.items()}
         judged, watch = {label: metrics for label, (metrics, _) in ran.items()}, ran[TRAINED][1]
-        assert watch is not None  # it runs under its guard
         return {
             "fleet": _told(given),
             "differs": differs,
             "twin": models,
-            "gain_in_twin": trained.loaded.record["scoreboard"]["log"]["expected_latency"]["mean"],
+            "refused": refused,
+            "gain_in_twin": _gain_in_twin(trained),
             "train_s": round(took_s),
             "ratios": {label: list(_ratios(one, judged[DEFAULTS])) for label, one in judged.items()},
             "first_tokens": {label: list(_first_tokens(one, judged[DEFAULTS])) for label, one in judged.items()},
             "unanswered": {label: unanswered(one) for label, one in judged.items()},
-            "by_baseline": float(watch.by_baseline.mean()),
-            "guard_saw": dict(watch.reasons),
+            "by_baseline": float(watch.by_baseline.mean()) if watch else 0.0,
+            "guard_saw": dict(watch.reasons) if watch else {},
         }
 
-    def _trained(self, name: str, further: tuple[str, ...]) -> tuple[Learned, float]:
-        """As a user would, but for the check, whose result is told beside; and the seconds that it took."""
+    def _trained(self, name: str, further: tuple[str, ...]) -> tuple[Learned | str, float]:
+        """As a user would, but for the check, whose result is told beside; and the seconds that it took.
+
+        A training that refuses leaves no policy, but what it said.
+        """
         out, began_s = self.folder / name, time.monotonic()
         command = ("train", "--out", str(out), "--from-log", str(self.folder / "log"), "--unchecked", "--jobs", "2")
         with open(self.folder / f"{name}.log", "wb") as said:
-            subprocess.run([sys.executable, "-m", "balancer", *command, *further], stdout=said, stderr=said, check=True)
+            whole = [sys.executable, "-m", "balancer", *command, *further]
+            ended = subprocess.run(whole, stdout=said, stderr=said, check=False)
+        if ended.returncode != 0:
+            return Path(said.name).read_text(encoding="utf-8").strip().splitlines()[-1], time.monotonic() - began_s
         policy = Learned(file=str(out / "policy.npz")).with_files(read_policy_file)
         assert isinstance(policy, Learned)
         return policy, time.monotonic() - began_s
@@ -120,6 +129,18 @@ class Fleet:
     def _judged(self, given: Scenario, label: str, policy: Policy, way: Way) -> tuple[RunMetrics, Watch | None]:
         seeds = tuple(range(_JUDGED_FROM, _JUDGED_FROM + self.judged_by))
         return execute(Task(self.number, label, given, policy, way, seeds, given.requests))
+
+
+def _in_use(trained: Learned | str) -> tuple[Policy, Way]:
+    """Who gets no policy stays with the defaults."""
+    return (ExpectedLatency(), "plain") if isinstance(trained, str) else (trained, "guarded")
+
+
+def _gain_in_twin(trained: Learned | str) -> list[float]:
+    if isinstance(trained, str):
+        return [1.0]
+    ratios: list[float] = trained.loaded.record["scoreboard"]["log"]["expected_latency"]["mean"]
+    return ratios
 
 
 def _told(given: Scenario) -> dict[str, Any]:
@@ -167,7 +188,7 @@ def tuned_on(log: Path) -> dict[str, Policy]:
         return float(found.mean(axis=1) @ of_language_models.GOALS["both"])
 
     found = {}
-    for name in of_language_models.FIELD:
+    for name in _FIELD:
         tried = [{}, *points(of_language_models.GRIDS.get(name, {}))]
         found[name] = min((BUILTIN[name](**options) for options in tried), key=cost)
     return found

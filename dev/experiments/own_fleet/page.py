@@ -63,7 +63,9 @@ def page(results: Sequence[Result], command: str, seed: str) -> str:
         "## What the twins lacked",
         f"{len(twins)} of {len(results)} fleets made of their logs are twins: each model's p50 within 5%, its p99 "
         "within 10%, or as near as their own runs are to each other. "
-        "Training refuses the others unless it is told `--unchecked`, as it was here for all.",
+        "Training refuses the others unless it is told `--unchecked`, as it was here for all. Of "
+        f"{sum(one['refused'] is not None for one in results)} logs it made nothing even so; their fleets have the "
+        "defaults here.",
         _lacked(results),
         "## Fleet by fleet",
         _table(results),
@@ -103,7 +105,7 @@ def _aims(several: Sequence[Result], results: Sequence[Result]) -> str:
             "",
             *lines,
             "",
-            f"Tolls beyond the six numbers: {median(beyond)} of their mean; lower by more than 2% in "
+            f"Tolls beyond the numbers: {median(beyond)} of their mean; lower by more than 2% in "
             f"{int((beyond < _BETTER).sum())} of {len(beyond)} fleets.",
             f"The guard: {median(guard)} of the mean without it.",
         ]
@@ -133,7 +135,8 @@ def _met(is_met: bool) -> str:
 
 def _lacked(results: Sequence[Result]) -> str:
     lines = ["| fleet | what differs |", "|---|---|"]
-    lines += [f"| {one['fleet']['name']} | {'; '.join(one['differs'])} |" for one in results if one["differs"]]
+    told = [[*one["differs"], *([f"refused: {one['refused']}"] if one["refused"] else [])] for one in results]
+    lines += [f"| {one['fleet']['name']} | {'; '.join(why)} |" for one, why in zip(results, told, strict=True) if why]
     return "\n".join(lines) if len(lines) > 2 else "None."
 
 

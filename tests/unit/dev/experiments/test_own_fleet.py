@@ -14,7 +14,13 @@ from dev.experiments.own_fleet.fleet import LABELS, Fleet
 
 
 def result(
-    name: str, trained: float, p99: float = 0.9, models: int = 3, differs: tuple[str, ...] = (), generates: bool = False
+    name: str,
+    trained: float,
+    p99: float = 0.9,
+    models: int = 3,
+    differs: tuple[str, ...] = (),
+    generates: bool = False,
+    refused: str | None = None,
 ) -> dict[str, Any]:
     ratios = {label: [1.0, 1.0] for label in LABELS} | {"trained": [trained, p99], "numbers": [0.9, 0.95]}
     told = {"name": name, "models": models, "workers": 4, "balancers": 1, "keys": True, "faults": ["slow", "slow"]}
@@ -24,6 +30,7 @@ def result(
         "first_tokens": {label: [0.7, 0.6] if generates else [] for label in ratios},
         "differs": list(differs),
         "twin": {},
+        "refused": refused,
         "gain_in_twin": [0.8, 0.7, 0.9],
         "train_s": 90,
         "by_baseline": 0.05,
@@ -37,7 +44,7 @@ RESULTS = [
     result("s00", 0.8),
     result("s01", 0.84),
     result("s02", 0.9, differs=("p50 of m is off",)),
-    result("s03", 1.1, models=1),
+    result("s03", 1.1, models=1, refused="no such log"),
 ]
 
 
@@ -50,6 +57,8 @@ def test_aims_are_of_several_models_and_no_fleet_may_lose() -> None:
     assert "lower by more than 2% in 2 of 3 fleets" in text
     assert "3 of 4 fleets made of their logs are twins" in text
     assert "| s02 | p50 of m is off |" in text
+    assert "Of 1 logs it made nothing" in text
+    assert "| s03 | refused: no such log |" in text
     assert "| 5% (inputs) |" in text
 
 
