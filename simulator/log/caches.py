@@ -6,15 +6,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.base import BoolArray, FloatArray
+from policies.base import FloatArray, IntArray
 from simulator.spec import CacheSpec
 
 _ENTRIES = tuple(np.unique(np.geomspace(4, 65536, 57).round().astype(int)).tolist())
 _LEAST_REQUESTS = 200
 _LEAST_SAVING = 0.05
 _MOST_SAVING = 0.95
-_CERTAIN = 5.0
-"""Standard errors that the saving is above 0, at least: the number of entries was chosen as well."""
+_CERTAIN = 12.5
+"""By how much a cache makes the logarithm of the likelihood greater, at least: 5 standard errors, as the number of
+entries was chosen as well."""
+_DOUBT = 0.02
+"""Of a hit, and of none, at least: caches are not quite as they are taken to be."""
+_STEPS, _FIRST_FACTOR = 20, -0.5
+_LEAST_SPREAD, _TINY = 0.02, 1e-12
 
 
 class Came(NamedTuple):
@@ -25,12 +30,20 @@ class Came(NamedTuple):
     """0: none."""
 
 
+class Ran(NamedTuple):
+    """An execution, beside others of its size on its worker."""
+
+    places: Sequence[int]
+    """Of its requests, among all that came."""
+    size: int
+    """Number of these others."""
+    seconds: float
+
+
 class CacheFit(NamedTuple):
     cache: CacheSpec
-    way_s: float
-    """What an answer takes beyond the execution."""
     hits: FloatArray
-    """The probability of one, of the answers looked at."""
+    """The probability of one, by execution."""
 
 
 def hits_of(came: Sequence[Came], entries: int) -> FloatArray:
@@ -50,36 +63,66 @@ def hits_of(came: Sequence[Came], entries: int) -> FloatArray:
     return found
 
 
-class Keys:
-    """Which answers met their key, by how many keys a worker remembers."""
+def fit(came: Sequence[Came], ran: Sequence[Ran]) -> CacheFit | None:
+    """The cache that tells most of what executions of one request took; None where none certainly saves anything.
 
-    def __init__(self, came: Sequence[Came], looked_at: Sequence[int]) -> None:
-        """`came`: all requests, in order of time; `looked_at`: places of those whose answers are looked at."""
-        keyed = len(looked_at) >= _LEAST_REQUESTS and any(key for _, key in came)
-        self._hits = {entries: hits_of(came, entries)[list(looked_at)] for entries in _ENTRIES} if keyed else {}
+    Each was a hit or not, which what came before makes more or less probable; the two differ by a factor, and by size
+    what they take is lognormal: a mixture, whose likelihood is made greatest by expectation maximisation.
 
-    def fit(self, latency_s: FloatArray, cold_s: FloatArray, known: BoolArray) -> CacheFit | None:
-        """The cache that tells most of these latencies; None where none certainly saves anything.
+    Args:
+        came: All requests, to each worker in the order in which it began them.
+        ran: The executions.
+    """
+    alone = [one for one in ran if len(one.places) == 1]
+    if len(alone) < _LEAST_REQUESTS or not any(key for _, key in came):
+        return None
+    _, size = np.unique([one.size for one in alone], return_inverse=True)
+    y = np.log([one.seconds for one in alone])
+    place, best = np.array([one.places[0] for one in alone]), None
+    count = np.bincount(size)
+    found = _mixture(np.zeros(len(y)), size, y, _Sizes(np.bincount(size, y) / count, np.ones(len(count)), 0.0))
+    least, sizes = found.log_likelihood + _CERTAIN, found.sizes._replace(factor=_FIRST_FACTOR)
+    for entries in _ENTRIES:
+        known = hits_of(came, entries)
+        found = _mixture(known[place], size, y, sizes)
+        sizes = found.sizes  # near those of the next number
+        if found.log_likelihood > least and found.saving >= _LEAST_SAVING:
+            least = found.log_likelihood
+            hits = np.array([known[list(one.places)].mean() for one in ran])
+            hits[[len(one.places) == 1 for one in ran]] = found.hits
+            best = CacheFit(CacheSpec(entries, min(found.saving, _MOST_SAVING)), hits)
+    return best
 
-        Least squares of latency - cold = way - saving * cold * hit.
 
-        Args:
-            latency_s: Of the answers that are looked at.
-            cold_s: What such an execution takes without a hit.
-            known: Of which that is known.
-        """
-        best: tuple[float, CacheFit] | None = None
-        surplus_s, cold_s = (latency_s - cold_s)[known], cold_s[known]
-        for entries, hits in self._hits.items():
-            x = cold_s * hits[known]
-            spread = float(np.square(x - x.mean()).sum())
-            if spread <= 0:
-                continue
-            saving = -float((x - x.mean()) @ (surplus_s - surplus_s.mean())) / spread
-            way_s = float(surplus_s.mean() + saving * x.mean())
-            error = float(np.square(surplus_s - way_s + saving * x).sum())
-            certain = saving / max(float(np.sqrt(error / len(x) / spread)), 1e-12)
-            if certain >= _CERTAIN and saving >= _LEAST_SAVING and (best is None or error < best[0]):
-                spec = CacheSpec(entries, min(saving, _MOST_SAVING))
-                best = error, CacheFit(spec, max(way_s, 0.0), hits)
-        return None if best is None else best[1]
+class _Sizes(NamedTuple):
+    cold: FloatArray
+    """Mean logarithm of what executions take that do not hit, by size."""
+    spread: FloatArray
+    factor: float
+    """What those that hit add to the logarithm."""
+
+
+class _Mixture(NamedTuple):
+    log_likelihood: float
+    saving: float
+    hits: FloatArray
+    sizes: _Sizes
+
+
+def _mixture(known: FloatArray, size: IntArray, y: FloatArray, sizes: _Sizes) -> _Mixture:
+    """Of logarithms `y` of executions, `(k,)`, each a hit with a probability that is `known` beforehand."""
+    count, p = np.bincount(size), np.clip(known, _DOUBT, 1 - _DOUBT) * (known > 0)
+    cold, spread, factor = sizes
+    hits, likely = p, -np.inf
+    for _ in range(_STEPS):
+        off = y - cold[size]
+        if_hit = p * np.exp(-0.5 * ((off - factor) / spread[size]) ** 2) + _TINY * (p > 0)
+        if_not = (1 - p) * np.exp(-0.5 * (off / spread[size]) ** 2) + _TINY
+        hits, likely = if_hit / (if_hit + if_not), float(np.sum(np.log((if_hit + if_not) / spread[size])))
+        weight = hits / spread[size] ** 2
+        factor = min(float(weight @ off) / max(float(weight.sum()), _TINY), 0.0)
+        cold = np.bincount(size, y - hits * factor) / count
+        off = y - cold[size]
+        squares = np.bincount(size, hits * (off - factor) ** 2 + (1 - hits) * off**2)
+        spread = np.maximum(np.sqrt(squares / count), _LEAST_SPREAD)
+    return _Mixture(likely, 1 - float(np.exp(factor)), hits, _Sizes(cold, spread, factor))

@@ -21,10 +21,9 @@ from balancer.server.decision_log.recorded import DecisionLog, DecisionLogError,
 from policies.base import FloatArray
 from simulator.arrivals import Arrivals
 from simulator.engine.check import MOST_LEVELS
-from simulator.log.answers import Answers
-from simulator.log.refined import MOST_REQUESTS, Kind, Logged, most_at_once, policy_of, quantiles_of, refine
+from simulator.log.executed import MOST_REQUESTS, Executed
 from simulator.log.service import Executions, estimated, pooled, service_time, speed, worked
-from simulator.log.steps import Generating, refine_steps
+from simulator.log.steps import Generating, policy_of, refine_steps
 from simulator.log.workload import arrivals_from_log, generating, models_of, recorded_from
 from simulator.scenario import Scenario
 from simulator.service import from_profile
@@ -42,12 +41,12 @@ from simulator.workload.workload import ModelTraffic, Workload
 
 ASSUMPTIONS = (
     "Workers of one device kind have the same service times but for a speed; those of unknown kind have their own.",
-    "Executions share a device in one of a few ways, whichever fits best; what they waited for it is taken out of the "
-    "times that Triton counted, by simulation.",
+    "What each execution took follows from what came to its worker and when it was answered; a device has as many at "
+    "once, up to 4, and slows them down by as much, as makes that most likely.",
     "Versions of a model take equally long. Batches wait for no delay. Queues have as many levels as requests named; "
     "those that named none are of the last.",
-    "What an idle worker's answer takes beyond its execution is the network: half on the way there, half back.",
-    "How much such answers vary is the noise of executions, not of the network.",
+    "What answers take beyond waiting and executions is the network: half on the way there, half back. How much "
+    "executions of one size vary is noise of theirs, the same for each.",
     "Reports are evenly spaced and none is lost. A worker that could not be picked for more than a second was down.",
     "Requests come when they were decided on, whether they were held before or not; zones do not matter.",
     "Servers of language models compute 2048 tokens in a step at most; its time is linear in these, but for the first "
@@ -159,28 +158,27 @@ class _Calibration:
         return Calibration(self._refined(bare), tuple(self._notes))
 
     def _refined(self, bare: FleetSpec) -> FleetSpec:
-        answers = Answers(self._log, {worker.name for worker in bare.workers if most_at_once(bare, worker) > 1})
-        if not self._generate.issuperset(self._models):
-            self._notes += filter(None, [answers.note()])
-        believed = answers.fitted(bare)
+        fitted = bare if self._generate.issuperset(self._models) else self._executed(bare)
+        if not self._generate:
+            return fitted
         try:
             policy = policy_of(self._log)
-            arrivals = capped(arrivals_from_log(self._log, self._models, MOST_REQUESTS), believed)
+            arrivals = capped(arrivals_from_log(self._log, self._models, MOST_REQUESTS), fitted)
         except (DecisionLogError, ValueError) as error:
-            self._notes.append(f"the log's own policy cannot be simulated, so service times are as counted: {error}")
-            return believed
-        if policy is None:
-            return believed
-        profiled = {(model.model, profile.device) for profile in self._profiles for model in profile.models}
-        counted: dict[Kind, list[Executions]] = defaultdict(list)
-        for worker in bare.workers:
-            for model, executions in self._seen[worker.name].models.items() if worker.name in self._seen else ():
-                if model not in self._generate:
-                    counted[model, worker.device].append(executions.times(worker.speed))
-        pooled_by_kind = {kind: pooled(parts) for kind, parts in counted.items()}
-        logged = Logged(policy, arrivals, pooled_by_kind, quantiles_of(self._log, arrivals))
-        refined = refine(believed, logged, frozenset(profiled), answers.fitted)
-        return refine_steps(refined, logged, self._steps) if self._generate else refined
+            self._notes.append(f"the log's own policy cannot be simulated, so steps are as answers say: {error}")
+            return fitted
+        return fitted if policy is None else refine_steps(fitted, arrivals, policy, self._steps)
+
+    def _executed(self, bare: FleetSpec) -> FleetSpec:
+        if self._reported_balancers() > bare.balancers or any(run.share < 1 for run in self._log.runs):
+            self._notes.append("not all requests are in the log, so service times are as counted, waiting included")
+            return bare
+        counted = {(name, model): each for name, one in self._seen.items() for model, each in one.models.items()}
+        executed = Executed(self._log, bare, counted)
+        profiled = frozenset((model.model, profile.device) for profile in self._profiles for model in profile.models)
+        fitted = executed.fitted(bare, profiled)
+        self._notes += filter(None, [executed.note()])
+        return fitted
 
     def _find_held(self) -> dict[str, set[str]]:
         """Models of each worker, of those that requests were for: as reported, or where it was ever eligible."""
@@ -288,13 +286,16 @@ class _Calibration:
 
     def _balancers(self) -> int:
         recorded = len({run.process for run in self._log.runs})
-        reported = max((one.balancers for one in self._seen.values()), default=recorded)
+        reported = self._reported_balancers()
         if reported > recorded:
             self._notes.append(
                 f"agents report to {reported} balancers and the log has {recorded}: the others' requests are missing "
                 "in the simulation; put the logs of all into one folder"
             )
         return recorded
+
+    def _reported_balancers(self) -> int:
+        return max((one.balancers for one in self._seen.values()), default=1)
 
 
 def _roster(timed: Sequence[tuple[float, RecordedDecision]]) -> dict[str, _Listed]:

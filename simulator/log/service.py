@@ -1,7 +1,7 @@
 """Service times from what a decision log tells of the executions of each worker (`DecisionLog.service`).
 
 What an agent reports of an execution is Triton's compute time, from its start to its end: where several may be under
-way on one device, waiting for the device is in it, which `refined` takes out.
+way on one device, waiting for the device is in it: `executed` finds what they took without.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ until both say the same (indirect inference: Gourieroux, Monfort and Renault 199
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -16,10 +17,9 @@ from scipy.optimize import nnls
 
 from balancer.server.decision_log.lines import COLUMNS
 from balancer.server.decision_log.recorded import DecisionLog
-from policies.base import BoolArray, FloatArray, IntArray
+from policies.base import BoolArray, FloatArray, IntArray, Policy
 from simulator.arrivals import Arrivals
 from simulator.compare.metrics import WARM_UP_SHARE
-from simulator.log.refined import QUANTILES, Logged
 from simulator.result import Result, Status
 from simulator.run import run
 from simulator.spec import FleetSpec, GeneratingDevice, GenerationSpec, ModelSpec, ServiceTime
@@ -32,6 +32,8 @@ _STEP_TOKENS, _MAX_SEQUENCES = 2048, 256
 """As servers have them where nobody says otherwise."""
 _MUCH_MEMORY_TOKENS = 10_000_000
 _ROUNDS, _SEEDS = 6, (0, 1)
+_COMPARED = (0.5, 0.99)
+"""Quantiles."""
 _SHARE = 0.8
 """Of what is found to be wrong, as a logarithm, that a round corrects."""
 _MOST = 2.0
@@ -273,15 +275,24 @@ def _memory(log: DecisionLog, model: str, kinds: Mapping[str, str]) -> Iterator[
         yield kind, int(np.median(several))
 
 
-def refine_steps(fleet: FleetSpec, logged: Logged, known: Generating) -> FleetSpec:
+def policy_of(log: DecisionLog) -> Policy | None:
+    """The policy in force that decided most, or the hash that placed all; None where there is no decision.
+
+    Raises `DecisionLogError` where it cannot be had.
+    """
+    made = Counter(decision.policy for decision in log)
+    return max(made, key=lambda policy: (policy.in_force, made[policy])).build() if made else None
+
+
+def refine_steps(fleet: FleetSpec, logged: Arrivals, policy: Policy, known: Generating) -> FleetSpec:
     """The fleet with times of steps under which simulated answers say of them what the log's say."""
     times = {model: dict(own) for model, own in known.times.items()}
     kind_of = known.kind_of[[known.workers.index(worker.name) for worker in fleet.workers]]
-    arrivals, best, least = [logged.arrivals] * len(_SEEDS), fleet, np.inf
+    arrivals, best, least = [logged] * len(_SEEDS), fleet, np.inf
     for _ in range(_ROUNDS):
         models = (known.with_times(one, times[one.name]) if one.name in times else one for one in fleet.models)
         believed = dataclasses.replace(fleet, models=tuple(models))
-        result = run(believed, arrivals, logged.policy, seeds=_SEEDS)
+        result = run(believed, arrivals, policy, seeds=_SEEDS)
         off = []
         for m, model in enumerate(result.models):
             if model in times:
@@ -318,5 +329,5 @@ def _off(simulated: Sequence[TimedAnswers], logged: TimedAnswers) -> float:
 def _quantiles(answers: TimedAnswers) -> FloatArray:
     """Logarithms, after the warm-up."""
     late = answers.of(answers.sent_s >= np.quantile(answers.sent_s, WARM_UP_SHARE))
-    found: FloatArray = np.log([np.quantile(until - late.sent_s, QUANTILES) for until in (late.first_s, late.end_s)])
+    found: FloatArray = np.log([np.quantile(until - late.sent_s, _COMPARED) for until in (late.first_s, late.end_s)])
     return found

@@ -28,6 +28,8 @@ P50_WITHIN, P99_WITHIN = 0.05, 0.10
 where its runs differ more from each other, since the log is but one run."""
 CHECKED_BY = 8
 """Seeds, unless somebody wants more."""
+_CHANCE = 0.05
+"""That any quantile of a perfect twin is farther off than by chance: each of them may be so much more seldom."""
 _MOST_BY_CHANCE = 0.25
 """However much its own runs differ from each other, a twin is no farther off."""
 _LEAST_FOR_P50, _LEAST_FOR_P99 = 100, 1000
@@ -59,7 +61,8 @@ class ModelFit:
     """Simulated over logged, less 1."""
     p99_error: Estimate
     p50_chance: float
-    """How far one run, as the log is one, is off by chance alone: 19 in 20 are no farther, by how the seeds differ."""
+    """How far one run, as the log is one, is off by chance alone, by how the seeds differ: in 19 of 20 logs no quantile
+    of any model is farther."""
     p99_chance: float
 
     def differs(self) -> Iterator[str]:
@@ -149,6 +152,7 @@ def twin_of(log: DecisionLog, calibration: Calibration, *, seeds: int = CHECKED_
 
 def _fits(log: DecisionLog, decisions: LoggedDecisions, after: BoolArray, simulated: Result) -> Iterator[ModelFit]:
     models = np.array([log.decisions[index].request.model for index in decisions.index])
+    chosen = list[tuple[str, list[FloatArray], FloatArray]]()
     whole, first = ("", decisions.latency_s, simulated.latency_s), (FIRST_TOKEN, decisions.first_s, simulated.first_s)
     for m, name in enumerate(simulated.models):
         for what, logged_s, simulated_s in (whole, first):
@@ -156,25 +160,30 @@ def _fits(log: DecisionLog, decisions: LoggedDecisions, after: BoolArray, simula
             ran = (simulated.status == Status.OK) & (simulated.model == m) & np.isfinite(simulated_s)
             ran[:, : int(ran.shape[1] * WARM_UP_SHARE)] = False
             if own.any() and ran.any(axis=1).all():
-                yield _fit(
-                    name + what, [one[chosen] for one, chosen in zip(simulated_s, ran, strict=True)], logged_s[own]
-                )
+                by_seed = [one[these] for one, these in zip(simulated_s, ran, strict=True)]
+                chosen.append((name + what, by_seed, logged_s[own]))
+    for each in chosen:
+        yield _fit(*each, 1 - _CHANCE / (2 * len(chosen)))
 
 
-def _fit(name: str, simulated_s: Sequence[FloatArray], logged_s: FloatArray) -> ModelFit:
-    """`simulated_s`: by seed."""
+def _fit(name: str, simulated_s: Sequence[FloatArray], logged_s: FloatArray, confidence: float) -> ModelFit:
+    """`simulated_s`: by seed; `confidence`: that one more run is no farther off than by chance."""
     p50_s, p99_s = (float(np.quantile(logged_s, share)) for share in (0.5, TAIL))
     by_seed = np.array([np.quantile(one, (0.5, TAIL)) for one in simulated_s])
     errors = by_seed[:, 0] / p50_s - 1, by_seed[:, 1] / p99_s - 1
     p50_error, p99_error = map(mean, errors)
-    p50_chance, p99_chance = map(_of_one_more, errors)
+    p50_chance, p99_chance = (_of_one_more(each, confidence) for each in errors)
     return ModelFit(name, len(logged_s), p50_s, p99_s, p50_error, p99_error, p50_chance, p99_chance)
 
 
-def _of_one_more(by_seed: FloatArray) -> float:
-    """Half the interval in which one more such number is with a probability of 95%, Student's; `(e,)`."""
+def _of_one_more(by_seed: FloatArray, confidence: float) -> float:
+    """Half the interval in which one more such number is with this probability, Student's; `(e,)`."""
     count = len(by_seed)
-    return float(t.ppf(0.975, count - 1) * by_seed.std(ddof=1) * np.sqrt(1 + 1 / count)) if count > 1 else 0.0
+    return (
+        float(t.ppf((1 + confidence) / 2, count - 1) * by_seed.std(ddof=1) * np.sqrt(1 + 1 / count))
+        if count > 1
+        else 0.0
+    )
 
 
 def _after(log: DecisionLog, decisions: LoggedDecisions, from_s: float) -> BoolArray:

@@ -35,10 +35,12 @@ from simulator.workload.trace import Recorded
 NOT_TRAINED_ON = ("autoscale", "cache-affinity", "overload")
 """Of the train split, what the default leaves out: keys decide there, or nothing that routing does helps much."""
 _ONE_FLEET = {
-    **{"iterations": 80, "coefficients_share": 0.25, "requests": 3000, "hidden": 0, "beta": 50.0, "random_share": 0.0},
-    **{"evaluate_every": 10, "validation_episodes": 32, "report_seeds": 20, "range_episodes": 64},
+    **{"iterations": 80, "coefficients_share": 0.25, "requests": 12_000, "episodes": 1, "episode_requests": 12_000},
+    **{"evaluate_every": 10, "validation_episodes": 16, "report_seeds": 16, "range_episodes": 64},
+    **{"hidden": 0, "beta": 50.0, "random_share": 0.0},
 }
-"""Defaults of training for one fleet: some two minutes of one core."""
+"""Defaults of training for one fleet: some two minutes of one core. One long episode teaches more than some short ones,
+most of which go by before reports have told how fast workers are."""
 _TRAINED_ON = 0.75
 """Share of a log that training sees; the rest is for validation."""
 _LEAST_REQUESTS = 100
@@ -169,6 +171,8 @@ def course(plan: TrainingPlan) -> ResolvedPlan:
     if plan.from_log:
         before, after = log_scenarios(plan)
         named, judged = [before], [after]
+        lengths = {name: min(getattr(settings, name), before.requests) for name in ("requests", "episode_requests")}
+        settings = dataclasses.replace(settings, **lengths)
     for one in named:
         if one.workload.clients:
             field_name = "fleet" if plan.fleet else "scenarios"

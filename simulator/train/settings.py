@@ -17,7 +17,7 @@ class TrainingSettings:
     iterations: Count = 60
     """Steps, after which it is done."""
     requests: Count = 2000
-    """Of an episode."""
+    """Of an episode; at most as many as training has of a log."""
     pairs: Count = 128
     """Episodes of an iteration, each played twice."""
     coefficients_share: Fraction = 0.4
@@ -59,7 +59,7 @@ class TrainingSettings:
     range_episodes: Count = 256
     """From which the ranges of the inputs are taken at the end."""
     episode_requests: Annotated[int, Field(ge=20)] = 3000
-    """Of the episodes of evaluation, scoreboard and ranges."""
+    """Of the episodes of evaluation, scoreboard and ranges; at most as many, too."""
 
 
 def make_settings(values: Mapping[str, Any]) -> TrainingSettings:

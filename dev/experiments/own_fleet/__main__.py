@@ -1,7 +1,11 @@
 """`python -m dev.experiments.own_fleet`: see the package, and dev/experiments/README.md."""
 
 import os
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -13,7 +17,7 @@ from simulator.train.distribution import NEVER_SEALED
 from simulator.train.trainer import write_whole
 
 PAGE = Path("docs/learned/own_fleet.md")
-FLEETS, SEEDS = 32, 8
+FLEETS, SEEDS, AT_ONCE = 32, 8, 2
 _COMMAND = "python -m dev.experiments.own_fleet "
 _WORK = Path("out/own_fleet")
 
@@ -50,14 +54,20 @@ def open_sealed(path: Path) -> None:
 
 def _write(seed: int, numbers: range, seeds: int, work: Path, path: Path, command: str, of_seed: str) -> None:
     results = []
-    for number in numbers:
-        results.append(Fleet(seed, number, work / f"{seed}-{number}", seeds).result())
-        means = ", ".join(f"{label} {ratios[0]:.3f}" for label, ratios in results[-1]["ratios"].items())
-        click.echo(f"{len(results)} of {len(numbers)}: {means}; twin: {'no' if results[-1]['differs'] else 'yes'}")
+    # New processes, not forks: those of training begin in each, beside its compiled engine's threads.
+    with ProcessPoolExecutor(AT_ONCE, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        for result in pool.map(partial(_result, seed, work, seeds), numbers):
+            results.append(result)
+            means = ", ".join(f"{label} {ratios[0]:.3f}" for label, ratios in result["ratios"].items())
+            click.echo(f"{len(results)} of {len(numbers)}: {means}; twin: {'no' if result['differs'] else 'yes'}")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path.with_suffix(".csv"), page.csv(results).encode())
     write_whole(path, page.page(results, command, of_seed).encode())
     click.echo(f"Written: {path}, and beside it .csv")
+
+
+def _result(seed: int, work: Path, seeds: int, number: int) -> dict[str, Any]:
+    return Fleet(seed, number, work / f"{seed}-{number}", seeds).result()
 
 
 if __name__ == "__main__":

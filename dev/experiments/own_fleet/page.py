@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dev.experiments.own_fleet.fleet import BARE, DEFAULTS, LABELS, LOGGED_REQUESTS, NUMBERS, TRAINED, TUNED
+from dev.experiments.own_fleet.fleet import BARE, DEFAULTS, LABELS, LOGGED_REQUESTS, NUMBERS, TRAINED, TRAINING, TUNED
 from policies.base import FloatArray
 
 Result = Mapping[str, Any]
@@ -53,9 +53,9 @@ def page(results: Sequence[Result], command: str, seed: str) -> str:
         f"Made by `{command}`; the seed is {seed}. {len(results)} fleets of the [written distribution]"
         "(sealed_distribution.csv), each fourth one of language models ([theirs](language_models.md)). Of each, a log "
         f"under `expected_latency`, of {LOGGED_REQUESTS:,} requests, of language models of some four minutes; "
-        "`balancer train --from-log` on it, as a user would, two cores; judged on fresh requests of the true fleet, "
-        "with the guard. Numbers are ratios to the defaults of `expected_latency`: below 1 is better. Medians are over "
-        "fleets, with 95% intervals of a bootstrap over them.",
+        f"`balancer train --from-log {' '.join(TRAINING)}` on it, as a user would, one core; judged on fresh requests "
+        "of the true fleet, with the guard. Numbers are ratios to the defaults of `expected_latency`: below 1 is "
+        "better. Medians are over fleets, with 95% intervals of a bootstrap over them.",
         "## Summary",
         _summary({"all": results, "two models or more": several, "language models": generating, "twins": twins}),
         _aims(several, results),

@@ -1,0 +1,185 @@
+"""What executions on each worker took, by what came to it, and when its answers came.
+
+A worker's queue at any moment is known where it is known what came and what was answered: what came goes into batches
+as Triton makes them, and a batch ends when its answers come. What is not known is how many executions a device has at
+once, and how much they slow each other down. Each number at once says when executions had the device to themselves, and
+when with others; and so what they took of it. The right one makes executions of one size most alike: the likelihood of
+the answers' times tells which it is. Nothing is simulated, and who routed by what does not matter.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+
+from policies.base import FloatArray
+
+MOST_AT_ONCE = 4
+INTERFERENCES = np.linspace(0.0, 1.0, 21)
+_LEAST_S = 1e-6
+_LEAST_SPREAD = 0.01
+_CONTRADICTION = 8.0
+"""What an answer that could not have come costs, as a logarithm of the likelihood."""
+
+
+class Answered(NamedTuple):
+    """A request that a worker has answered."""
+
+    model: str
+    rows: float
+    level: int
+    """Of priority, 1 the highest."""
+    came_s: float
+    end_s: float
+    key: int = 0
+    """0: none."""
+
+
+@dataclass(slots=True)
+class Execution:
+    model: str
+    requests: list[Answered]
+    begin_s: float
+    """When an instance took it, which need not be when the device did."""
+    end_s: float
+    idle: bool
+    """Whether it had the device to itself as soon as its first request came."""
+    shared_s: FloatArray = field(default_factory=lambda: np.zeros(MOST_AT_ONCE))
+    """Seconds on the device, by how many were there."""
+    at_end: int = 1
+    """How many were there at the end; 0: it ended before it could have begun."""
+
+    @property
+    def rows(self) -> int:
+        return round(sum(one.rows for one in self.requests))
+
+
+class Room(NamedTuple):
+    """Of a model on a worker."""
+
+    max_batch_rows: int
+    instances: int
+
+
+def executions(answered: Iterable[Answered], rooms: Mapping[str, Room], at_once: int) -> list[Execution]:
+    """Those of one worker whose device has so many at once, in the order in which they ended."""
+    number = count()
+    coming = deque(sorted(answered, key=lambda one: one.came_s))
+    queues: defaultdict[str, list[tuple[int, int, Answered]]] = defaultdict(list)
+    free = {model: room.instances for model, room in rooms.items()}
+    begun: list[tuple[float, int, Execution]] = []  # by their ends
+    waiting: deque[Execution] = deque()
+    running: list[Execution] = []
+    found: list[Execution] = []
+    now_s = -np.inf
+
+    def go_to(until_s: float) -> None:
+        nonlocal now_s
+        if running:
+            for one in running:
+                one.shared_s[len(running) - 1] += until_s - now_s
+        now_s = until_s
+
+    def begin(model: str, *, idle: bool) -> None:
+        queue, room = queues[model], rooms[model]
+        while queue and free[model]:
+            batch = [heapq.heappop(queue)[2]]
+            rows = batch[0].rows
+            while queue and rows + queue[0][2].rows <= room.max_batch_rows:
+                batch.append(heapq.heappop(queue)[2])
+                rows += batch[-1].rows
+            free[model] -= 1
+            one = Execution(model, batch, now_s, max(each.end_s for each in batch), idle)
+            heapq.heappush(begun, (one.end_s, next(number), one))
+            waiting.append(one)
+
+    def admit() -> None:
+        while waiting and len(running) < at_once:
+            running.append(waiting.popleft())
+
+    while coming or begun:
+        if begun and (not coming or begun[0][0] <= coming[0].came_s):
+            end_s, _, one = heapq.heappop(begun)
+            go_to(max(end_s, now_s))
+            if one in running:
+                one.at_end = len(running)
+                running.remove(one)
+            else:
+                one.at_end = 0
+                waiting.remove(one)
+            found.append(one)
+            free[one.model] += 1
+            # Instances take turns at the device in the order in which they began.
+            admit()
+            begin(one.model, idle=False)
+        else:
+            request = coming.popleft()
+            go_to(max(request.came_s, now_s))
+            heapq.heappush(queues[request.model], (request.level, next(number), request))
+            begin(request.model, idle=not running and not waiting)
+        admit()
+    return found
+
+
+class Sharing(NamedTuple):
+    """How executions share a device, and how likely that makes the times of the answers."""
+
+    at_once: int
+    interference: float
+    log_likelihood: float
+    found: tuple[tuple[str, Execution], ...]
+    """With the worker, those that could have been."""
+
+    def work_s(self) -> FloatArray:
+        """What each would have taken alone, `(k,)`."""
+        return _work_s([one.shared_s for _, one in self.found], self.interference)
+
+
+def _work_s(shared_s: Sequence[FloatArray], interference: float) -> FloatArray:
+    rates = 1 / (1 + interference * np.arange(MOST_AT_ONCE))
+    work_s: FloatArray = np.maximum(np.array(shared_s).reshape(-1, MOST_AT_ONCE) @ rates, _LEAST_S)
+    return work_s
+
+
+def sharings(
+    answered: Mapping[str, Sequence[Answered]],
+    rooms: Mapping[str, Mapping[str, Room]],
+    at_once: int,
+    way_s: float,
+) -> Iterator[Sharing]:
+    """Of the workers of one kind, by name, which have room for so much by model; by how much executions interfere.
+
+    Args:
+        answered: By worker.
+        rooms: By worker and model.
+        at_once: Executions on a device.
+        way_s: What an answer takes beyond waiting and execution.
+    """
+    seen = {
+        name: [one._replace(came_s=min(one.came_s + way_s, one.end_s)) for one in own] for name, own in answered.items()
+    }
+    every = [(name, one) for name, own in seen.items() for one in executions(own, rooms[name], at_once)]
+    found = tuple((name, one) for name, one in every if one.at_end)
+    alike: defaultdict[tuple[str, str, int], list[int]] = defaultdict(list)
+    for place, (name, one) in enumerate(found):
+        alike[name, one.model, one.rows].append(place)
+    shared_s = [one.shared_s for _, one in found]
+    others = np.array([one.at_end - 1 for _, one in found], np.float64)
+    for interference in INTERFERENCES if at_once > 1 else (1.0,):
+        logs = np.log(_work_s(shared_s, float(interference)))
+        # Of times of ends, where what executions of one size take is lognormal.
+        likely = -_CONTRADICTION * (len(every) - len(found)) - float(logs.sum())
+        likely -= float(np.log1p(interference * others).sum())
+        off: defaultdict[str, list[FloatArray]] = defaultdict(list)
+        for (_, model, _), places in alike.items():
+            off[model].append(logs[places] - np.median(logs[places]))
+        for several in off.values():
+            own = np.concatenate(several)
+            likely -= len(own) * float(np.log(max(np.sqrt(np.square(own).mean()), _LEAST_SPREAD)))
+        yield Sharing(at_once, float(interference), likely, found)
