@@ -19,9 +19,12 @@ FEW = 20
 """Executions below which nothing is concluded from them."""
 MOST_REQUESTS = 50_000
 """That need be looked at."""
-_MOST_TO_CHOOSE_BY = 12_000
-"""Of each kind of device, to find how many executions it has at once."""
-_WAY_ROUNDS, _CLOSE = 8, 0.02
+_MOST_TO_CHOOSE_BY = 6000
+"""Of each kind of device, to find how many executions it has at once, and the way."""
+_GUESSES, _CLIMBS = 4, 6
+_FAR = 0.6
+"""By how much less likely an answer is, as a logarithm, for a number at once not to be looked at more closely."""
+_FIRST_STEP, _LEAST_STEP_S = 0.15, 2e-5
 _LEAST_S = 1e-6
 _SURE = 2.0
 """Standard errors from none at which a worker's speed is taken to be another than its kind's."""
@@ -33,6 +36,7 @@ _OUTERMOST = 0.002
 
 Kind = tuple[str, str]
 """A model on a kind of device."""
+_ByWorker = Mapping[str, Sequence[Answered]]
 
 
 class _Found(NamedTuple):
@@ -85,12 +89,14 @@ class Executed:
 
     def fitted(self, fleet: FleetSpec, measured: frozenset[Kind]) -> FleetSpec:
         """The fleet with all that executions tell; the times of kinds that are measured are left as they are."""
-        found = {kind: self._likeliest(kind, own) for kind, own in self._answered.items()}
-        alike = _alike(found.values())
+        found, way_s = list[_Found](), 0.0
+        # There is one network: the kind that tells most says how long it takes.
+        for device, own in sorted(self._answered.items(), key=_answers_of, reverse=True):
+            found.append(self._likeliest(device, own, way_s) if found else self._with_way(device, own))
+            way_s = found[0].way_s
+        alike = _alike(found)
         self._idle = sum(one.execution.idle for own in alike.values() for one in own)
-        counts = [sum(one.idle for _, one in each.sharing.found) for each in found.values()]
-        way_s = float(np.average([each.way_s for each in found.values()], weights=counts)) if any(counts) else 0.0
-        cached = fit(_came(found.values()), list(_ran(alike)))
+        cached = fit(_came(found), list(_ran(alike)))
         if cached is not None:
             alike = _cold(alike, cached)
         counted = {kind: table for kind, table in _times(alike, self._models).items() if kind not in measured}
@@ -112,7 +118,7 @@ class Executed:
         )
         tables = {(model.name, device): table for model in models for device, table in model.service.items()}
         lag_s = max(float(np.median(self._lag_s)), 0.0) + way_s / 2 if self._lag_s else NetworkSpec().outcome_s
-        shared = {kind: DeviceSpec(each.sharing.at_once, each.sharing.interference) for kind, each in found.items()}
+        shared = {each.device: DeviceSpec(each.sharing.at_once, each.sharing.interference) for each in found}
         return dataclasses.replace(
             fleet,
             network=NetworkSpec(to_worker_s=way_s / 2, to_client_s=way_s / 2, outcome_s=lag_s),
@@ -128,29 +134,62 @@ class Executed:
             ),
         )
 
-    def _likeliest(self, device: str, answered: Mapping[str, Sequence[Answered]]) -> _Found:
-        """Of workers of one kind."""
-        most = min(max(sum(room.instances for room in self._rooms[name].values()) for name in answered), MOST_AT_ONCE)
-        part, left = dict[str, Sequence[Answered]](), _MOST_TO_CHOOSE_BY
-        for name, own in answered.items():
-            part[name], left = own[: max(left, 0)], left - len(own)
-        part = {name: own for name, own in part.items() if own}
-        chosen = max(
-            (self._with_way(device, part, at_once) for at_once in range(1, most + 1)),
-            key=lambda each: each.sharing.log_likelihood,
-        )
-        return self._with_way(device, answered, chosen.sharing.at_once)
+    def _with_way(self, device: str, answered: _ByWorker) -> _Found:
+        """Of workers of one kind, and how long the way takes: what makes the times of the answers likeliest."""
+        part, best = _part(answered), list[_Found]()
+        for at_once in self._numbers(answered):
+            tried, way_s = list[_Found](), 0.0
+            for _ in range(_GUESSES):
+                tried.append(self._at(device, part, at_once, way_s))
+                way_s = max(way_s + _later_s(_alike(tried[-1:]), self._counted), 0.0)
+            best.append(max(tried, key=_likelihood))
+        enough = max(map(_likelihood, best)) - _FAR * sum(map(len, part.values()))
+        found = max((self._climbed(part, one) for one in best if _likelihood(one) >= enough), key=_likelihood)
+        return self._at(device, answered, found.sharing.at_once, found.way_s)
 
-    def _with_way(self, device: str, answered: Mapping[str, Sequence[Answered]], at_once: int) -> _Found:
-        way_s = 0.0
-        for _ in range(_WAY_ROUNDS):
-            tried = sharings(answered, self._rooms, at_once, way_s)
-            found = _Found(device, max(tried, key=lambda sharing: sharing.log_likelihood), way_s)
-            later_s = max(_later_s(_alike([found]), self._counted), -way_s)
-            if abs(later_s) <= _CLOSE * way_s + _LEAST_S:
-                break
-            way_s += later_s
-        return found
+    def _climbed(self, part: _ByWorker, best: _Found) -> _Found:
+        """With the way that is likeliest near there."""
+        step_s = max(_FIRST_STEP * best.way_s, _LEAST_STEP_S)
+        for _ in range(_CLIMBS):
+            ways_s = (best.way_s + step_s, max(best.way_s - step_s, 0.0))
+            tried = [self._at(best.device, part, best.sharing.at_once, way_s) for way_s in ways_s]
+            if max(map(_likelihood, tried)) > _likelihood(best):
+                best = max(tried, key=_likelihood)
+            else:
+                step_s /= 2
+        return best
+
+    def _likeliest(self, device: str, answered: _ByWorker, way_s: float) -> _Found:
+        """Of workers of one kind, where the way is known."""
+        part = _part(answered)
+        found = max((self._at(device, part, number, way_s) for number in self._numbers(answered)), key=_likelihood)
+        return self._at(device, answered, found.sharing.at_once, way_s)
+
+    def _numbers(self, answered: _ByWorker) -> range:
+        """How many executions a device may have at once."""
+        most = max(sum(room.instances for room in self._rooms[name].values()) for name in answered)
+        return range(1, min(most, MOST_AT_ONCE) + 1)
+
+    def _at(self, device: str, answered: _ByWorker, at_once: int, way_s: float) -> _Found:
+        tried = sharings(answered, self._rooms, at_once, way_s)
+        return _Found(device, max(tried, key=lambda sharing: sharing.log_likelihood), way_s)
+
+
+def _answers_of(kind: tuple[str, _ByWorker]) -> int:
+    return sum(map(len, kind[1].values()))
+
+
+def _likelihood(found: _Found) -> float:
+    return found.sharing.log_likelihood
+
+
+def _part(answered: _ByWorker) -> _ByWorker:
+    """The first answers of some workers, enough to choose by."""
+    part, left = dict[str, Sequence[Answered]](), _MOST_TO_CHOOSE_BY
+    for name, own in answered.items():
+        if left > 0:
+            part[name], left = own[:left], left - len(own)
+    return part
 
 
 class _Work(NamedTuple):

@@ -10,6 +10,7 @@ from balancer.config.profile_file import ModelProfile, Profile, ProfilePoint
 from balancer.kernel.settings import Limits, Settings
 from balancer.server.decision_log.recorded import DecisionLog, ModelService, RecordedService, Run
 from dev.reference.logs import simulated_log
+from policies.expected_latency import ExpectedLatency
 from policies.power_of_two import PowerOfTwo
 from policies.random_choice import RandomChoice
 from simulator.log.fleet import calibrate, capped, scenario_from_log
@@ -21,6 +22,7 @@ from simulator.scenario import Scenario
 from simulator.spec import (
     BatchingSpec,
     CacheSpec,
+    DeviceSpec,
     Fault,
     FleetSpec,
     ModelSpec,
@@ -106,22 +108,26 @@ def test_a_log_is_a_scenario_to_train_on(log: DecisionLog) -> None:
     assert np.isfinite(run(scenario.fleet, [arrivals], PowerOfTwo()).latency_s).all()
 
 
-def test_waiting_for_the_device_is_taken_out(tmp_path: Path) -> None:
-    """Two instances of a model and one of another on one device: what workers count is twice what executions take."""
-    shared = dataclasses.replace(LARGE, instances=2, noise=Noise()), SMALL
-    workers = tuple(SimulatedWorker(name, "fast") for name in ("a", "b"))
-    fleet = dataclasses.replace(FLEET, models=shared, workers=workers, balancers=1)
-    workload = Workload(300.0, WORKLOAD.traffic)
-    log = simulated_log(tmp_path, fleet, workload.arrivals(fleet, 4000, 2), PowerOfTwo(), 2)
-    counted, calibration = worked(log)["a"].models["large"], calibrate(log)
-    large = calibration.fleet.models[0]
-    for rows, true_s in ((1, 0.01), (2, 0.01 + 0.02 / 7)):
-        found_s = float(np.interp(rows, large.service["fast"].rows, large.service["fast"].device_s))
-        assert found_s == pytest.approx(true_s, rel=0.15)
-        executions, seconds = counted.batches[rows]
-        assert seconds / executions > 1.3 * true_s
-    simulated = twin_of(log, calibration, seeds=3)
-    assert max(abs(fit.p50_error.value) for fit in simulated.models) < 0.1
+@pytest.mark.parametrize(("at_once", "interference"), [(1, 1.0), (2, 0.8), (4, 0.0)])
+def test_how_executions_share_a_device_is_found(tmp_path: Path, at_once: int, interference: float) -> None:
+    """Under a policy that minds who is slow: what came to a worker is not independent of what it took. What workers
+    count has waiting for the device in it."""
+    noisy = dataclasses.replace(LARGE, instances=2, noise=Noise("lognormal", 0.5))
+    workers = tuple(SimulatedWorker(name, "fast", sharing=DeviceSpec(at_once, interference)) for name in ("a", "b"))
+    models = noisy, dataclasses.replace(SMALL, instances=2, noise=Noise("lognormal", 0.2))
+    fleet = dataclasses.replace(FLEET, models=models, workers=workers, balancers=1)
+    scenario = Scenario("one", "", "train", fleet, Workload(1.0, WORKLOAD.traffic)).with_load(0.7)
+    log = simulated_log(tmp_path, fleet, scenario.arrivals(2, 4000), ExpectedLatency(), 2)
+    found = calibrate(log).fleet
+    assert {worker.sharing.concurrency for worker in found.workers} == {at_once}
+    if at_once > 1:
+        assert found.workers[0].sharing.interference == pytest.approx(interference, abs=0.1)
+    for model, true in zip(found.models, models, strict=True):
+        (table,), (true_table,) = model.service.values(), [next(reversed(true.service.values()))]
+        for rows in (1, 3):
+            true_s = float(np.interp(rows, true_table.rows, true_table.device_s))
+            assert float(np.interp(rows, table.rows, table.device_s)) == pytest.approx(true_s, rel=0.08)
+        assert model.noise.cv == pytest.approx(true.noise.cv, rel=0.2)
 
 
 @pytest.mark.parametrize(("placed", "keys"), [(False, 60), (True, 300)])
