@@ -11,8 +11,8 @@ import numpy as np
 
 from balancer.server.decision_log.recorded import DecisionLog
 from simulator.log.caches import CacheFit, Came, Ran, fit
-from simulator.log.service import Executions, service_time
-from simulator.log.stations import MOST_AT_ONCE, Answered, Execution, Room, Sharing, sharings
+from simulator.log.service import Executions, WorkerExecutions, service_time
+from simulator.log.stations import MOST_AT_ONCE, Answered, Execution, Room, Sharing, executions_of, sharings
 from simulator.spec import CacheSpec, DeviceSpec, FleetSpec, ModelSpec, NetworkSpec, Noise, ServiceTime
 
 FEW = 20
@@ -20,12 +20,8 @@ FEW = 20
 MOST_REQUESTS = 50_000
 """That need be looked at."""
 _MOST_TO_CHOOSE_BY = 6000
-"""Of each kind of device, to find how many executions it has at once, and the way."""
-_GUESSES, _CLIMBS = 4, 6
-_FAR = 0.6
-"""By how much less likely an answer is, as a logarithm, for a number at once not to be looked at more closely."""
-_FIRST_STEP, _LEAST_STEP_S = 0.15, 2e-5
-_LEAST_S = 1e-6
+"""Of each kind of device, to find how many executions it has at once."""
+_ROUNDS = 6
 _SURE = 2.0
 """Standard errors from none at which a worker's speed is taken to be another than its kind's."""
 _MOST_CV = 1.5
@@ -42,15 +38,14 @@ _ByWorker = Mapping[str, Sequence[Answered]]
 class _Found(NamedTuple):
     device: str
     sharing: Sharing
-    way_s: float
 
 
 class Executed:
     """What a log tells of the executions of models whose answers come at once."""
 
-    def __init__(self, log: DecisionLog, fleet: FleetSpec, counted: Mapping[tuple[str, str], Executions]) -> None:
+    def __init__(self, log: DecisionLog, fleet: FleetSpec, counted: Mapping[str, WorkerExecutions]) -> None:
         """`fleet`: its models, instances, largest batches and kinds of devices are known, and no more; `counted`: by
-        worker and model, as workers reported."""
+        worker, as it reported."""
         self._counted = counted
         self._models = {model.name: model for model in fleet.models}
         devices = {worker.name: worker.device for worker in fleet.workers}
@@ -79,23 +74,19 @@ class Executed:
             answered = Answered(request.model, rows, level, at_s, at_s + latency_s, key)
             self._answered[devices[name]][name].append(answered)
             self._lag_s.append(log.outcomes[decision.run, int(request.number)].at_s - decision.at_s - latency_s)
-        self._idle = 0
+        self._came = 0
 
     def note(self) -> str:
         """What is missing, in words; empty: nothing. After `fitted`."""
-        if self._idle >= FEW:
+        if self._came >= FEW:
             return ""
-        return f"only {self._idle} requests met an idle worker: the network is taken to take no time"
+        return "what workers counted does not tell how long the way to them is: the network is taken to take no time"
 
     def fitted(self, fleet: FleetSpec, measured: frozenset[Kind]) -> FleetSpec:
         """The fleet with all that executions tell; the times of kinds that are measured are left as they are."""
-        found, way_s = list[_Found](), 0.0
-        # There is one network: the kind that tells most says how long it takes.
-        for device, own in sorted(self._answered.items(), key=_answers_of, reverse=True):
-            found.append(self._likeliest(device, own, way_s) if found else self._with_way(device, own))
-            way_s = found[0].way_s
+        way_s = self._way_s()
+        found = [self._likeliest(device, own, way_s) for device, own in self._answered.items()]
         alike = _alike(found)
-        self._idle = sum(one.execution.idle for own in alike.values() for one in own)
         cached = fit(_came(found), list(_ran(alike)))
         if cached is not None:
             alike = _cold(alike, cached)
@@ -134,30 +125,33 @@ class Executed:
             ),
         )
 
-    def _with_way(self, device: str, answered: _ByWorker) -> _Found:
-        """Of workers of one kind, and how long the way takes: what makes the times of the answers likeliest."""
-        part, best = _part(answered), list[_Found]()
-        for at_once in self._numbers(answered):
-            tried, way_s = list[_Found](), 0.0
-            for _ in range(_GUESSES):
-                tried.append(self._at(device, part, at_once, way_s))
-                way_s = max(way_s + _later_s(_alike(tried[-1:]), self._counted), 0.0)
-            best.append(max(tried, key=_likelihood))
-        enough = max(map(_likelihood, best)) - _FAR * sum(map(len, part.values()))
-        found = max((self._climbed(part, one) for one in best if _likelihood(one) >= enough), key=_likelihood)
-        return self._at(device, answered, found.sharing.at_once, found.way_s)
+    def _way_s(self) -> float:
+        """What answers take beyond what workers counted from when an instance took them.
 
-    def _climbed(self, part: _ByWorker, best: _Found) -> _Found:
-        """With the way that is likeliest near there."""
-        step_s = max(_FIRST_STEP * best.way_s, _LEAST_STEP_S)
-        for _ in range(_CLIMBS):
-            ways_s = (best.way_s + step_s, max(best.way_s - step_s, 0.0))
-            tried = [self._at(best.device, part, best.sharing.at_once, way_s) for way_s in ways_s]
-            if max(map(_likelihood, tried)) > _likelihood(best):
-                best = max(tried, key=_likelihood)
-            else:
-                step_s /= 2
-        return best
+        An execution that began as its request came seems to take longer by that, and no other does.
+        """
+        way_s = 0.0
+        for _ in range(_ROUNDS):
+            surplus_s, came = 0.0, 0
+            for own in self._answered.values():
+                for name, answered in own.items():
+                    if name in self._counted and self._counted[name].windows:
+                        counted_s = sum(
+                            executions.seconds
+                            for model, executions in self._counted[name].models.items()
+                            if model in self._rooms[name]
+                        )
+                        seen = [
+                            one
+                            for one in executions_of(answered, self._rooms[name], MOST_AT_ONCE, way_s)
+                            if any(begin_s < one.end_s <= end_s for begin_s, end_s in self._counted[name].windows)
+                        ]
+                        surplus_s += sum(one.end_s - one.begin_s for one in seen) - counted_s
+                        came += sum(one.begin_s <= one.requests[0].came_s for one in seen)
+            if came < FEW:
+                break
+            self._came, way_s = came, max(way_s + surplus_s / came, 0.0)
+        return way_s
 
     def _likeliest(self, device: str, answered: _ByWorker, way_s: float) -> _Found:
         """Of workers of one kind, where the way is known."""
@@ -172,11 +166,7 @@ class Executed:
 
     def _at(self, device: str, answered: _ByWorker, at_once: int, way_s: float) -> _Found:
         tried = sharings(answered, self._rooms, at_once, way_s)
-        return _Found(device, max(tried, key=lambda sharing: sharing.log_likelihood), way_s)
-
-
-def _answers_of(kind: tuple[str, _ByWorker]) -> int:
-    return sum(map(len, kind[1].values()))
+        return _Found(device, max(tried, key=lambda sharing: sharing.log_likelihood))
 
 
 def _likelihood(found: _Found) -> float:
@@ -210,7 +200,7 @@ _Alike = Mapping[tuple[str, str, int], Sequence[_Work]]
 def _alike(found: Iterable[_Found]) -> _Alike:
     alike: defaultdict[tuple[str, str, int], list[_Work]] = defaultdict(list)
     first = 0
-    for device, sharing, _ in found:
+    for device, sharing in found:
         for (worker, one), seconds in zip(sharing.found, sharing.work_s().tolist(), strict=True):
             places = range(first, first + len(one.requests))
             alike[one.model, device, one.rows].append(_Work(worker, one, seconds, places))
@@ -220,32 +210,8 @@ def _alike(found: Iterable[_Found]) -> _Alike:
 
 def _came(found: Iterable[_Found]) -> list[Came]:
     """To each worker in the order in which it executed them."""
-    executed = (each for _, sharing, _ in found for each in sharing.found)
+    executed = (each for _, sharing in found for each in sharing.found)
     return [Came(worker, request.key) for worker, one in executed for request in one.requests]
-
-
-def _later_s(alike: _Alike, counted: Mapping[tuple[str, str], Executions]) -> float:
-    """By how much executions seem to take longer than they do, where they began as a request came: the network.
-
-    Beside what workers counted, and beside those that began with one that had waited.
-    """
-    sizes: defaultdict[tuple[str, str, int], list[_Work]] = defaultdict(list)
-    for (model, _, rows), own in alike.items():
-        for one in own:
-            sizes[one.worker, model, rows].append(one)
-    later_s, variance = list[float](), list[float]()
-    for (worker, model, rows), own in sizes.items():
-        known = counted.get((worker, model), Executions()).batches.get(rows, (0, 0.0))
-        lasted_s = np.array([one.execution.end_s - one.execution.begin_s for one in own])
-        came = np.array([one.execution.begin_s <= one.execution.requests[0].came_s for one in own]).mean()
-        if min(known[0], len(own)) >= FEW and came > 0:
-            later_s.append(float(lasted_s.mean() - known[1] / known[0]) / came)
-            variance.append(float(lasted_s.var() * (1 / len(own) + 1 / known[0])) / came**2)
-        took_s, idle = np.array([one.seconds for one in own]), np.array([one.execution.idle for one in own])
-        if min(np.count_nonzero(idle), np.count_nonzero(~idle)) >= FEW:
-            later_s.append(float(took_s[idle].mean() - took_s[~idle].mean()))
-            variance.append(float(sum(took_s[part].var() / np.count_nonzero(part) for part in (idle, ~idle))))
-    return float(np.average(later_s, weights=1 / (np.array(variance) + _LEAST_S**2))) if later_s else 0.0
 
 
 def _ran(alike: _Alike) -> Iterator[Ran]:

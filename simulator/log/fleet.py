@@ -173,8 +173,7 @@ class _Calibration:
         if self._reported_balancers() > bare.balancers or any(run.share < 1 for run in self._log.runs):
             self._notes.append("not all requests are in the log, so service times are as counted, waiting included")
             return bare
-        counted = {(name, model): each for name, one in self._seen.items() for model, each in one.models.items()}
-        executed = Executed(self._log, bare, counted)
+        executed = Executed(self._log, bare, self._seen)
         profiled = frozenset((model.model, profile.device) for profile in self._profiles for model in profile.models)
         fitted = executed.fitted(bare, profiled)
         self._notes += filter(None, [executed.note()])

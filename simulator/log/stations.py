@@ -14,6 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -41,18 +42,16 @@ class Answered(NamedTuple):
     """0: none."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Execution:
     model: str
     requests: list[Answered]
     begin_s: float
     """When an instance took it, which need not be when the device did."""
     end_s: float
-    idle: bool
-    """Whether it had the device to itself as soon as its first request came."""
     shared_s: FloatArray = field(default_factory=lambda: np.zeros(MOST_AT_ONCE))
     """Seconds on the device, by how many were there."""
-    at_end: int = 1
+    at_end: int = 0
     """How many were there at the end; 0: it ended before it could have begun."""
 
     @property
@@ -67,64 +66,76 @@ class Room(NamedTuple):
     instances: int
 
 
-def executions(answered: Iterable[Answered], rooms: Mapping[str, Room], at_once: int) -> list[Execution]:
-    """Those of one worker whose device has so many at once, in the order in which they ended."""
-    number = count()
-    coming = deque(sorted(answered, key=lambda one: one.came_s))
-    queues: defaultdict[str, list[tuple[int, int, Answered]]] = defaultdict(list)
-    free = {model: room.instances for model, room in rooms.items()}
-    begun: list[tuple[float, int, Execution]] = []  # by their ends
-    waiting: deque[Execution] = deque()
-    running: list[Execution] = []
-    found: list[Execution] = []
-    now_s = -np.inf
+def executions_of(
+    answered: Iterable[Answered], rooms: Mapping[str, Room], at_once: int, way_s: float
+) -> list[Execution]:
+    """Those of one worker whose device has so many at once, in the order in which they ended; `way_s`: what an answer
+    takes beyond waiting and execution."""
+    seen = (one._replace(came_s=min(one.came_s + way_s, one.end_s)) for one in answered)
+    coming, worker, found = deque(sorted(seen, key=attrgetter("came_s"))), _Worker(rooms, at_once), list[Execution]()
+    while coming or worker.begun:
+        if worker.begun and (not coming or worker.begun[0][0] <= coming[0].came_s):
+            found.append(worker.end())
+        else:
+            worker.take(coming.popleft())
+    return found
 
-    def go_to(until_s: float) -> None:
-        nonlocal now_s
-        if running:
-            for one in running:
-                one.shared_s[len(running) - 1] += until_s - now_s
-        now_s = until_s
 
-    def begin(model: str, *, idle: bool) -> None:
-        queue, room = queues[model], rooms[model]
-        while queue and free[model]:
+class _Worker:
+    def __init__(self, rooms: Mapping[str, Room], at_once: int) -> None:
+        self._rooms, self._at_once = rooms, at_once
+        self._number = count()
+        self._now_s = -np.inf
+        self._queues: dict[str, list[tuple[int, int, Answered]]] = {model: [] for model in rooms}
+        self._free = {model: room.instances for model, room in rooms.items()}
+        self.begun: list[tuple[float, int, Execution]] = []
+        """A heap by their ends."""
+        self._waiting: deque[Execution] = deque()
+        """For the device, in the order in which they began."""
+        self._running: list[Execution] = []
+
+    def take(self, request: Answered) -> None:
+        self._go_to(request.came_s)
+        heapq.heappush(self._queues[request.model], (request.level, next(self._number), request))
+        self._begin(request.model)
+
+    def end(self) -> Execution:
+        """The first to."""
+        end_s, _, one = heapq.heappop(self.begun)
+        self._go_to(end_s)
+        if one in self._running:
+            one.at_end = len(self._running)
+            self._running.remove(one)
+        else:
+            self._waiting.remove(one)
+        self._admit()
+        self._free[one.model] += 1
+        self._begin(one.model)
+        return one
+
+    def _go_to(self, until_s: float) -> None:
+        for one in self._running:
+            one.shared_s[len(self._running) - 1] += until_s - self._now_s
+        self._now_s = until_s
+
+    def _begin(self, model: str) -> None:
+        """Batches, as large as may be, while instances are free."""
+        queue, most = self._queues[model], self._rooms[model].max_batch_rows
+        while queue and self._free[model]:
             batch = [heapq.heappop(queue)[2]]
             rows = batch[0].rows
-            while queue and rows + queue[0][2].rows <= room.max_batch_rows:
+            while queue and rows + queue[0][2].rows <= most:
                 batch.append(heapq.heappop(queue)[2])
                 rows += batch[-1].rows
-            free[model] -= 1
-            one = Execution(model, batch, now_s, max(each.end_s for each in batch), idle)
-            heapq.heappush(begun, (one.end_s, next(number), one))
-            waiting.append(one)
+            self._free[model] -= 1
+            one = Execution(model, batch, self._now_s, max(each.end_s for each in batch))
+            heapq.heappush(self.begun, (one.end_s, next(self._number), one))
+            self._waiting.append(one)
+        self._admit()
 
-    def admit() -> None:
-        while waiting and len(running) < at_once:
-            running.append(waiting.popleft())
-
-    while coming or begun:
-        if begun and (not coming or begun[0][0] <= coming[0].came_s):
-            end_s, _, one = heapq.heappop(begun)
-            go_to(max(end_s, now_s))
-            if one in running:
-                one.at_end = len(running)
-                running.remove(one)
-            else:
-                one.at_end = 0
-                waiting.remove(one)
-            found.append(one)
-            free[one.model] += 1
-            # Instances take turns at the device in the order in which they began.
-            admit()
-            begin(one.model, idle=False)
-        else:
-            request = coming.popleft()
-            go_to(max(request.came_s, now_s))
-            heapq.heappush(queues[request.model], (request.level, next(number), request))
-            begin(request.model, idle=not running and not waiting)
-        admit()
-    return found
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self._at_once:
+            self._running.append(self._waiting.popleft())
 
 
 class Sharing(NamedTuple):
@@ -161,10 +172,7 @@ def sharings(
         at_once: Executions on a device.
         way_s: What an answer takes beyond waiting and execution.
     """
-    seen = {
-        name: [one._replace(came_s=min(one.came_s + way_s, one.end_s)) for one in own] for name, own in answered.items()
-    }
-    every = [(name, one) for name, own in seen.items() for one in executions(own, rooms[name], at_once)]
+    every = [(name, one) for name, own in answered.items() for one in executions_of(own, rooms[name], at_once, way_s)]
     found = tuple((name, one) for name, one in every if one.at_end)
     alike: defaultdict[tuple[str, str, int], list[int]] = defaultdict(list)
     for place, (name, one) in enumerate(found):

@@ -121,12 +121,12 @@ def test_how_executions_share_a_device_is_found(tmp_path: Path, at_once: int, in
     found = calibrate(log).fleet
     assert {worker.sharing.concurrency for worker in found.workers} == {at_once}
     if at_once > 1:
-        assert found.workers[0].sharing.interference == pytest.approx(interference, abs=0.1)
+        assert found.workers[0].sharing.interference == pytest.approx(interference, abs=0.25)
     for model, true in zip(found.models, models, strict=True):
         (table,), (true_table,) = model.service.values(), [next(reversed(true.service.values()))]
         for rows in (1, 3):
             true_s = float(np.interp(rows, true_table.rows, true_table.device_s))
-            assert float(np.interp(rows, table.rows, table.device_s)) == pytest.approx(true_s, rel=0.08)
+            assert float(np.interp(rows, table.rows, table.device_s)) == pytest.approx(true_s, rel=0.12)
         assert model.noise.cv == pytest.approx(true.noise.cv, rel=0.2)
 
 
