@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.optimize import nnls
 
 from balancer.server.decision_log.recorded import DecisionLog
 from simulator.log.caches import CacheFit, Came, Ran, fit
@@ -22,6 +23,8 @@ MOST_REQUESTS = 50_000
 _MOST_TO_CHOOSE_BY = 6000
 """Of each kind of device, to find how many executions it has at once."""
 _ROUNDS = 6
+_CERTAIN = 5.0
+"""Standard errors from none at which requests are taken to differ."""
 _SURE = 2.0
 """Standard errors from none at which a worker's speed is taken to be another than its kind's."""
 _MOST_CV = 1.5
@@ -75,6 +78,8 @@ class Executed:
             self._answered[devices[name]][name].append(answered)
             self._lag_s.append(log.outcomes[decision.run, int(request.number)].at_s - decision.at_s - latency_s)
         self._came = 0
+        self.work: dict[str, float] = {}
+        """After `fitted`: by how much requests to a model differ, as a coefficient of variation."""
 
     def note(self) -> str:
         """What is missing, in words; empty: nothing. After `fitted`."""
@@ -110,11 +115,16 @@ class Executed:
         tables = {(model.name, device): table for model in models for device, table in model.service.items()}
         lag_s = max(float(np.median(self._lag_s)), 0.0) + way_s / 2 if self._lag_s else NetworkSpec().outcome_s
         shared = {each.device: DeviceSpec(each.sharing.at_once, each.sharing.interference) for each in found}
+        spreads = [_spread(model.name, alike, tables) for model in models]
+        self.work = {model.name: spread.work for model, spread in zip(models, spreads, strict=True) if spread.work}
         return dataclasses.replace(
             fleet,
             network=NetworkSpec(to_worker_s=way_s / 2, to_client_s=way_s / 2, outcome_s=lag_s),
             cache=CacheSpec() if cached is None else cached.cache,
-            models=tuple(dataclasses.replace(model, noise=_noise(model.name, alike, tables)) for model in models),
+            models=tuple(
+                dataclasses.replace(model, noise=Noise("lognormal", spread.noise) if spread.noise else Noise())
+                for model, spread in zip(models, spreads, strict=True)
+            ),
             workers=tuple(
                 dataclasses.replace(
                     worker,
@@ -261,16 +271,44 @@ def _speeds(alike: _Alike, tables: Mapping[Kind, ServiceTime]) -> Iterator[tuple
         yield worker, speed if abs(np.log(speed)) > _SURE * doubt else 1.0
 
 
-def _noise(name: str, alike: _Alike, tables: Mapping[Kind, ServiceTime]) -> Noise:
-    factors = []
+class _Spread(NamedTuple):
+    noise: float
+    """Coefficient of variation of what executions take, whatever is in them."""
+    work: float
+    """And of what their requests are: of several in one execution, some are more and some are less."""
+
+
+def _spread(name: str, alike: _Alike, tables: Mapping[Kind, ServiceTime]) -> _Spread:
+    """(1 + noise²) (1 + work² / n) - 1 is the variance for n equal requests in an execution."""
+    factors: defaultdict[int, list[float]] = defaultdict(list)
     for (model, device, rows), own in alike.items():
         if model == name:
             table = tables[model, device]
             expected_s = float(np.interp(rows, table.rows, table.device_s))
-            # Where a hit is as likely as none, what it took is neither.
-            factors += [one.seconds / expected_s for one in own if one.hit < _UNLIKELY]
-    if len(factors) < FEW:
-        return Noise()
+            for one in own:
+                # Where a hit is as likely as none, what it took is neither.
+                if one.hit < _UNLIKELY:
+                    requests = rows**2 / sum(each.rows**2 for each in one.execution.requests)
+                    factors[round(requests)].append(one.seconds / expected_s)
+    several = [(requests, *_variance(own)) for requests, own in factors.items() if len(own) >= FEW]
+    if not several:
+        return _Spread(0.0, 0.0)
+    requests, variance, doubt = np.array(several, np.float64).T
+    columns = np.stack([np.ones(len(requests)), 1 / requests], axis=1) / doubt[:, None]
+    (of_noise, of_work), _ = nnls(columns, variance / doubt)
+    sure = np.linalg.pinv(columns.T @ columns)[1, 1]
+    if len(several) == 1 or of_work < _CERTAIN * np.sqrt(sure):
+        return _Spread(_cv(float(np.average(variance, weights=doubt**-2))), 0.0)
+    return _Spread(_cv(float(of_noise)), _cv(float(of_work / (1 + of_noise))))
+
+
+def _variance(factors: Sequence[float]) -> tuple[float, float]:
+    """Over the squared mean; and its standard error."""
     kept = np.clip(factors, *np.quantile(factors, [_OUTERMOST, 1 - _OUTERMOST]))
-    cv = min(float(kept.std() / kept.mean()), _MOST_CV)
-    return Noise("lognormal", cv) if cv >= _LEAST_CV else Noise()
+    squares = np.square(kept / kept.mean() - 1)
+    return float(squares.mean()), max(float(squares.std()) / np.sqrt(len(kept)), _LEAST_CV**2)
+
+
+def _cv(variance: float) -> float:
+    cv = min(float(np.sqrt(variance)), _MOST_CV)
+    return cv if cv >= _LEAST_CV else 0.0

@@ -37,6 +37,7 @@ from simulator.spec import (
     ServiceTime,
     SimulatedWorker,
 )
+from simulator.workload.draws import Lognormal
 from simulator.workload.workload import ModelTraffic, Workload
 
 ASSUMPTIONS = (
@@ -46,7 +47,7 @@ ASSUMPTIONS = (
     "Versions of a model take equally long. Batches wait for no delay. Queues have as many levels as requests named; "
     "those that named none are of the last.",
     "What answers take beyond waiting and executions is the network: half on the way there, half back. How much "
-    "executions of one size vary is noise of theirs, the same for each.",
+    "executions of one size vary is noise of theirs, or of requests the less the more are in it.",
     "Reports are evenly spaced and none is lost. A worker that could not be picked for more than a second was down.",
     "Requests come when they were decided on, whether they were held before or not; zones do not matter.",
     "Servers of language models compute 2048 tokens in a step at most; its time is linear in these, but for the first "
@@ -62,8 +63,23 @@ _SETTLED_S = 1.0
 @dataclass(frozen=True, slots=True)
 class Calibration:
     fleet: FleetSpec
+    traffic: tuple[ModelTraffic, ...]
+    """By model of the fleet; only of what the log does not have of each request."""
     notes: tuple[str, ...]
     """Where this log tells less than it might, in words; empty: nowhere."""
+
+
+def replayed(log: DecisionLog, calibration: Calibration, seed: int) -> Arrivals:
+    """The requests of the log, as they came; what it does not have of each is drawn.
+
+    Raises `ValueError` as `log.workload.arrivals_from_log`.
+    """
+    arrivals = capped(arrivals_from_log(log, [each.name for each in calibration.traffic]), calibration.fleet)
+    dice, work = np.random.default_rng(seed), arrivals.work.copy()
+    for m, traffic in enumerate(calibration.traffic):
+        own = arrivals.model == m
+        work[own] = traffic.work.quantile(dice.random(np.count_nonzero(own))) / traffic.work.mean
+    return dataclasses.replace(arrivals, work=work)
 
 
 def scenario_from_log(log: DecisionLog, calibration: Calibration, *, name: str = "log") -> Scenario:
@@ -78,7 +94,7 @@ def scenario_from_log(log: DecisionLog, calibration: Calibration, *, name: str =
     recorded = recorded_from(log)
     times_s = [log.unix_s(decision.run, decision.at_s) for decision in log]
     span_s = max(max(times_s) - min(times_s), 1e-3)
-    workload = Workload(len(recorded.time_s) / span_s, tuple(map(ModelTraffic, models_of(log))), recorded=recorded)
+    workload = Workload(len(recorded.time_s) / span_s, calibration.traffic, recorded=recorded)
     # A fault of the log's hour has no place in runs that begin anywhere in it.
     steady = dataclasses.replace(
         fleet, faults=(), workers=tuple(dataclasses.replace(worker, present=True) for worker in fleet.workers)
@@ -120,6 +136,7 @@ class _Calibration:
     def __init__(self, log: DecisionLog, profiles: Sequence[Profile]) -> None:
         self._log, self._profiles = log, profiles
         self._notes: list[str] = []
+        self._work: Mapping[str, float] = {}
         self._models = models_of(log)
         self._generate = generating(log)
         self._levels = _levels(log)
@@ -155,7 +172,7 @@ class _Calibration:
             faults=tuple(self._faults()),
             settings=settings,
         )
-        return Calibration(self._refined(bare), tuple(self._notes))
+        return Calibration(self._refined(bare), tuple(map(self._traffic, self._models)), tuple(self._notes))
 
     def _refined(self, bare: FleetSpec) -> FleetSpec:
         fitted = bare if self._generate.issuperset(self._models) else self._executed(bare)
@@ -175,9 +192,12 @@ class _Calibration:
             return bare
         executed = Executed(self._log, bare, self._seen)
         profiled = frozenset((model.model, profile.device) for profile in self._profiles for model in profile.models)
-        fitted = executed.fitted(bare, profiled)
+        fitted, self._work = executed.fitted(bare, profiled), executed.work
         self._notes += filter(None, [executed.note()])
         return fitted
+
+    def _traffic(self, model: str) -> ModelTraffic:
+        return ModelTraffic(model, work=Lognormal(self._work[model])) if model in self._work else ModelTraffic(model)
 
     def _find_held(self) -> dict[str, set[str]]:
         """Models of each worker, of those that requests were for: as reported, or where it was ever eligible."""

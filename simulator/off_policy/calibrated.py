@@ -14,8 +14,7 @@ from balancer.server.decision_log.recorded import DecisionLog
 from policies.base import BoolArray, FloatArray, Policy
 from simulator.compare.metrics import WARM_UP_SHARE, LatencyMetric, measure
 from simulator.compare.statistics import Estimate, mean, ratio
-from simulator.log.fleet import Calibration, capped
-from simulator.log.workload import arrivals_from_log
+from simulator.log.fleet import Calibration, replayed
 from simulator.off_policy.assess import TAIL, LoggedDecisions, decisions_of
 from simulator.result import Result, Status
 from simulator.run import run
@@ -107,11 +106,11 @@ def simulate(
     """Simulate the logging policy and the targets; `progress` is told of requests decided.
 
     Raises:
-        ValueError: the log is no workload, see `arrivals_from_log`.
+        ValueError: the log is no workload, see `replayed`.
         DecisionLogError: the logging policy is not installed.
     """
     fleet = calibration.fleet
-    arrivals = capped(arrivals_from_log(log, [model.name for model in fleet.models]), fleet)
+    arrivals = [replayed(log, calibration, seed) for seed in range(seeds)]
     recorded, times = decisions.logging[0]
     share = times / sum(count for policy, count in decisions.logging if policy.in_force == recorded.in_force)
     notes = list(calibration.notes)
@@ -119,11 +118,11 @@ def simulate(
         notes.append(f"{share:.0%} of the decisions are of {recorded.name}, which stands for all others")
     if log.settings is None and any(refusal.reason == "shed" for refusal in log.refusals):
         notes.append("the log has requests shed by limits, which the simulation has not")
-    as_logged = run(fleet, [arrivals] * seeds, recorded.build(), progress=progress)
+    as_logged = run(fleet, arrivals, recorded.build(), progress=progress)
     metrics = {LOGGING: measure(as_logged)}
     for name, policy in targets.items():
-        metrics[name] = measure(run(fleet, [arrivals] * seeds, policy, progress=progress))
-    after = _after(log, decisions, float(arrivals.time_s[int(len(arrivals) * WARM_UP_SHARE)]))
+        metrics[name] = measure(run(fleet, arrivals, policy, progress=progress))
+    after = _after(log, decisions, float(arrivals[0].time_s[int(len(arrivals[0]) * WARM_UP_SHARE)]))
     logged_s, base = decisions.latency_s[after], metrics[LOGGING].latency
     logged_mean_s, logged_p99_s = float(logged_s.mean()), float(np.quantile(logged_s, TAIL))
     return Calibrated(
@@ -134,7 +133,7 @@ def simulate(
         p99_error=mean(base.p99_s / logged_p99_s - 1),
         runs=tuple(_simulated(name, one.latency, base) for name, one in metrics.items()),
         models=tuple(_fits(log, decisions, after, as_logged)),
-        requests=len(arrivals),
+        requests=len(arrivals[0]),
         seeds=seeds,
         notes=tuple(notes),
     )
