@@ -128,7 +128,9 @@ class _Worker:
                 batch.append(heapq.heappop(queue)[2])
                 rows += batch[-1].rows
             self._free[model] -= 1
-            one = Execution(model, batch, self._now_s, max(each.end_s for each in batch))
+            # An answer may have come before there was room for it: then there is more of it than is known.
+            end_s = max(self._now_s, *(each.end_s for each in batch))
+            one = Execution(model, batch, self._now_s, end_s)
             heapq.heappush(self.begun, (one.end_s, next(self._number), one))
             self._waiting.append(one)
         self._admit()
