@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from scipy.optimize import nnls
 
 from balancer.server.decision_log.recorded import DecisionLog
 from simulator.log.caches import CacheFit, Came, Ran, fit
-from simulator.log.service import Executions, WorkerExecutions, service_time
+from simulator.log.service import Executions, service_time, worked
 from simulator.log.stations import MOST_AT_ONCE, Answered, Execution, Room, Sharing, executions_of, sharings
 from simulator.spec import CacheSpec, DeviceSpec, FleetSpec, ModelSpec, NetworkSpec, Noise, ServiceTime
 
@@ -22,7 +23,7 @@ MOST_REQUESTS = 50_000
 """That need be looked at."""
 _MOST_TO_CHOOSE_BY = 6000
 """Of each kind of device, to find how many executions it has at once."""
-_ROUNDS = 6
+_ROUNDS, _CLOSE = 6, 0.01
 _CERTAIN = 5.0
 """Standard errors from none at which requests are taken to differ."""
 _SURE = 2.0
@@ -38,25 +39,18 @@ Kind = tuple[str, str]
 _ByWorker = Mapping[str, Sequence[Answered]]
 
 
-class _Found(NamedTuple):
-    device: str
-    sharing: Sharing
-
-
 class Executed:
     """What a log tells of the executions of models whose answers come at once."""
 
-    def __init__(self, log: DecisionLog, fleet: FleetSpec, counted: Mapping[str, WorkerExecutions]) -> None:
-        """`fleet`: its models, instances, largest batches and kinds of devices are known, and no more; `counted`: by
-        worker, as it reported."""
-        self._counted = counted
+    def __init__(self, log: DecisionLog, fleet: FleetSpec) -> None:
+        """`fleet`: its models, instances, largest batches and kinds of devices are known, and no more."""
         self._models = {model.name: model for model in fleet.models}
         devices = {worker.name: worker.device for worker in fleet.workers}
         self._rooms = {
             worker.name: {
                 model.name: Room(model.batching.max_batch_rows, model.instances)
                 for model in fleet.models
-                if fleet.may_hold(worker, model.name)
+                if fleet.may_hold(worker, model.name) and model.generation is None
             }
             for worker in fleet.workers
         }
@@ -64,14 +58,17 @@ class Executed:
         begun = sorted((log.unix_s(d.run, d.at_s), index) for index, d in enumerate(log) if joined.pick[index] >= 0)
         self._lag_s: list[float] = []
         self._answered: defaultdict[str, defaultdict[str, list[Answered]]] = defaultdict(lambda: defaultdict(list))
-        for at_s, index in begun[:MOST_REQUESTS]:
+        begun = begun[:MOST_REQUESTS]
+        counted = [one for one in log.service if begun and log.unix_s(one.run, one.at_s) <= begun[-1][0]]
+        self._counted = worked(dataclasses.replace(log, service=counted))
+        for at_s, index in begun:
             decision, request = log.decisions[index], log.decisions[index].request
             name = decision.workers.names[joined.served[index] if joined.served[index] >= 0 else decision.pick]
-            model, latency_s = self._models.get(request.model), float(joined.latency_s[index])
-            knows = joined.ok[index] and np.isfinite(latency_s) and request.model in self._rooms.get(name, {})
-            if model is None or model.generation is not None or not knows:
+            latency_s = float(joined.latency_s[index])
+            if not (joined.ok[index] and np.isfinite(latency_s) and request.model in self._rooms.get(name, {})):
                 continue
-            rows = min(float(np.max(request.rows)), model.batching.max_batch_rows)
+            model = self._models[request.model]
+            rows = max(1.0, min(float(np.max(request.rows)), model.batching.max_batch_rows))
             level = int(np.max(request.priority)) or model.batching.default_priority
             key = 0 if request.key is None else int(np.max(request.key))
             answered = Answered(request.model, rows, level, at_s, at_s + latency_s, key)
@@ -90,7 +87,7 @@ class Executed:
     def fitted(self, fleet: FleetSpec, measured: frozenset[Kind]) -> FleetSpec:
         """The fleet with all that executions tell; the times of kinds that are measured are left as they are."""
         way_s = self._way_s()
-        found = [self._likeliest(device, own, way_s) for device, own in self._answered.items()]
+        found = {device: self._likeliest(own, way_s) for device, own in self._answered.items()}
         alike = _alike(found)
         cached = fit(_came(found), list(_ran(alike)))
         if cached is not None:
@@ -114,7 +111,7 @@ class Executed:
         )
         tables = {(model.name, device): table for model in models for device, table in model.service.items()}
         lag_s = max(float(np.median(self._lag_s)), 0.0) + way_s / 2 if self._lag_s else NetworkSpec().outcome_s
-        shared = {each.device: DeviceSpec(each.sharing.at_once, each.sharing.interference) for each in found}
+        shared = {device: DeviceSpec(each.at_once, each.interference) for device, each in found.items()}
         spreads = [_spread(model.name, alike, tables) for model in models]
         self.work = {model.name: spread.work for model, spread in zip(models, spreads, strict=True) if spread.work}
         return dataclasses.replace(
@@ -143,44 +140,38 @@ class Executed:
         way_s = 0.0
         for _ in range(_ROUNDS):
             surplus_s, came = 0.0, 0
-            for own in self._answered.values():
-                for name, answered in own.items():
-                    if name in self._counted and self._counted[name].windows:
-                        counted_s = sum(
-                            executions.seconds
-                            for model, executions in self._counted[name].models.items()
-                            if model in self._rooms[name]
-                        )
-                        seen = [
-                            one
-                            for one in executions_of(answered, self._rooms[name], MOST_AT_ONCE, way_s)
-                            if any(begin_s < one.end_s <= end_s for begin_s, end_s in self._counted[name].windows)
-                        ]
-                        surplus_s += sum(one.end_s - one.begin_s for one in seen) - counted_s
-                        came += sum(one.begin_s <= one.requests[0].came_s for one in seen)
+            for name, answered in (each for own in self._answered.values() for each in own.items()):
+                seen = [
+                    one
+                    for one in executions_of(answered, self._rooms[name], MOST_AT_ONCE, way_s)
+                    if any(begin_s < one.end_s <= end_s for begin_s, end_s in self._windows(name))
+                ]
+                if seen:
+                    of_models = self._counted[name].models
+                    counted_s = sum(of_models[model].seconds for model in self._rooms[name] if model in of_models)
+                    surplus_s += sum(one.end_s - one.begin_s for one in seen) - counted_s
+                    came += sum(one.begin_s <= one.requests[0].came_s for one in seen)
             if came < FEW:
                 break
-            self._came, way_s = came, max(way_s + surplus_s / came, 0.0)
+            self._came, was_s, way_s = came, way_s, max(way_s + surplus_s / came, 0.0)
+            if abs(way_s - was_s) <= _CLOSE * way_s:
+                break
         return way_s
 
-    def _likeliest(self, device: str, answered: _ByWorker, way_s: float) -> _Found:
+    def _windows(self, worker: str) -> Sequence[tuple[float, float]]:
+        return self._counted[worker].windows if worker in self._counted else ()
+
+    def _likeliest(self, answered: _ByWorker, way_s: float) -> Sharing:
         """Of workers of one kind, where the way is known."""
         part = _part(answered)
-        found = max((self._at(device, part, number, way_s) for number in self._numbers(answered)), key=_likelihood)
-        return self._at(device, answered, found.sharing.at_once, way_s)
-
-    def _numbers(self, answered: _ByWorker) -> range:
-        """How many executions a device may have at once."""
         most = max(sum(room.instances for room in self._rooms[name].values()) for name in answered)
-        return range(1, min(most, MOST_AT_ONCE) + 1)
+        numbers = range(1, min(most, MOST_AT_ONCE) + 1)
+        tried = (each for at_once in numbers for each in sharings(part, self._rooms, at_once, way_s))
+        at_once = max(tried, key=_likelihood).at_once
+        return max(sharings(answered, self._rooms, at_once, way_s), key=_likelihood)
 
-    def _at(self, device: str, answered: _ByWorker, at_once: int, way_s: float) -> _Found:
-        tried = sharings(answered, self._rooms, at_once, way_s)
-        return _Found(device, max(tried, key=lambda sharing: sharing.log_likelihood))
 
-
-def _likelihood(found: _Found) -> float:
-    return found.sharing.log_likelihood
+_likelihood = attrgetter("log_likelihood")
 
 
 def _part(answered: _ByWorker) -> _ByWorker:
@@ -207,10 +198,10 @@ _Alike = Mapping[tuple[str, str, int], Sequence[_Work]]
 """By model, kind of device, and rows."""
 
 
-def _alike(found: Iterable[_Found]) -> _Alike:
+def _alike(found: Mapping[str, Sharing]) -> _Alike:
     alike: defaultdict[tuple[str, str, int], list[_Work]] = defaultdict(list)
     first = 0
-    for device, sharing in found:
+    for device, sharing in found.items():
         for (worker, one), seconds in zip(sharing.found, sharing.work_s().tolist(), strict=True):
             places = range(first, first + len(one.requests))
             alike[one.model, device, one.rows].append(_Work(worker, one, seconds, places))
@@ -218,9 +209,9 @@ def _alike(found: Iterable[_Found]) -> _Alike:
     return alike
 
 
-def _came(found: Iterable[_Found]) -> list[Came]:
+def _came(found: Mapping[str, Sharing]) -> list[Came]:
     """To each worker in the order in which it executed them."""
-    executed = (each for _, sharing in found for each in sharing.found)
+    executed = (each for sharing in found.values() for each in sharing.found)
     return [Came(worker, request.key) for worker, one in executed for request in one.requests]
 
 

@@ -190,7 +190,7 @@ class _Calibration:
         if self._reported_balancers() > bare.balancers or any(run.share < 1 for run in self._log.runs):
             self._notes.append("not all requests are in the log, so service times are as counted, waiting included")
             return bare
-        executed = Executed(self._log, bare, self._seen)
+        executed = Executed(self._log, bare)
         profiled = frozenset((model.model, profile.device) for profile in self._profiles for model in profile.models)
         fitted, self._work = executed.fitted(bare, profiled), executed.work
         self._notes += filter(None, [executed.note()])

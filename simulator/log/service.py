@@ -38,11 +38,6 @@ class Executions:
     def seconds(self) -> float:
         return sum(seconds for _, seconds in self.batches.values())
 
-    def times(self, factor: float) -> Executions:
-        """The same number, each so many times as long."""
-        batches = {rows: (count, factor * seconds) for rows, (count, seconds) in self.batches.items()}
-        return Executions(self.max_batch_rows, self.instances, batches)
-
     def add(self, rows: int, executions: int, seconds: float) -> None:
         executions_before, seconds_before = self.batches.get(rows, (0, 0.0))
         self.batches[rows] = executions_before + executions, seconds_before + seconds
