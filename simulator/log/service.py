@@ -45,8 +45,6 @@ class Executions:
 
 @dataclass(slots=True)
 class WorkerExecutions:
-    span_s: float = 0.0
-    """Time that the counts are of; 0: since the worker started, which nobody knows."""
     windows: list[tuple[float, float]] = field(default_factory=list)
     """From when to when, since 1970, of each life that was recorded more than once."""
     balancers: int = 1
@@ -73,10 +71,8 @@ def _sum_of(log: DecisionLog, lives: Iterable[list[RecordedService]]) -> WorkerE
     for records in lasting or ordered:
         first, last = records[0], records[-1]
         before = {one.model: {b[0]: b for b in one.batches} for one in first.models} if lasting else {}
-        begin_s, end_s = (log.unix_s(each.run, each.at_s) for each in (first, last))
-        found.span_s += end_s - begin_s
         if lasting:
-            found.windows.append((begin_s, end_s))
+            found.windows.append((log.unix_s(first.run, first.at_s), log.unix_s(last.run, last.at_s)))
         found.balancers = max(found.balancers, last.balancers)
         for model in last.models:
             own = found.models.setdefault(model.model, Executions())
