@@ -243,7 +243,7 @@ def test_counters_are_what_was_executed_while_the_log_was_written() -> None:
     first_life = [record(0, 0.0, 1, (1, 10, 9.0)), record(1, 1.0, 1, (1, 12, 9.2)), record(0, 5.0, 1, (1, 30, 11.0))]
     second_life = [record(1, 7.0, 2, (4, 2, 1.0)), record(1, 9.0, 2, (1, 1, 0.1), (4, 7, 1.5))]
     (found,) = worked(DecisionLog(runs, service=[*second_life, *first_life])).values()
-    assert found.span_s == 7
+    assert found.windows == [(107.0, 109.0), (100.0, 105.0)]
     assert found.balancers == 2
     batches = found.models["m"].batches
     assert sorted(batches) == [1, 4]
@@ -251,7 +251,7 @@ def test_counters_are_what_was_executed_while_the_log_was_written() -> None:
     assert batches[4] == pytest.approx((5, 0.5))
     # Told once: as they are.
     (once,) = worked(DecisionLog(runs, service=first_life[:1])).values()
-    assert (once.span_s, once.models["m"].batches) == (0.0, {1: (10, 9.0)})
+    assert (once.windows, once.models["m"].batches) == ([], {1: (10, 9.0)})
 
 
 def test_service_times_reach_from_one_row_to_the_largest_batch() -> None:
