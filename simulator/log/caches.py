@@ -17,7 +17,7 @@ _CERTAIN = 12.5
 """By how much a cache makes the logarithm of the likelihood greater, at least: 5 standard errors, as the number of
 entries was chosen as well."""
 _DOUBT = 0.02
-"""Of a hit, and of none, at least: caches are not quite as they are taken to be."""
+"""The least probability of a hit, and of a miss: real caches are not quite as this model has them."""
 _STEPS, _FIRST_FACTOR = 20, -0.5
 _LEAST_SPREAD, _TINY = 0.02, 1e-12
 
@@ -34,7 +34,7 @@ class Ran(NamedTuple):
     """An execution, beside others of its size on its worker."""
 
     places: Sequence[int]
-    """Of its requests, among all that came."""
+    """Positions of its requests in the list of all that came."""
     size: int
     """Number of these others."""
     seconds: float
@@ -110,7 +110,7 @@ class _Mixture(NamedTuple):
 
 
 def _mixture(known: FloatArray, size: IntArray, y: FloatArray, sizes: _Sizes) -> _Mixture:
-    """Of logarithms `y` of executions, `(k,)`, each a hit with a probability that is `known` beforehand."""
+    """Fit the mixture; `y`: logarithms of seconds, `known`: the probability of a hit before these are seen, `(k,)`."""
     count, p = np.bincount(size), np.clip(known, _DOUBT, 1 - _DOUBT) * (known > 0)
     cold, spread, factor = sizes
     hits, likely = p, -np.inf

@@ -15,6 +15,7 @@ from balancer.server.decision_log.recorded import DecisionLog
 from simulator.log.caches import CacheFit, Came, Ran, fit
 from simulator.log.service import Executions, service_time, worked
 from simulator.log.stations import MOST_AT_ONCE, Answered, Execution, Room, Sharing, executions_of, sharings
+from simulator.log.workload import level_of
 from simulator.spec import CacheSpec, DeviceSpec, FleetSpec, ModelSpec, NetworkSpec, Noise, ServiceTime
 
 FEW = 20
@@ -65,11 +66,13 @@ class Executed:
             decision, request = log.decisions[index], log.decisions[index].request
             name = decision.workers.names[joined.served[index] if joined.served[index] >= 0 else decision.pick]
             latency_s = float(joined.latency_s[index])
-            if not (joined.ok[index] and np.isfinite(latency_s) and request.model in self._rooms.get(name, {})):
+            if (decision.run, int(request.number)) in log.questions or not (
+                joined.ok[index] and np.isfinite(latency_s) and request.model in self._rooms.get(name, {})
+            ):
                 continue
             model = self._models[request.model]
             rows = max(1.0, min(float(np.max(request.rows)), model.batching.max_batch_rows))
-            level = int(np.max(request.priority)) or model.batching.default_priority
+            level = level_of(request) or model.batching.default_priority
             key = 0 if request.key is None else int(np.max(request.key))
             answered = Answered(request.model, rows, level, at_s, at_s + latency_s, key)
             self._answered[devices[name]][name].append(answered)
@@ -189,7 +192,7 @@ class _Work(NamedTuple):
     seconds: float
     """Alone on its device."""
     places: range
-    """Of its requests, in the order in which executions ended."""
+    """Positions of its requests in what `_came` lists."""
     hit: float = 0.0
     """The probability that it was the cheaper for a cache."""
 
@@ -251,8 +254,7 @@ def _speeds(alike: _Alike, tables: Mapping[Kind, ServiceTime]) -> Iterator[tuple
     for (model, device, rows), own in alike.items():
         if (model, device) not in tables:
             continue
-        table = tables[model, device]
-        expected_s = float(np.interp(rows, table.rows, table.device_s))
+        expected_s = _expected_s(tables[model, device], rows)
         for one in own:
             seconds[one.worker].append((expected_s, one.seconds))
     for worker, both in seconds.items():
@@ -260,6 +262,10 @@ def _speeds(alike: _Alike, tables: Mapping[Kind, ServiceTime]) -> Iterator[tuple
         speed = float(expected_s.sum() / taken_s.sum())
         doubt = float(np.sqrt(np.square(taken_s - expected_s / speed).sum()) / taken_s.sum())
         yield worker, speed if abs(np.log(speed)) > _SURE * doubt else 1.0
+
+
+def _expected_s(table: ServiceTime, rows: int) -> float:
+    return float(np.interp(rows, table.rows, table.device_s))
 
 
 class _Spread(NamedTuple):
@@ -274,8 +280,7 @@ def _spread(name: str, alike: _Alike, tables: Mapping[Kind, ServiceTime]) -> _Sp
     factors: defaultdict[int, list[float]] = defaultdict(list)
     for (model, device, rows), own in alike.items():
         if model == name:
-            table = tables[model, device]
-            expected_s = float(np.interp(rows, table.rows, table.device_s))
+            expected_s = _expected_s(tables[model, device], rows)
             for one in own:
                 # Where a hit is as likely as none, what it took is neither.
                 if one.hit < _UNLIKELY:

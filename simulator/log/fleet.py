@@ -20,11 +20,10 @@ from balancer.server.decision_log.lines import COLUMNS
 from balancer.server.decision_log.recorded import DecisionLog, DecisionLogError, RecordedDecision, Workers
 from policies.base import FloatArray
 from simulator.arrivals import Arrivals
-from simulator.engine.check import MOST_LEVELS
 from simulator.log.executed import MOST_REQUESTS, Executed
 from simulator.log.service import Executions, estimated, pooled, service_time, speed, worked
 from simulator.log.steps import Generating, policy_of, refine_steps
-from simulator.log.workload import arrivals_from_log, generating, models_of, recorded_from
+from simulator.log.workload import arrivals_from_log, generating, level_of, models_of, recorded_from
 from simulator.scenario import Scenario
 from simulator.service import from_profile
 from simulator.spec import (
@@ -379,8 +378,7 @@ def _levels(log: DecisionLog) -> dict[str, int]:
     """Levels of priority by model, of those that have any: the largest number that requests had."""
     found: defaultdict[str, int] = defaultdict(int)
     for request in (*(each.request for each in log.decisions), *(each.request for each in log.refusals)):
-        named = float(np.max(request.priority))
-        found[request.model] = max(found[request.model], int(min(named, MOST_LEVELS)))
+        found[request.model] = max(found[request.model], level_of(request))
     return {model: most for model, most in found.items() if most > 1}
 
 

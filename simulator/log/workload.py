@@ -11,6 +11,7 @@ from balancer.load.arrivals import rescaled
 from balancer.server.decision_log.recorded import DecisionLog, RecordedDecision, Refusal
 from policies.base import FloatArray, Request
 from simulator.arrivals import Arrivals
+from simulator.engine.check import MOST_LEVELS
 from simulator.log.prompts import prompts_of
 from simulator.workload.trace import Recorded
 
@@ -91,6 +92,11 @@ def arrivals_from_log(log: DecisionLog, models: Sequence[str], most: int | None 
         tenant=np.array([tenants[request.tenant] for request in requests], np.int16),
         prompts=prompts_of(requests, *np.array([each.answer for each in came]).T),
     )
+
+
+def level_of(request: Request) -> int:
+    """Of priority, as the request names it, at most `MOST_LEVELS`; 0: it names none."""
+    return int(np.clip(np.nan_to_num(np.max(request.priority)), 0, MOST_LEVELS))
 
 
 def _whole(values: Sequence[float | FloatArray], lowest: int, kind: type[np.signedinteger[Any]]) -> npt.NDArray[Any]:

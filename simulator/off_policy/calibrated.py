@@ -178,11 +178,9 @@ def _fit(name: str, simulated_s: Sequence[FloatArray], logged_s: FloatArray, con
 def _of_one_more(by_seed: FloatArray, confidence: float) -> float:
     """Half the interval in which one more such number is with this probability, Student's; `(e,)`."""
     count = len(by_seed)
-    return (
-        float(t.ppf((1 + confidence) / 2, count - 1) * by_seed.std(ddof=1) * np.sqrt(1 + 1 / count))
-        if count > 1
-        else 0.0
-    )
+    if count < 2:
+        return 0.0
+    return float(t.ppf((1 + confidence) / 2, count - 1) * by_seed.std(ddof=1) * np.sqrt(1 + 1 / count))
 
 
 def _after(log: DecisionLog, decisions: LoggedDecisions, from_s: float) -> BoolArray:

@@ -44,7 +44,7 @@ _LOG_SEED = 1 << 21
 """Of the requests that the log is of: nobody is judged by them."""
 _JUDGED_FROM = (1 << 21) + 1000
 TRAINING = ("--iterations", "240", "--set", "episodes=3", "--minutes", "10")
-"""Of one core, which are five of two."""
+"""Ten minutes of one core, as much as five minutes of two."""
 _NUMBERS_ALONE = (*TRAINING, "--iterations", "60", "--set", "coefficients_share=1")
 """As many as the whole training gives them."""
 _FIELD = of_language_models.FIELD
@@ -114,9 +114,8 @@ class Fleet:
         }
 
     def _trained(self, name: str, further: tuple[str, ...]) -> tuple[Learned | str, float]:
-        """As a user would, but for the check, whose result is told beside; and the seconds that it took.
-
-        A training that refuses leaves no policy, but what it said.
+        """Run `balancer train` on the log, without the check. Returns the policy, or where it refuses its last line;
+        and the seconds that it took.
         """
         out, began_s = self.folder / name, time.monotonic()
         command = ("train", "--out", str(out), "--from-log", str(self.folder / "log"), "--unchecked", "--jobs", "1")

@@ -63,7 +63,7 @@ def page(results: Sequence[Result], command: str, seed: str) -> str:
         "## What the twins lacked",
         f"{len(twins)} of {len(results)} fleets made of their logs are twins: each model's p50 within 5%, its p99 "
         "within 10%, or as near as their own runs are to each other. "
-        "Training refuses the others unless it is told `--unchecked`, as it was here for all. Of "
+        "`balancer train` refuses the others; here it ran with `--unchecked`, on all. Of "
         f"{sum(one['refused'] is not None for one in results)} logs it made nothing even so; their fleets have the "
         "defaults here.",
         _lacked(results),

@@ -97,6 +97,18 @@ def test_it_answers_as_the_fleet_did(log: DecisionLog) -> None:
         assert simulated.latency_s.mean() == pytest.approx(truth.latency_s.mean(), rel=0.07)
 
 
+def test_questions_and_priorities_that_are_no_numbers_execute_nothing_and_stop_nothing(log: DecisionLog) -> None:
+    asked, outcomes = [], dict(log.outcomes)
+    for decision in log.decisions[:300]:
+        number = int(decision.request.number)
+        request = dataclasses.replace(decision.request, number=number + 1_000_000, priority=float("nan"))
+        asked.append(dataclasses.replace(decision, request=request))
+        outcomes[decision.run, number + 1_000_000] = dataclasses.replace(outcomes[decision.run, number], latency_s=1e-4)
+    questions = {(each.run, int(each.request.number)) for each in asked}
+    strange = dataclasses.replace(log, decisions=[*log.decisions, *asked], outcomes=outcomes, questions=questions)
+    assert calibrate(strange).fleet.models == calibrate(log).fleet.models
+
+
 def test_a_log_is_a_scenario_to_train_on(log: DecisionLog) -> None:
     scenario = scenario_from_log(log, calibrate(log), name="tuesday")
     assert isinstance(scenario, Scenario)
