@@ -33,6 +33,7 @@ from simulator.train.trainer import (
     write_whole,
 )
 from simulator.train.trainer import train as run_training
+from simulator.train.validation import nothing_to_gain
 
 _CONFIG = "config.json"
 _STOPPED = "stopped by hand"
@@ -273,14 +274,15 @@ def _progress(console: Console, prepared: ResolvedPlan, pool: TaskPool) -> Itera
 
 
 def _show(console: Console, best: Artifact, out: Path) -> None:
-    for scenario, against in best.record["scoreboard"].items():
+    board = best.record["scoreboard"]
+    for scenario, against in board.items():
         found = against["expected_latency"]
         mean, p99 = (f"x{value:.3f} ({low:.3f} to {high:.3f})" for value, low, high in (found["mean"], found["p99"]))
         console.print(f"  {scenario:<24} mean {mean}, p99 {p99} of expected_latency's", highlight=False)
-        if (best.record["fleet"] or best.record["from_log"]) and found["mean"][2] >= 1:
-            console.print("Nothing to gain here: no lower mean is certain. Use expected_latency.", highlight=False)
-        elif best.record["weighs_keys"]:
-            console.print("It weighs keys itself: set requests.sticky_keys: false where it serves.", highlight=False)
+    if (best.record["fleet"] or best.record["from_log"]) and nothing_to_gain(board):
+        console.print("Nothing to gain here: no lower mean is certain. Use expected_latency.", highlight=False)
+    elif board and best.record["weighs_keys"]:
+        console.print("It weighs keys itself: set requests.sticky_keys: false where it serves.", highlight=False)
     for model, tolls in best.record["tolls"].items():
         console.print(f"  {escape(_of_tolls(model, tolls))}", highlight=False)
     console.print(f"Written: {out / _POLICY} (iteration {best.record['iteration']}), {_LAST}", highlight=False)

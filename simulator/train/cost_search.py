@@ -21,7 +21,7 @@ from policies.learned.network import Network
 from simulator.run import run
 from simulator.scenario import Scenario
 from simulator.spec import FleetSpec
-from simulator.train.pgpe import parts_of, weighed
+from simulator.train.pgpe import Parts, parts_of, weighed
 from simulator.train.pool import TaskPool
 from simulator.train.settings import TrainingSettings
 from simulator.train.validation import learned
@@ -181,11 +181,12 @@ class CostSearch:
         s = self.settings
         asked = self._ask()
         seeds = np.random.default_rng((self._seed, self.iteration)).integers(1 << 31, size=s.episodes).tolist()
-        played = partial(advantages, s, self._scenario, self._rivals, seeds)
-        parts = [asked[part :: s.tasks] for part in range(min(s.tasks, len(asked)))]
-        costs = [0.0] * len(asked)
-        for part, found in enumerate(pool.map(played, [list(map(self._network_of, each)) for each in parts])):
-            costs[part :: s.tasks] = found
+        played = partial(parts_played, s, self._scenario, self._rivals, seeds)
+        players = [None, *map(self._network_of, asked)]  # `expected_latency` first
+        tasks = min(s.tasks, len(players))
+        found = pool.map(played, [players[task::tasks] for task in range(tasks)])
+        by_default, *by_networks = [found[k % tasks][k // tasks] for k in range(len(players))]
+        costs = [advantage(parts, by_default, s) for parts in by_networks]
         restraint = [_RESTRAINT * float(np.square(self._tolls_in(x)).sum() / max(len(self._places), 1)) for x in asked]
         told = [cost + held for cost, held in zip(costs, restraint, strict=True)]
         self._tell(asked, told)
@@ -203,19 +204,23 @@ class CostSearch:
         self.iteration += 1
 
 
-def advantages(
+def parts_played(
     settings: TrainingSettings,
     scenario: Scenario,
     rivals: FleetSpec,
     seeds: Sequence[int],
-    networks: Sequence[Network],
-) -> list[float]:
-    """What each network costs more than `expected_latency`, over the same episodes; logarithms, below 0 is better."""
+    networks: Sequence[Network | None],
+) -> list[Parts]:
+    """What each network's episodes cost, all of the same arrivals; None: `expected_latency`'s."""
     arrivals = [scenario.arrivals(seed, settings.requests) for seed in seeds]
-    by_default = parts_of(run(rivals, arrivals, ExpectedLatency(), seeds=seeds))
     found = []
     for network in networks:
-        parts = parts_of(run(scenario.fleet, arrivals, learned(network), seeds=seeds))
-        advantage = weighed(parts, by_default, settings) - weighed(by_default, by_default, settings)
-        found.append(float(advantage.mean()))
+        fleet, policy = (rivals, ExpectedLatency()) if network is None else (scenario.fleet, learned(network))
+        found.append(parts_of(run(fleet, arrivals, policy, seeds=seeds)))
     return found
+
+
+def advantage(parts: Parts, by_default: Parts, settings: TrainingSettings) -> float:
+    """What costs more than by default, over all episodes; a logarithm, below 0 is better."""
+    more = weighed(parts, by_default, settings) - weighed(by_default, by_default, settings)
+    return float(more.mean())

@@ -13,6 +13,7 @@ The step is the gradient with momentum, brought to a fixed length in units of th
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,6 +34,17 @@ MOST_DIFFERENCE = 0.4
 """Where differences of costs are cut off, so that one fleet that broke down does not set the step."""
 _WARM_UP_SHARE = 0.15
 _MATRICES = {"w1", "w2", "context", "mix"}
+
+
+class Parts(NamedTuple):
+    """What episodes cost, `(e,)` each."""
+
+    mean: FloatArray
+    """Its logarithm."""
+    tail: FloatArray
+    """Of the mean of the slowest 2%."""
+    missed: FloatArray
+    """Share of the deadlines."""
 
 
 class Pgpe:
@@ -110,26 +122,25 @@ def cost_of(result: Result, episodes: Sequence[Episode], settings: TrainingSetti
     if settings.regret_weight:
         fleets, arrivals = [one.scenario.fleet for one in episodes], [one.arrivals for one in episodes]
         reference = run(fleets, arrivals, ExpectedLatency(), seeds=[one.seed for one in episodes])
-        by_default = tuple(np.repeat(part, len(parts[0]) // len(part)) for part in parts_of(reference))
+        by_default = Parts(*(np.repeat(part, len(parts.mean) // len(part)) for part in parts_of(reference)))
         return weighed(parts, by_default, settings)
     return weighed(parts, parts, settings)
 
 
-def weighed(parts: Sequence[FloatArray], by_default: Sequence[FloatArray], settings: TrainingSettings) -> FloatArray:
+def weighed(parts: Parts, by_default: Parts, settings: TrainingSettings) -> FloatArray:
     """One number for what `parts_of` tells, `(e,)`: what is above the same parts by default counts again."""
-    mean, tail, missed = parts
-    regret = np.maximum(mean - by_default[0], 0.0) + np.maximum(tail - by_default[1], 0.0)
-    cost: FloatArray = mean + settings.tail_weight * tail + settings.deadline_weight * missed
+    regret = np.maximum(parts.mean - by_default.mean, 0.0) + np.maximum(parts.tail - by_default.tail, 0.0)
+    cost: FloatArray = parts.mean + settings.tail_weight * parts.tail + settings.deadline_weight * parts.missed
     return cost + settings.regret_weight * regret
 
 
-def parts_of(result: Result) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Logarithms of the mean and of the mean of the slowest 2%, and the share missed; `(e,)` each. See `counted_s`."""
+def parts_of(result: Result) -> Parts:
+    """Of latencies as `counted_s` has them."""
     first = int(result.latency_s.shape[1] * _WARM_UP_SHARE)
     counted, failed = [each[:, first:] for each in counted_s(result)], result.status[:, first:] != 0
     missed = ((counted[0] > result.deadline_s[:, first:]) | failed).mean(axis=1)
     means = [np.log(np.nanmean(seconds, axis=1)) for seconds in counted]
-    return np.mean(means, axis=0), np.mean(list(map(_log_tail, counted)), axis=0), missed
+    return Parts(np.mean(means, axis=0), np.mean(list(map(_log_tail, counted)), axis=0), missed)
 
 
 def _log_tail(seconds: FloatArray) -> FloatArray:

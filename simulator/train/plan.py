@@ -43,6 +43,8 @@ _ONE_FLEET = {
 most of which go by before reports have told how fast workers are."""
 _TRAINED_ON = 0.75
 """Share of a log that training sees; the rest is for validation."""
+_BLOCKS = 64
+"""Of a log, of which episodes are put together: who trains on one order of its requests learns that one."""
 _LEAST_REQUESTS = 100
 
 
@@ -217,7 +219,7 @@ def initial(generator: np.random.Generator, hidden: int, beta: float) -> Network
 
 
 def log_scenarios(plan: TrainingPlan) -> tuple[Scenario, Scenario]:
-    """The fleet of the plan's log under the requests of its first part, and under those of its last."""
+    """The fleet of the plan's log under requests of its first part, and under some of its last."""
     log, profiles = read_log(Path(plan.from_log)), [load_profile(Path(each)) for each in plan.profile]
     if plan.last_hours:
         log = log.last(plan.last_hours)
@@ -240,11 +242,13 @@ def log_scenarios(plan: TrainingPlan) -> tuple[Scenario, Scenario]:
 
 
 def _part(whole: Scenario, chosen: slice) -> Scenario:
-    """The scenario with some of its recorded requests, which come as fast as they did."""
+    """The scenario with some of its recorded requests, in blocks, which come as fast as they did."""
     recorded = cast(Recorded, whole.workload.recorded)
     part = recorded.part(chosen)
     time_s = part.time_s
     rate_per_s = whole.workload.rate_per_s * (len(time_s) - 1) / max(float(time_s[-1] - time_s[0]), 1e-9)
-    recorded = dataclasses.replace(part, time_s=rescaled(time_s, 1.0))
+    # Conversations of prompts would be torn apart.
+    block = 0 if recorded.prompts else max(len(recorded.time_s) // _BLOCKS, 1)
+    recorded = dataclasses.replace(part, time_s=rescaled(time_s, 1.0), block=block)
     workload = dataclasses.replace(whole.workload, rate_per_s=rate_per_s, recorded=recorded)
     return dataclasses.replace(whole, workload=workload, requests=len(time_s))

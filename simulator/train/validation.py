@@ -1,6 +1,6 @@
 """Is it better than `expected_latency`? On episodes that nobody trained on, with equal arrivals and seeds for both."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -160,6 +160,11 @@ def scoreboard(network: Network, chosen: Sequence[ValidationEpisode], requests: 
                 "p99": _rounded(ratio(own.p99_s[rows], other.p99_s[rows])),
             }
     return board
+
+
+def nothing_to_gain(board: Mapping[str, Any]) -> bool:
+    """Whether a scoreboard is certain of no lower mean than that of `expected_latency`, which then had better stay."""
+    return any(bool(against[ExpectedLatency.name]["mean"][2] >= 1) for against in board.values())
 
 
 def _rounded(estimate: Estimate) -> list[float]:

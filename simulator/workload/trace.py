@@ -63,23 +63,35 @@ class Recorded:
     priorities: npt.NDArray[np.int16] | None = None
     tenants: npt.NDArray[np.int16] | None = None
     prompts: Prompts | None = None
+    block: int = 0
+    """Above 0: `window` draws blocks of so many requests on average; 0: all are in a row."""
 
-    def window(self, rate_per_s: float, count: int, start: float) -> tuple[FloatArray, npt.NDArray[np.int64]]:
-        """Times of `count` requests in a row, and the position of each in the trace; shape `(count,)` each.
+    def window(
+        self, rate_per_s: float, count: int, dice: np.random.Generator
+    ) -> tuple[FloatArray, npt.NDArray[np.int64]]:
+        """Times of `count` requests, and the position of each in the trace; shape `(count,)` each.
 
-        They begin at the share `start` of the trace, 0 to below 1, and after its end it begins again. The mean rate of
-        the whole trace is `rate_per_s`; that of a part may be another.
+        They begin anywhere, and after the trace's end it begins again. In blocks it does so now and then before its
+        end (the stationary bootstrap of Politis and Romano 1994): other hours, of which it is as probable an account.
+        The mean rate of the whole trace is `rate_per_s`; that of a part may be another.
         """
-        own = len(self.time_s)
-        position = int(start * own) + np.arange(count)
+        own, place = len(self.time_s), np.arange(count)
+        position = int(dice.random() * own) + place
         # One round is as long as its requests at mean rate 1: the last is followed by a mean gap.
         time_s = self.time_s[position % own] + (position // own) * float(own)
+        if self.block:
+            begins = dice.random(count) < 1 / self.block
+            begin = np.maximum.accumulate(np.where(begins, place, 0))
+            position = np.where(begin, dice.integers(own, size=count)[begin] + place - begin, position)
+            time_s = np.diff(self.time_s, prepend=self.time_s[-1] - own)[position % own].cumsum()
         shifted: FloatArray = (time_s - time_s[:1]) / rate_per_s
         return shifted, position % own
 
     def part(self, chosen: slice) -> Recorded:
         """Some of them, at their own times."""
-        columns = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "prompts"}
+        columns = {
+            each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("prompts", "block")
+        }
         parts: dict[str, Any] = {name: None if column is None else column[chosen] for name, column in columns.items()}
         return Recorded(**parts, prompts=self.prompts_at(np.arange(len(self.time_s))[chosen]))
 

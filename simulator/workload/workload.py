@@ -118,7 +118,7 @@ class Workload:
         elif self.recorded is None:
             time_s = draw_times(self.process, self.rate_per_s, requests, times)
         else:
-            time_s, position = self.recorded.window(self.rate_per_s, requests, times.random())
+            time_s, position = self.recorded.window(self.rate_per_s, requests, times)
         model = self._models(fleet, position, models.random(requests))
         u_rows = rows.random(requests)
         drawn_rows, drawn_work = self._sizes(fleet, model, position, u_rows, work.random(requests))

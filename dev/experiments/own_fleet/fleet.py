@@ -33,6 +33,7 @@ from simulator.scenario import Scenario
 from simulator.train.distribution import scenario
 from simulator.train.plan import log_scenarios, make_plan
 from simulator.train.trainer import write_whole
+from simulator.train.validation import nothing_to_gain
 
 DEFAULTS, TUNED, NUMBERS, TRAINED, BARE = "defaults", "tuned once", "numbers", "trained", "trained, no guard"
 LABELS = (DEFAULTS, TUNED, NUMBERS, TRAINED, BARE)
@@ -92,7 +93,7 @@ class Fleet:
             TUNED: (_tuned_once(given), "plain"),
             NUMBERS: _in_use(numbers),
             TRAINED: _in_use(trained),
-            BARE: (_in_use(trained)[0], "plain"),
+            BARE: (ExpectedLatency() if isinstance(trained, str) else trained, "plain"),
         }
         if given.fleet.generates:
             field = tuned_on(self.folder / "log") if refused is None else {name: BUILTIN[name]() for name in _FIELD}
@@ -104,6 +105,7 @@ class Fleet:
             "differs": differs,
             "twin": models,
             "refused": refused,
+            "nothing_to_gain": refused is None and watch is None,
             "gain_in_twin": _gain_in_twin(trained),
             "train_s": round(took_s),
             "ratios": {label: list(_ratios(one, judged[DEFAULTS])) for label, one in judged.items()},
@@ -134,8 +136,10 @@ class Fleet:
 
 
 def _in_use(trained: Learned | str) -> tuple[Policy, Way]:
-    """Who gets no policy stays with the defaults."""
-    return (ExpectedLatency(), "plain") if isinstance(trained, str) else (trained, "guarded")
+    """Who gets no policy, or is told that there is nothing to gain, stays with the defaults."""
+    if isinstance(trained, str) or nothing_to_gain(trained.loaded.record["scoreboard"]):
+        return ExpectedLatency(), "plain"
+    return trained, "guarded"
 
 
 def _gain_in_twin(trained: Learned | str) -> list[float]:

@@ -64,8 +64,9 @@ def page(results: Sequence[Result], command: str, seed: str) -> str:
         f"{len(twins)} of {len(results)} fleets made of their logs are twins: each model's p50 within 5%, its p99 "
         "within 10%, or as near as their own runs are to each other. "
         "`balancer train` refuses the others; here it ran with `--unchecked`, on all. Of "
-        f"{sum(one['refused'] is not None for one in results)} logs it made nothing even so; their fleets have the "
-        "defaults here.",
+        f"{sum(one['refused'] is not None for one in results)} logs it made nothing even so, and of "
+        f"{sum(one['nothing_to_gain'] for one in results)} it said *Nothing to gain here*; their fleets keep "
+        f"the defaults, but in the column *{BARE}*.",
         _lacked(results),
         "## Fleet by fleet",
         _table(results),

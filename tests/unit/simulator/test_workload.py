@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from balancer.load.arrivals import rescaled
 from policies.hashing import key_of
 from simulator.arrivals import Arrivals
 from simulator.spec import BatchingSpec, FleetSpec, ModelSpec, ServiceTime, SimulatedWorker
 from simulator.workload.draws import Exponential, Lognormal, Pareto, Shares, UniformInt, UniformKeys
-from simulator.workload.trace import TraceColumns, read_recorded
+from simulator.workload.trace import Recorded, TraceColumns, read_recorded
 from simulator.workload.workload import ModelTraffic, Workload
 
 DATA = pathlib.Path(__file__).parents[3] / "simulator" / "data"
@@ -131,6 +132,21 @@ def test_a_trace_is_repeated_from_a_place_of_the_seed_in_its_own_shape(tmp_path:
         assert run.deadline_s[run.model == 0] == pytest.approx(0.5)
         starts.add(entries[0])
     assert starts == set(named)
+
+
+def test_in_blocks_it_begins_again_now_and_then_and_all_requests_are_as_probable() -> None:
+    gaps = np.random.default_rng(0).exponential(size=500)
+    time_s = rescaled(np.cumsum(gaps), 1.0)
+    recorded = Recorded(time_s, None, None, None, None, block=50)
+    run_s, position = recorded.window(2.0, 100_000, np.random.default_rng(1))
+    follows = np.diff(position) % 500 == 1
+    assert follows.mean() == pytest.approx(1 - 1 / 50, abs=0.005)
+    own = np.diff(time_s, prepend=time_s[-1] - 500)
+    assert np.diff(run_s) * 2 == pytest.approx(own[position][1:])
+    assert 100_000 / run_s[-1] == pytest.approx(2.0, rel=0.05)
+    assert np.bincount(position, minlength=500) / 100_000 == pytest.approx(1 / 500, rel=0.5)
+    again = recorded.window(2.0, 100_000, np.random.default_rng(1))
+    assert (again[1] == position).all()
 
 
 def test_demand_is_what_the_run_has_on_average() -> None:

@@ -31,6 +31,7 @@ def result(
         "differs": list(differs),
         "twin": {},
         "refused": refused,
+        "nothing_to_gain": False,
         "gain_in_twin": [0.8, 0.7, 0.9],
         "train_s": 90,
         "by_baseline": 0.05,

@@ -1,6 +1,5 @@
 """The search for one fleet's numbers and tolls: it finds what costs least, and goes on where it was."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from simulator.scenario import load_scenario
 from simulator.spec import FleetSpec
 from simulator.train import cost_search
 from simulator.train.cost_search import CostSearch, Place, named, places_of, table_of, toll_at, tolls_of
+from simulator.train.pgpe import Parts
 from simulator.train.pool import LocalPool
 from simulator.train.settings import TrainingSettings
 
@@ -58,14 +58,17 @@ def written(monkeypatch: pytest.MonkeyPatch) -> None:
     """What costs least is written down: half a delay for others, and one worker that the first model keeps off."""
     kept_off = places_of(SCENARIO.fleet)[0]
 
-    def costs(settings: Any, scenario: Any, rivals: Any, seeds: Any, networks: Sequence[Network]) -> list[float]:
-        return [
-            abs(float(one.numbers[Numbers._fields.index("delayed_share")]) - 0.5)
-            + abs(toll_at(one.tolls, kept_off) - 0.8)
-            for one in networks
-        ]
+    def costs(*given: Any) -> list[Parts]:
+        return list(map(cost, given[-1]))
 
-    monkeypatch.setattr(cost_search, "advantages", costs)
+    def cost(one: Network | None) -> Parts:
+        off = 0.0
+        if one is not None:
+            off += abs(float(one.numbers[Numbers._fields.index("delayed_share")]) - 0.5)
+            off += abs(toll_at(one.tolls, kept_off) - 0.8)
+        return Parts(np.array([off]), np.zeros(1), np.zeros(1))
+
+    monkeypatch.setattr(cost_search, "parts_played", costs)
 
 
 @pytest.mark.usefixtures("written")
@@ -118,6 +121,8 @@ def test_what_it_is_told_is_the_advantage_over_expected_latency() -> None:
     worse = same._replace(
         tolls=table_of({place: 1e3 if i % 12 else 0.0 for i, place in enumerate(places_of(SCENARIO.fleet))})
     )
-    found = cost_search.advantages(settings, SCENARIO, SCENARIO.fleet, [1, 2], [same, worse])
-    assert abs(found[0]) < 0.2
-    assert found[1] > 1.0
+    played = cost_search.parts_played(settings, SCENARIO, SCENARIO.fleet, [1, 2], [None, same, worse])
+    found = [cost_search.advantage(parts, played[0], settings) for parts in played]
+    assert found[0] == 0.0
+    assert abs(found[1]) < 0.2
+    assert found[2] > 1.0
