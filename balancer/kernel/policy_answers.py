@@ -5,6 +5,7 @@ What is put together is plain Python. With a `Compiler`, every step is compiled 
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -82,6 +83,7 @@ def _by_turn(compiler: Compiler) -> Answer:
     return _step(compiler, answer)
 
 
+@functools.lru_cache(maxsize=4)  # whoever trains makes many policies
 def _by_network(compiler: Compiler) -> Answer:
     fill, fill_columns = compiler.source(fill_learned), _filling(compiler, READS)
 

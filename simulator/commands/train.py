@@ -67,7 +67,7 @@ Then, in the balancer's config: policy: {name: learned, options: {file: out/mine
 )
 @click.option("--fleet", metavar="NAME|FILE", help="Train for the one fleet of this scenario, in place of many.")
 @click.option("--seed", type=click.IntRange(min=0, max=2**31 - 1), default=0, show_default=True)
-@click.option("--iterations", type=click.IntRange(min=1), help="[default: 60; for one fleet 80]")
+@click.option("--iterations", type=click.IntRange(min=1), help="[default: 60]")
 @click.option(
     "--minutes",
     type=click.FloatRange(min=0),

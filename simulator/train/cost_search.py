@@ -27,6 +27,8 @@ from simulator.train.settings import TrainingSettings
 from simulator.train.validation import learned
 
 _DEVIATION = 0.25
+_TOLL_UNIT = 4.0
+"""Services. Workers of a kind are alike, and small tolls leave them so: only large ones say which is whose."""
 _RESTRAINT = 0.02
 """What tolls cost, times their mean square: those that change nothing stay small."""
 _SHARPEST = 1e4
@@ -162,7 +164,7 @@ class CostSearch:
 
     def _tolls_in(self, found: FloatArray) -> FloatArray:
         """As the search moves them; none: it does not yet."""
-        return found[1 + len(self._numbers) :]
+        return _TOLL_UNIT * found[1 + len(self._numbers) :]
 
     @property
     def decisions(self) -> int:
@@ -194,7 +196,7 @@ class CostSearch:
 
     def _ask(self) -> list[FloatArray]:
         if self.iteration == self._of_numbers_alone and self._places:
-            tolls = [toll_at(self._start.tolls, place) for place in self._places]
+            tolls = [toll_at(self._start.tolls, place) / _TOLL_UNIT for place in self._places]
             self._search = self._begin(SepCMA, np.array([*self._search.mean, *tolls]))
         return [self._search.ask() for _ in range(self.settings.candidates)]
 

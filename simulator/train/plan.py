@@ -35,8 +35,8 @@ from simulator.workload.trace import Recorded
 NOT_TRAINED_ON = ("autoscale", "cache-affinity", "overload")
 """Of the train split, what the default leaves out: keys decide there, or nothing that routing does helps much."""
 _ONE_FLEET = {
-    **{"iterations": 80, "coefficients_share": 0.25, "requests": 12_000, "episodes": 1, "episode_requests": 12_000},
-    **{"evaluate_every": 10, "validation_episodes": 16, "report_seeds": 16, "range_episodes": 64},
+    **{"coefficients_share": 0.2, "requests": 12_000, "episode_requests": 12_000},
+    **{"validation_episodes": 32, "report_seeds": 32, "range_episodes": 64},
     **{"hidden": 0, "beta": 50.0, "random_share": 0.0},
 }
 """Defaults of training for one fleet: some two minutes of one core. One long episode teaches more than some short ones,

@@ -34,9 +34,9 @@ class TrainingSettings:
     tasks: Count = 4
     """Into which the episodes of an iteration are cut, at most as many as episodes: no more processes than that have
     work. Fewer are cheaper: what NumPy takes for a decision of 64 episodes is less than twice that for 32."""
-    candidates: Annotated[int, Field(ge=4)] = 20
+    candidates: Annotated[int, Field(ge=4)] = 40
     """For one fleet: costs that an iteration tries."""
-    episodes: Count = 3
+    episodes: Count = 1
     """For one fleet: those that each candidate plays."""
     hidden: Annotated[int, Field(ge=0)] = 8
     """Units of the network's layers; 0: it corrects nothing."""

@@ -6,6 +6,7 @@ to hand on than the work that is done with it, and minutes to compile.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -50,12 +51,17 @@ class Native(Record):
         self.numba_type = self._numba_type_ = RecordType(kinds)
 
 
+@functools.lru_cache(maxsize=256)
+def _array(dtype: np.dtype[Any], dimensions: int, layout: Literal["C", "A"]) -> Any:
+    return types.Array(numba.from_dtype(dtype), dimensions, layout)
+
+
 def _kind(value: Any, parts: Iterator[Any]) -> Any:
     if isinstance(value, np.ndarray):
         # A field of a single record is contiguous too, but compiled for no other.
         packed = value.flags.c_contiguous and value.strides[-1] == value.itemsize
         layout: Literal["C", "A"] = "C" if packed else "A"
-        return types.Array(numba.from_dtype(value.dtype), value.ndim, layout)
+        return _array(value.dtype, value.ndim, layout)
     return types.int64 if isinstance(value, int) else next(parts).numba_type
 
 

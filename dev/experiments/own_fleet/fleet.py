@@ -44,9 +44,9 @@ LOGGED_REQUESTS = 40_000
 _LOG_SEED = 1 << 21
 """Of the requests that the log is of: nobody is judged by them."""
 _JUDGED_FROM = (1 << 21) + 1000
-TRAINING = ("--iterations", "240", "--set", "episodes=3", "--minutes", "10")
-"""Ten minutes of one core, as much as five minutes of two."""
-_NUMBERS_ALONE = (*TRAINING, "--iterations", "60", "--set", "coefficients_share=1")
+TRAINING = ("--iterations", "120", "--minutes", "10")
+"""At most ten minutes of one core, as much as five minutes of two."""
+_NUMBERS_ALONE = (*TRAINING, "--iterations", "24", "--set", "coefficients_share=1")
 """As many as the whole training gives them."""
 _FIELD = of_language_models.FIELD
 _TUNED_BY, _TUNED_BY_REQUESTS = (0, 1, 2), 3000

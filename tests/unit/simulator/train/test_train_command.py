@@ -396,4 +396,4 @@ def test_for_one_fleet_keys_are_the_networks_to_weigh_and_its_rival_has_the_rout
 def test_a_run_from_a_log_has_settings_of_its_own() -> None:
     plan = planning.make_plan({"from_log": "anywhere"})
     assert (plan.init, plan.scenarios) == ("", ())
-    assert (plan.settings["iterations"], plan.settings["hidden"]) == (80, 0)
+    assert (plan.settings["requests"], plan.settings["hidden"]) == (12_000, 0)
