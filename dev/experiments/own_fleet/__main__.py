@@ -2,10 +2,8 @@
 
 import os
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -56,7 +54,8 @@ def _write(seed: int, numbers: range, seeds: int, work: Path, path: Path, comman
     results = []
     # New processes, not forks: those of training begin in each, beside its compiled engine's threads.
     with ProcessPoolExecutor(AT_ONCE, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        for result in pool.map(partial(_result, seed, work, seeds), numbers):
+        fleets = [Fleet(seed, number, work / f"{seed}-{number}", seeds) for number in numbers]
+        for result in pool.map(Fleet.result, fleets):
             results.append(result)
             means = ", ".join(f"{label} {ratios[0]:.3f}" for label, ratios in result["ratios"].items())
             click.echo(f"{len(results)} of {len(numbers)}: {means}; twin: {'no' if result['differs'] else 'yes'}")
@@ -64,10 +63,6 @@ def _write(seed: int, numbers: range, seeds: int, work: Path, path: Path, comman
     write_whole(path.with_suffix(".csv"), page.csv(results).encode())
     write_whole(path, page.page(results, command, of_seed).encode())
     click.echo(f"Written: {path}, and beside it .csv")
-
-
-def _result(seed: int, work: Path, seeds: int, number: int) -> dict[str, Any]:
-    return Fleet(seed, number, work / f"{seed}-{number}", seeds).result()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from dev.experiments.own_fleet import fleet, page
 from dev.experiments.own_fleet.fleet import LABELS, Fleet
+from simulator.train.distribution import NEVER_SEALED
 
 
 def result(
@@ -101,3 +104,19 @@ def test_a_fleet_is_worked_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [one.result(), one.result()] == [{"number": 5}] * 2
     assert worked_out == [5]
     assert json.loads((tmp_path / fleet.RESULT).read_text()) == {"number": 5}
+
+
+def test_the_command_goes_on_with_what_was_worked_out(tmp_path: Path) -> None:
+    for number, one in enumerate(RESULTS[:2]):
+        folder = tmp_path / "rehearsal" / f"777-{NEVER_SEALED + number}"
+        folder.mkdir(parents=True)
+        (folder / fleet.RESULT).write_text(json.dumps(one))
+    command = [sys.executable, "-m", "dev.experiments.own_fleet", "rehearse", "--fleets", "2", "--out", str(tmp_path)]
+    root = Path(__file__).parents[4]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    assert "2 of 2: " in done.stdout
+    assert (tmp_path / "own_fleet.md").read_text() == page.page(
+        RESULTS[:2],
+        "python -m dev.experiments.own_fleet rehearse --seed 777 --fleets 2 --first 0 --seeds 8",
+        "777, and these fleets were no secret",
+    )
