@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -167,13 +167,22 @@ def course(plan: TrainingPlan) -> ResolvedPlan:
         ValueError: something does not fit; named, with the remedy.
         OperatorError: a scenario, log or profile cannot be read.
     """
-    settings = make_settings(plan.settings)
-    named = list(map(load_scenario, (plan.fleet,) if plan.fleet else plan.scenarios))
-    judged = named
     if plan.from_log:
         before, after = log_scenarios(plan)
-        named, judged = [before], [after]
-        lengths = {name: min(getattr(settings, name), before.requests) for name in ("requests", "episode_requests")}
+        return course_over(plan, [before], [after])
+    named = list(map(load_scenario, (plan.fleet,) if plan.fleet else plan.scenarios))
+    return course_over(plan, named, named)
+
+
+def course_over(plan: TrainingPlan, named: Sequence[Scenario], judged: Sequence[Scenario]) -> ResolvedPlan:
+    """What the plan does with these scenarios: trained on, and judged by.
+
+    Raises:
+        ValueError: something does not fit; named, with the remedy.
+    """
+    settings = make_settings(plan.settings)
+    if plan.from_log:
+        lengths = {name: min(getattr(settings, name), named[0].requests) for name in ("requests", "episode_requests")}
         settings = dataclasses.replace(settings, **lengths)
     for one in named:
         if one.workload.clients:

@@ -1,6 +1,7 @@
 """`python -m dev.experiments.own_fleet`: see the package, and dev/experiments/README.md."""
 
 import os
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import click
 
 from dev.experiments.own_fleet import page
-from dev.experiments.own_fleet.fleet import Fleet
+from dev.experiments.own_fleet.fleet import KNOWN, Fleet
 from dev.experiments.sealed.__main__ import sealed_by
 from dev.experiments.sealed.opening import seed_of
 from simulator.train.distribution import NEVER_SEALED
@@ -50,15 +51,47 @@ def open_sealed(path: Path) -> None:
     _write(seed, range(FLEETS), SEEDS, _WORK / commit, path, f"{_COMMAND}open", f"the hash of commit {commit}")
 
 
+@main.command()
+@click.argument("commit")
+@click.option("--page", "path", type=click.Path(dir_okay=False, path_type=Path), default=PAGE, show_default=True)
+def known(commit: str, path: Path) -> None:
+    """Of the fleets opened in COMMIT where the aim is missed: what training gains that knows the truth.
+
+    It is written on the page. Some four minutes each; interrupted, it goes on.
+    """
+    seed = seed_of(f"own fleets {commit}")
+    fleets = _fleets(seed, range(FLEETS), SEEDS, _WORK / commit)
+    if not all(fleet.opened for fleet in fleets):
+        raise click.ClickException(f"not all that was opened in {commit} lies in {_WORK}: open it there first")
+    results = [fleet.result() for fleet in fleets]
+    missed = [number for number, result in enumerate(results) if page.misses(result)]
+    with _pool() as pool:
+        for number, ratios in zip(missed, pool.map(Fleet.known, [fleets[number] for number in missed]), strict=True):
+            results[number]["ratios"][KNOWN] = ratios
+            click.echo(f"{fleets[number].scenario.name}: {ratios[0]:.3f}")
+    _page(results, path, f"{_COMMAND}open", f"the hash of commit {commit}")
+
+
+def _pool() -> ProcessPoolExecutor:
+    # New processes, not forks: those of training begin in each, beside its compiled engine's threads.
+    return ProcessPoolExecutor(AT_ONCE, mp_context=get_context("spawn"), max_tasks_per_child=1)
+
+
+def _fleets(seed: int, numbers: range, seeds: int, work: Path) -> list[Fleet]:
+    return [Fleet(seed, number, work / f"{seed}-{number}", seeds) for number in numbers]
+
+
 def _write(seed: int, numbers: range, seeds: int, work: Path, path: Path, command: str, of_seed: str) -> None:
     results = []
-    # New processes, not forks: those of training begin in each, beside its compiled engine's threads.
-    with ProcessPoolExecutor(AT_ONCE, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        fleets = [Fleet(seed, number, work / f"{seed}-{number}", seeds) for number in numbers]
-        for result in pool.map(Fleet.result, fleets):
+    with _pool() as pool:
+        for result in pool.map(Fleet.result, _fleets(seed, numbers, seeds, work)):
             results.append(result)
             means = ", ".join(f"{label} {ratios[0]:.3f}" for label, ratios in result["ratios"].items())
             click.echo(f"{len(results)} of {len(numbers)}: {means}; twin: {'no' if result['differs'] else 'yes'}")
+    _page(results, path, command, of_seed)
+
+
+def _page(results: Sequence[page.Result], path: Path, command: str, of_seed: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path.with_suffix(".csv"), page.csv(results).encode())
     write_whole(path, page.page(results, command, of_seed).encode())

@@ -31,20 +31,23 @@ from simulator.off_policy.calibrated import twin_of
 from simulator.run import run
 from simulator.scenario import Scenario
 from simulator.train.distribution import scenario
-from simulator.train.plan import log_scenarios, make_plan
-from simulator.train.trainer import write_whole
-from simulator.train.validation import nothing_to_gain
+from simulator.train.plan import course_over, log_scenarios, make_plan
+from simulator.train.pool import LocalPool
+from simulator.train.trainer import train, write_whole
+from simulator.train.validation import learned, nothing_to_gain
 
 DEFAULTS, TUNED, NUMBERS, TRAINED, BARE = "defaults", "tuned once", "numbers", "trained", "trained, no guard"
 LABELS = (DEFAULTS, TUNED, NUMBERS, TRAINED, BARE)
 GENERATE_EVERY = 4
 """One fleet in so many is of language models."""
-RESULT = "result.json"
+KNOWN = "true fleet known"
+RESULT, _KNOWN = "result.json", "known.json"
 LOGGED_REQUESTS = 40_000
 _LOG_SEED = 1 << 21
 """Of the requests that the log is of: nobody is judged by them."""
 _JUDGED_FROM = (1 << 21) + 1000
-TRAINING = ("--iterations", "120", "--minutes", "10")
+ITERATIONS = 120
+TRAINING = ("--iterations", f"{ITERATIONS}", "--minutes", "10")
 """At most ten minutes of one core, as much as five minutes of two."""
 _NUMBERS_ALONE = (*TRAINING, "--iterations", "24", "--set", "coefficients_share=1")
 """As many as the whole training gives them."""
@@ -65,10 +68,14 @@ class Fleet:
         generates = self.number % GENERATE_EVERY == GENERATE_EVERY - 1
         return (language_models if generates else scenario)(self.seed, self.number)
 
+    @property
+    def opened(self) -> bool:
+        return (self.folder / RESULT).exists()
+
     def result(self) -> dict[str, Any]:
         """What came out; worked out once, some minutes, and read from its file afterwards."""
         file = self.folder / RESULT
-        if not file.exists():
+        if not self.opened:
             write_whole(file, (json.dumps(self._worked_out(), indent=1) + "\n").encode())
         read: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return read
@@ -114,6 +121,22 @@ class Fleet:
             "by_baseline": float(watch.by_baseline.mean()) if watch else 0.0,
             "guard_saw": dict(watch.reasons) if watch else {},
         }
+
+    def known(self) -> list[float]:
+        """What the same training makes of the true fleet and its requests, without a guard: ratios of mean and p99 to
+        the defaults; worked out once.
+        """
+        file = self.folder / _KNOWN
+        if not file.exists():
+            given, folder = self.scenario, self.folder / "known"
+            plan = make_plan({"fleet": given.name, "settings": {"iterations": ITERATIONS}})
+            folder.mkdir(exist_ok=True)
+            found = train(course_over(plan, [given], [given]), folder, LocalPool()).checkpoint.best
+            by_default, _ = self._judged(given, DEFAULTS, ExpectedLatency(), "plain")
+            judged, _ = self._judged(given, KNOWN, learned(found), "plain")
+            write_whole(file, json.dumps(list(_ratios(judged, by_default))).encode())
+        read: list[float] = json.loads(file.read_text(encoding="utf-8"))
+        return read
 
     def _trained(self, name: str, further: tuple[str, ...]) -> tuple[Learned | str, float]:
         """Run `balancer train` on the log, without the check. Returns the policy, or where it refuses its last line;

@@ -85,6 +85,13 @@ def test_language_models_are_told_of_by_first_tokens_too() -> None:
     assert "| language models (1) | trained |" in text
 
 
+def test_where_the_aim_is_missed_it_says_what_the_truth_gains() -> None:
+    assert [page.misses(one) for one in RESULTS] == [False, False, True, False]
+    assert "## Where the aim is missed" not in page.page(RESULTS, "", "")
+    short = RESULTS[2] | {"ratios": RESULTS[2]["ratios"] | {"true fleet known": [0.7, 0.6]}}
+    assert "| s02 | 1.000, 1.000 | 0.700, 0.600 |" in page.page([*RESULTS[:2], short], "", "")
+
+
 def test_medians_have_the_interval_over_fleets() -> None:
     assert page.median(np.array([0.5, 0.5, 0.5])) == "0.500 (0.500 to 0.500)"
     value, low, high = (
