@@ -34,7 +34,7 @@ def main() -> None:
 @click.option("--seeds", type=click.IntRange(min=2), default=SEEDS, show_default=True, help="Of requests.")
 @click.option("--out", type=click.Path(path_type=Path), default=_WORK, show_default=True)
 def rehearse(seed: int, fleets: int, first: int, seeds: int, out: Path) -> None:
-    """On fleets that are never sealed; some four minutes each."""
+    """On fleets that are never sealed; some eight minutes of a core each."""
     numbers = range(NEVER_SEALED + first, NEVER_SEALED + first + fleets)
     command = f"{_COMMAND}rehearse --seed {seed} --fleets {fleets} --first {first} --seeds {seeds}"
     _write(
