@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from balancer.kernel.settings import GuardSettings
+from balancer.config.canary import GuardSection
 from balancer.scheduler.canary.selector import CanaryPlan
 from dev.experiments.sealed.rivals import BASELINE, Rival, rivals, tuned_name
 from policies import BUILTIN
@@ -30,7 +30,6 @@ SUBJECT = "learned"
 BARE = "learned, no guard"
 CLAIRVOYANT = "clairvoyant"
 REFERENCES = (CLAIRVOYANT, SOCIAL)
-_GUARD = CanaryPlan(guard=GuardSettings(), baseline=ExpectedLatency())
 _NEVER_S = 1e9
 _SEEDS_FROM = 1 << 20
 """Request seeds of sealed runs: no other runs have them."""
@@ -65,7 +64,9 @@ def execute(task: Task) -> tuple[RunMetrics, Watch | None]:
     arrivals = [task.scenario.arrivals(seed, task.requests) for seed in task.seeds]
     fleet = task.scenario.fleet
     if task.way == "guarded":
-        found = run_with_selector(fleet, arrivals, task.policy, _GUARD, seeds=task.seeds)
+        # As a config has it: the sooner reports are stale, the sooner they are missed.
+        guard = CanaryPlan(GuardSection().settings(fleet.settings.stale_after_s), baseline=ExpectedLatency())
+        found = run_with_selector(fleet, arrivals, task.policy, guard, seeds=task.seeds)
         fell = [[change for change in each if change.fell] for each in found.changes]
         watch = Watch(
             by_baseline=np.mean(found.decided == BY_BASELINE, axis=1),

@@ -1,5 +1,6 @@
 """Sealed scenarios: what they are drawn from, who is tuned, what the verdict is of, and that they open once."""
 
+import dataclasses
 import json
 import subprocess
 from collections import Counter
@@ -20,7 +21,8 @@ from dev.experiments.sealed.opening import BARE, SUBJECT, Found, Opening, Watch
 from policies import BUILTIN
 from simulator.compare.metrics import RunMetrics, measure
 from simulator.engine.check import check_arrivals, check_fleet
-from simulator.scenario import Scenario
+from simulator.scenario import Scenario, load_scenario
+from simulator.spec import Reports
 from simulator.train.distribution import (
     BALANCERS,
     DISTRIBUTION,
@@ -76,6 +78,17 @@ def test_what_the_guard_did_is_counted_by_its_falls(monkeypatch: pytest.MonkeyPa
     assert watch.by_baseline.tolist() == [0.25, 0.0]
     assert watch.falls.tolist() == [2, 0]
     assert watch.reasons == Counter(range=1, late=1)
+
+
+def test_the_guard_misses_no_reports_that_come_as_often_as_the_fleet_says() -> None:
+    given = load_scenario("homogeneous-steady")
+    slow = dataclasses.replace(given.fleet.settings, stale_after_s=3.0)
+    fleet = dataclasses.replace(given.fleet, reports=Reports(period_s=1.0), settings=slow)
+    rare = dataclasses.replace(given, fleet=fleet)
+    task = opening.Task(0, SUBJECT, rare, BUILTIN["wlpr"](), "guarded", (1, 2), 3000)
+    _, watch = opening.execute(task)
+    assert watch is not None
+    assert not watch.reasons["reports"]
 
 
 def test_intervals_are_over_scenarios_and_over_request_seeds() -> None:
