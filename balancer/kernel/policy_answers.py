@@ -83,7 +83,7 @@ def _by_turn(compiler: Compiler) -> Answer:
     return _step(compiler, answer)
 
 
-@functools.lru_cache(maxsize=4)  # whoever trains makes many policies
+@functools.lru_cache(maxsize=4)  # training makes a policy for each candidate: their weights differ, this does not
 def _by_network(compiler: Compiler) -> Answer:
     fill, fill_columns = compiler.source(fill_learned), _filling(compiler, READS)
 

@@ -95,7 +95,7 @@ def arrivals_from_log(log: DecisionLog, models: Sequence[str], most: int | None 
 
 
 def level_of(request: Request) -> int:
-    """Of priority, as the request names it, at most `MOST_LEVELS`; 0: it names none."""
+    """The priority level that the request names, 1 to `MOST_LEVELS`; 0: it names none."""
     return int(np.clip(np.nan_to_num(np.max(request.priority)), 0, MOST_LEVELS))
 
 

@@ -40,11 +40,11 @@ class Parts(NamedTuple):
     """What episodes cost, `(e,)` each."""
 
     mean: FloatArray
-    """Its logarithm."""
+    """Logarithm of the mean latency."""
     tail: FloatArray
-    """Of the mean of the slowest 2%."""
+    """Logarithm of the mean latency of the slowest 2%."""
     missed: FloatArray
-    """Share of the deadlines."""
+    """Share of the requests that failed or missed their deadlines."""
 
 
 class Pgpe:
@@ -135,7 +135,7 @@ def weighed(parts: Parts, by_default: Parts, settings: TrainingSettings) -> Floa
 
 
 def parts_of(result: Result) -> Parts:
-    """Of latencies as `counted_s` has them."""
+    """The costs of a run; `counted_s` says how its latencies count."""
     first = int(result.latency_s.shape[1] * _WARM_UP_SHARE)
     counted, failed = [each[:, first:] for each in counted_s(result)], result.status[:, first:] != 0
     missed = ((counted[0] > result.deadline_s[:, first:]) | failed).mean(axis=1)

@@ -44,7 +44,7 @@ most of which go by before reports have told how fast workers are."""
 _TRAINED_ON = 0.75
 """Share of a log that training sees; the rest is for validation."""
 _BLOCKS = 64
-"""Of a log, of which episodes are put together: who trains on one order of its requests learns that one."""
+"""Into which a log is cut for episodes, on average: training on one order of its requests learns that order."""
 _LEAST_REQUESTS = 100
 
 
@@ -257,7 +257,7 @@ def _part(whole: Scenario, chosen: slice) -> Scenario:
     time_s = part.time_s
     rate_per_s = whole.workload.rate_per_s * (len(time_s) - 1) / max(float(time_s[-1] - time_s[0]), 1e-9)
     # Conversations of prompts would be torn apart.
-    block = 0 if recorded.prompts else max(len(recorded.time_s) // _BLOCKS, 1)
+    block = 0 if recorded.prompts is not None else max(len(recorded.time_s) // _BLOCKS, 1)
     recorded = dataclasses.replace(part, time_s=rescaled(time_s, 1.0), block=block)
     workload = dataclasses.replace(whole.workload, rate_per_s=rate_per_s, recorded=recorded)
     return dataclasses.replace(whole, workload=workload, requests=len(time_s))

@@ -55,9 +55,9 @@ def open_sealed(path: Path) -> None:
 @click.argument("commit")
 @click.option("--page", "path", type=click.Path(dir_okay=False, path_type=Path), default=PAGE, show_default=True)
 def known(commit: str, path: Path) -> None:
-    """Of the fleets opened in COMMIT where the aim is missed: what training gains that knows the truth.
+    """Train on the true fleet each fleet of COMMIT's opening that misses the aim, and add what it gains to the page.
 
-    It is written on the page. Some four minutes each; interrupted, it goes on.
+    Some four minutes each; interrupted, it goes on with the next fleet.
     """
     seed = seed_of(f"own fleets {commit}")
     fleets = _fleets(seed, range(FLEETS), SEEDS, _WORK / commit)

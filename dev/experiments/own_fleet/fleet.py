@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ _LOG_SEED = 1 << 21
 """Of the requests that the log is of: nobody is judged by them."""
 _JUDGED_FROM = (1 << 21) + 1000
 ITERATIONS = 120
-TRAINING = ("--iterations", f"{ITERATIONS}", "--minutes", "10")
+TRAINING = ("--iterations", str(ITERATIONS), "--minutes", "10")
 """At most ten minutes of one core, as much as five minutes of two."""
 _NUMBERS_ALONE = (*TRAINING, "--iterations", "24", "--set", "coefficients_share=1")
 """As many as the whole training gives them."""
@@ -73,12 +73,23 @@ class Fleet:
         return (self.folder / RESULT).exists()
 
     def result(self) -> dict[str, Any]:
-        """What came out; worked out once, some minutes, and read from its file afterwards."""
-        file = self.folder / RESULT
-        if not self.opened:
-            write_whole(file, (json.dumps(self._worked_out(), indent=1) + "\n").encode())
-        read: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return read
+        """What came out, some minutes."""
+        found: dict[str, Any] = self._once(RESULT, self._worked_out)
+        return found
+
+    def known(self) -> list[float]:
+        """Train on the true fleet and its true workload in place of the log's, some minutes. Returns the ratios of mean
+        and p99 to the defaults, without a guard.
+        """
+        found: list[float] = self._once(_KNOWN, self._trained_on_the_truth)
+        return found
+
+    def _once(self, name: str, work: Callable[[], Any]) -> Any:
+        """What is in the file of the fleet's folder; where it is not there yet, it is worked out and written."""
+        file = self.folder / name
+        if not file.exists():
+            write_whole(file, (json.dumps(work(), indent=1) + "\n").encode())
+        return json.loads(file.read_text(encoding="utf-8"))
 
     def _worked_out(self) -> dict[str, Any]:
         given = self.scenario
@@ -122,21 +133,14 @@ class Fleet:
             "guard_saw": dict(watch.reasons) if watch else {},
         }
 
-    def known(self) -> list[float]:
-        """What the same training makes of the true fleet and its requests, without a guard: ratios of mean and p99 to
-        the defaults; worked out once.
-        """
-        file = self.folder / _KNOWN
-        if not file.exists():
-            given, folder = self.scenario, self.folder / "known"
-            plan = make_plan({"fleet": given.name, "settings": {"iterations": ITERATIONS}})
-            folder.mkdir(exist_ok=True)
-            found = train(course_over(plan, [given], [given]), folder, LocalPool()).checkpoint.best
-            by_default, _ = self._judged(given, DEFAULTS, ExpectedLatency(), "plain")
-            judged, _ = self._judged(given, KNOWN, learned(found), "plain")
-            write_whole(file, json.dumps(list(_ratios(judged, by_default))).encode())
-        read: list[float] = json.loads(file.read_text(encoding="utf-8"))
-        return read
+    def _trained_on_the_truth(self) -> list[float]:
+        given, folder = self.scenario, self.folder / "known"
+        plan = make_plan({"fleet": given.name, "settings": {"iterations": ITERATIONS}})
+        folder.mkdir(exist_ok=True)
+        found = train(course_over(plan, [given], [given]), folder, LocalPool()).checkpoint.best
+        by_default, _ = self._judged(given, DEFAULTS, ExpectedLatency(), "plain")
+        judged, _ = self._judged(given, KNOWN, learned(found), "plain")
+        return list(_ratios(judged, by_default))
 
     def _trained(self, name: str, further: tuple[str, ...]) -> tuple[Learned | str, float]:
         """Run `balancer train` on the log, without the check. Returns the policy, or where it refuses its last line;
@@ -159,7 +163,7 @@ class Fleet:
 
 
 def _in_use(trained: Learned | str) -> tuple[Policy, Way]:
-    """Who gets no policy, or is told that there is nothing to gain, stays with the defaults."""
+    """What a user serves: the defaults where training refuses the log or says that there is nothing to gain."""
     if isinstance(trained, str) or nothing_to_gain(trained.loaded.record["scoreboard"]):
         return ExpectedLatency(), "plain"
     return trained, "guarded"

@@ -138,10 +138,10 @@ def _known(results: Sequence[Result]) -> list[str]:
         lines.append(f"| {one['fleet']['name']} | {' | '.join(cells)} |")
     return [
         "## Where the aim is missed",
-        "What the same training makes of such a fleet where it and its requests are known as they truly are: mean and "
-        f"p99, without a guard. Medians of the mean: {median(ratios(results, BARE))} by the log, "
-        f"{median(ratios(results, KNOWN))} by the truth. So much is lost to logs; what is left, this policy cannot "
-        "say, or this search does not find.",
+        "The same training on the true fleet and its true workload, in place of those made of the log: mean and p99 "
+        f"over the defaults, without a guard. Medians of the mean: {median(ratios(results, BARE))} by the log, "
+        f"{median(ratios(results, KNOWN))} by the true fleet. The difference is what the log costs; whatever else "
+        "keeps a fleet from the aim is the policy's form or the search.",
         "\n".join(lines),
     ]
 
