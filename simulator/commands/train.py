@@ -283,6 +283,8 @@ def _show(console: Console, best: Artifact, out: Path) -> None:
         console.print("Nothing to gain here: no lower mean is certain. Use expected_latency.", highlight=False)
     elif board and best.record["weighs_keys"]:
         console.print("It weighs keys itself: set requests.sticky_keys: false where it serves.", highlight=False)
+    for line in best.record["off_policy"].get("says", ()):
+        console.print(f"  {escape(line)}", highlight=False)
     for model, tolls in best.record["tolls"].items():
         console.print(f"  {escape(_of_tolls(model, tolls))}", highlight=False)
     console.print(f"Written: {out / _POLICY} (iteration {best.record['iteration']}), {_LAST}", highlight=False)

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from balancer.server.decision_log.recorded import DecisionLog
+from policies.base import Policy
 from simulator.compare import text
 from simulator.compare.statistics import CONFIDENCE, Estimate
 from simulator.compare.text import NONE, interval, milliseconds, share
@@ -144,6 +145,25 @@ class Evaluation:
     """Why, in words; empty where it is."""
     verdicts: tuple[PolicyVerdict, ...]
     command: str
+
+
+def one_decision_changed(log: DecisionLog, name: str, policy: Policy) -> dict[str, Any]:
+    """What a log says of a policy without any simulation, for a record: in words, and where it says anything the mean
+    as it was logged and by how much the policy changes it, doubly robust, with its interval.
+    """
+    try:
+        assessor = Assessor(log)
+    except ValueError as error:
+        return {"says": [f"{name}: the log itself tells nothing of it: {error}"]}
+    assessed = assessor.assess(name, policy)
+    found = verdict(assessed, assessor, None)
+    change = assessed.mean_s.change
+    return {
+        "says": list(verdict_lines(found)),
+        "trust": found.one_step,
+        "logged_mean_s": assessed.mean_s.logged.value,
+        "change_s": [change.value, change.low, change.high],
+    }
 
 
 def as_json(e: Evaluation) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 from balancer.config.profile_file import load_profile
 from balancer.load.arrivals import rescaled
 from balancer.server.decision_log.reading import read_log
-from balancer.server.decision_log.recorded import DecisionLogError
+from balancer.server.decision_log.recorded import DecisionLog, DecisionLogError
 from policies.base import FloatArray
 from policies.learned.artifact import Artifact, read_artifact
 from policies.learned.features import SCHEMA
@@ -227,11 +227,22 @@ def initial(generator: np.random.Generator, hidden: int, beta: float) -> Network
     return Network(**made | {"beta": np.array(beta)})
 
 
+def log_of(plan: TrainingPlan) -> DecisionLog:
+    """As much of the plan's log as it names."""
+    log = read_log(Path(plan.from_log))
+    return log.last(plan.last_hours) if plan.last_hours else log
+
+
+def not_trained_on(plan: TrainingPlan) -> DecisionLog:
+    """The last part of the plan's log."""
+    log = log_of(plan)
+    came_s = np.array([log.unix_s(each.run, each.at_s) for each in log])
+    return log.last(float(came_s.max() - np.quantile(came_s, _TRAINED_ON)) / 3600)
+
+
 def log_scenarios(plan: TrainingPlan) -> tuple[Scenario, Scenario]:
     """The fleet of the plan's log under requests of its first part, and under some of its last."""
-    log, profiles = read_log(Path(plan.from_log)), [load_profile(Path(each)) for each in plan.profile]
-    if plan.last_hours:
-        log = log.last(plan.last_hours)
+    log, profiles = log_of(plan), [load_profile(Path(each)) for each in plan.profile]
     try:
         calibration = calibrate(log, profiles=profiles)
         whole = scenario_from_log(log, calibration)

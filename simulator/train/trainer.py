@@ -31,11 +31,12 @@ from policies.learned.artifact import EVERYTHING, Artifact, make_artifact
 from policies.learned.features import FEATURES, Inputs
 from policies.learned.network import Network
 from simulator.batch import Batch
+from simulator.off_policy.report import one_decision_changed
 from simulator.train.arena import Draw, Task, arena, cut
 from simulator.train.cost_search import named
-from simulator.train.plan import ResolvedPlan, TrainingPlan
+from simulator.train.plan import ResolvedPlan, TrainingPlan, not_trained_on
 from simulator.train.pool import TaskPool
-from simulator.train.validation import NetworkVerdict, Validation, scoreboard
+from simulator.train.validation import NetworkVerdict, Validation, learned, scoreboard
 from simulator.view import BatchView
 
 OUT_OF_TIME = "the time is over"
@@ -280,8 +281,12 @@ def artifacts(
     del record["schema"]  # the file has it, in full
     board = {} if short else scoreboard(network, course.report, settings.episode_requests, pool)
     tolls = named(network.tolls, course.places)
-    weighs_keys = course.weighs_keys
-    best = {**record, "iteration": kept.best_iteration, "scoreboard": board, "tolls": tolls, "weighs_keys": weighs_keys}
+    best = {
+        **{**record, "iteration": kept.best_iteration, "scoreboard": board, "tolls": tolls},
+        **{"weighs_keys": course.weighs_keys, "off_policy": {}},
+    }
+    if plan.from_log and not short:
+        best["off_policy"] = one_decision_changed(not_trained_on(plan), "off-policy", learned(network))
     last = {**record, "iteration": course.algorithm.iteration}
     return make_artifact(network, lowest, highest, best), make_artifact(kept.last, lowest, highest, last)
 

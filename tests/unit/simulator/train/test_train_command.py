@@ -244,6 +244,12 @@ def test_training_for_a_logs_fleet_begins_with_a_policy_and_ends_no_worse(tmp_pa
     assert made.record["tolls"].keys() == {"bert-large", "bert-small", "forecast"}
     board = made.record["scoreboard"]["log"]["expected_latency"]["mean"]
     assert ("Nothing to gain here" in result.output) == (board[2] >= 1)
+    of_log = made.record["off_policy"]
+    assert of_log["says"][0].startswith("off-policy: one decision changed: ")
+    assert " ".join(of_log["says"][0].split()) in " ".join(result.output.split())
+    change_s, low_s, high_s = of_log["change_s"]
+    assert low_s <= change_s <= high_s
+    assert len(planning.not_trained_on(planning.TrainingPlan(from_log=str(tmp_path / "log")))) == 150
 
 
 def test_for_one_fleet_processes_make_no_difference_and_it_goes_on_where_it_was(tmp_path: Path) -> None:
