@@ -167,3 +167,18 @@ def _by_worker(worker: npt.NDArray[np.int16], ok: BoolArray, workers: int) -> In
 def _divide(above: FloatArray | IntArray, below: FloatArray | IntArray) -> FloatArray:
     quotient: FloatArray = np.divide(above, below, out=np.full(below.shape, np.nan), where=below > 0)
     return quotient
+
+
+def counted_s(result: Result) -> list[FloatArray]:
+    """What a run is judged by, `(e, k)` each: latencies as they are charged, and where models generate, the seconds
+    until their first tokens; NaN of other models. A mean or a tail is the geometric mean of both."""
+    latency_s, generates = counted_latency_s(result), np.isfinite(result.prompt_tokens)
+    if not generates.any():
+        return [latency_s]
+    return [latency_s, np.where(generates, np.where(result.status == 0, result.first_s, latency_s), np.nan)]
+
+
+def counted_latency_s(result: Result) -> FloatArray:
+    """Latencies `(e, k)` as they are charged: failed requests as at least a second, those never answered as 20 s."""
+    latency_s = np.where(np.isnan(result.latency_s), 20.0, result.latency_s)
+    return np.where(result.status != 0, np.maximum(latency_s, 1.0), latency_s)

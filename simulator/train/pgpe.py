@@ -20,9 +20,10 @@ import numpy as np
 from policies.base import FloatArray
 from policies.expected_latency import ExpectedLatency
 from policies.learned.network import Network, shapes
+from simulator.compare.metrics import counted_s
 from simulator.result import Result
 from simulator.run import run
-from simulator.train.arena import Draw, Episode, Task, arena, counted_s, cut
+from simulator.train.arena import Draw, Episode, Task, arena, cut
 from simulator.train.pool import TaskPool
 from simulator.train.settings import TrainingSettings
 

@@ -13,12 +13,11 @@ from policies.learned.artifact import make_artifact
 from policies.learned.features import FEATURES
 from policies.learned.network import Network
 from policies.wlpr import WeightedLeastPending
-from simulator.compare.metrics import WARM_UP_SHARE
+from simulator.compare.metrics import WARM_UP_SHARE, counted_s
 from simulator.compare.statistics import Estimate, ratio
 from simulator.run import run
 from simulator.scenario import Scenario
 from simulator.spec import FleetSpec
-from simulator.train.arena import counted_s
 from simulator.train.pool import TaskPool
 from simulator.train.scenarios import random_scenario
 
@@ -76,7 +75,7 @@ class NetworkVerdict(NamedTuple):
 
 
 class MeanAndTail(NamedTuple):
-    """Mean and p99 in seconds of each case, as `arena.counted_s` counts them; `(e,)` each."""
+    """Mean and p99 in seconds of each case, as `counted_s` counts them; `(e,)` each."""
 
     mean_s: FloatArray
     p99_s: FloatArray

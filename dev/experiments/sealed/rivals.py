@@ -18,11 +18,10 @@ import numpy as np
 from policies import BUILTIN
 from policies.base import FloatArray, Policy
 from simulator.capacity import capacity_per_s
-from simulator.compare.metrics import WARM_UP_SHARE
+from simulator.compare.metrics import WARM_UP_SHARE, counted_latency_s
 from simulator.run import run
 from simulator.scenario import Scenario, load_scenario, scenario_names
 from simulator.spec import SimulatedWorker
-from simulator.train.arena import counted_latency_s
 from simulator.train.distribution import NEVER_SEALED, scenario
 from simulator.train.validation import TAIL_WEIGHT
 

@@ -1,9 +1,8 @@
-"""The reference that minds others: its tolls where theory is exact, and what it does with them."""
+"""The reference that minds others: better than who knows as much and minds only itself."""
 
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from policies import BUILTIN
 from simulator.compare import social
@@ -23,29 +22,6 @@ def scenario(speeds: tuple[float, ...], rate_per_s: float) -> Scenario:
         tuple(SimulatedWorker(f"w{i}", speed=speed) for i, speed in enumerate(speeds)),
     )
     return Scenario("one", "", "train", fleet, Workload(rate_per_s, (ModelTraffic("m"),)))
-
-
-def test_equal_workers_have_the_toll_of_their_common_utilisation() -> None:
-    assert social.tolls(scenario((1.0, 1.0), 1.0)) == pytest.approx([2.0, 2.0], rel=0.01)  # 0.5 / 0.5^2
-
-
-def test_unequal_workers_have_that_of_the_best_split_by_the_square_root_rule() -> None:
-    speeds, rate = np.array([4.0, 1.0]), 3.5
-    spare = np.sqrt(speeds) * (speeds.sum() - rate) / np.sqrt(speeds).sum()
-    used = 1 - spare / speeds
-    assert social.tolls(scenario((4.0, 1.0), rate)) == pytest.approx(used / (1 - used) ** 2, rel=0.02)
-
-
-def test_a_slow_worker_that_the_best_split_leaves_out_has_none() -> None:
-    fast, slow = social.tolls(scenario((10.0, 1.0), 2.0))
-    assert fast == pytest.approx(0.2 / 0.64, rel=0.01)
-    assert slow == pytest.approx(0.0, abs=0.01)
-
-
-def test_more_than_can_be_served_and_an_unknown_rate_have_finite_tolls() -> None:
-    assert np.isfinite(social.tolls(scenario((1.0, 1.0), 5.0))).all()
-    closed = scenario((1.0, 1.0), 1.0)
-    assert not social.tolls(replace(closed, workload=replace(closed.workload, clients=3))).any()
 
 
 def models_on_shared_devices() -> Scenario:
