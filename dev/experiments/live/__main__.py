@@ -20,7 +20,7 @@ from balancer.load.command import LiveLine, make_console
 from dev.experiments.live import fidelity, plot, switchback
 from dev.experiments.live.record import Recording, record
 from dev.experiments.live.report import Report, make_report
-from dev.experiments.live.session import FIDELITY, QUICK, SWITCHBACK, Session, capacity_weights
+from dev.experiments.live.session import FIDELITY, LOGGED_ROUNDS, QUICK, SWITCHBACK, Session, capacity_weights
 from dev.stack import interruptible
 from policies import BUILTIN
 from policies.learned import Learned
@@ -66,11 +66,17 @@ def fidelity_(out: Path, target: Path | None, again: bool, policies: tuple[str, 
 @main.command("switchback")
 @_options(SWITCHBACK, "out/switchback")
 @click.option("--quick", is_flag=True, help=f"{QUICK.rounds} rounds of short windows, to see that all of it works.")
+@click.option("--train", is_flag=True, help="`learned` too, trained before on a log that the stack records.")
 def switchback_(
-    out: Path, target: Path | None, again: bool, quick: bool, policies: tuple[str, ...], learned: str
+    out: Path, target: Path | None, again: bool, quick: bool, train: bool, policies: tuple[str, ...], learned: str
 ) -> None:
     """The last policy against each of the others, under bursts: writes README.md, switchback.png and results.json."""
-    report = _report(out, again, lambda: _session(QUICK if quick else SWITCHBACK, policies, learned), weigh=True)
+    design = QUICK if quick else SWITCHBACK
+    if train and learned:
+        raise click.ClickException("--train and --learned are given: train it, or give its file")
+    if train:
+        design = replace(design, logged_rounds=LOGGED_ROUNDS)
+    report = _report(out, again, lambda: _session(design, policies, learned), weigh=True)
     folder = target or out
     plot.switchback(report, folder / "switchback.png")
     _write(folder, "README.md", switchback.page(report), "results.json", report.as_json())
@@ -84,6 +90,7 @@ def _session(design: Session, policies: tuple[str, ...], learned: str) -> Sessio
         raise ValueError("--policy is learned: give its file instead, by --learned FILE")
     if learned:
         build_policy(Learned.name, {"file": learned})  # raises where it cannot be used
+    if learned or design.logged_rounds:
         policies = (*policies, Learned.name)
     session = replace(design, policies=policies, learned=learned)
     for policy in session.policies:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import shutil
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -22,7 +24,7 @@ from balancer.profile.measure import Profiler, Sweep
 from balancer.stack.stack import OwnStack
 from dev.demo import steps
 from dev.experiments.live.session import Session
-from dev.stack import emulated
+from dev.stack import POLICY, emulated
 
 WORKERS = 4
 _SWEEP = Sweep(executions=30, seconds=2.5, warm_up=2)
@@ -31,6 +33,12 @@ _EASY_S = 6.0
 _EASY_MODEL = ModelMix("emulated_tft")
 """Its service takes 2 ms on each of the GPUs, so that at the session's rate hardly any request waits for another."""
 _MODELS = tuple(model.name for model in steps.MIX)
+
+_FIRST = "round_robin"
+_LOG, _TRAINED_SAYS = "decisions", "trained.log"
+_TRAINING = ("--unchecked", "--iterations", "120")
+"""The twin's network does not stall as this machine's does, where clients, servers and workers share the cores: its
+p99 is too low for a twin, which the page says."""
 
 _WEIGHTS_TIMEOUT_S = 5.0
 _POLL_S = 0.05
@@ -124,7 +132,7 @@ async def record(
     Raises:
         OperatorError: a part cannot be started, or fails.
     """
-    async with emulated(out / "run", WORKERS, "round_robin", *_of_sessions(session)) as stack:
+    async with emulated(out / "run", WORKERS, _FIRST, *_of_sessions(session)) as stack:
         addresses = {worker.name: worker.grpc_endpoint for worker in stack.specs}
         say("service times of each Triton ...")
         # At once: they sleep rather than compute. `profile` sends one request at a time to each.
@@ -135,6 +143,8 @@ async def record(
         weights = dict(weigh(profiles)) if weigh else dict.fromkeys(profiles, 1.0)
         if weigh:
             await _weigh(stack, weights)
+        if session.logged_rounds:
+            session = dataclasses.replace(session, learned=str(await _trained(stack, session, out, say, tell)))
         say("requests that do not wait, through everything ...")
         before = await drive(stack.url, _easy_workload(session, 0))
         say(f"the session, {session.turns()[-1].end_s:.0f} s ...")
@@ -155,11 +165,41 @@ async def record(
 
 
 def _of_sessions(session: Session) -> tuple[dict[str, Any], dict[str, str]]:
-    """Config and environment of a stack whose emulated GPUs remember keys, which policies place."""
+    """Config and environment of a stack that records what it is trained on, and whose emulated GPUs remember keys,
+    which policies place."""
+    config = {"decision_log": {"folder": _LOG}} if session.logged_rounds else {}
     if not session.sessions:
-        return {}, {}
+        return config, {}
     cache = {"EMULATED_GPU_CACHE_KEYS": session.cache_keys, "EMULATED_GPU_CACHE_SAVING": session.cache_saving}
-    return {"requests": {"sticky_keys": False}}, {name: str(value) for name, value in cache.items()}
+    return config | {"requests": {"sticky_keys": False}}, {name: str(value) for name, value in cache.items()}
+
+
+async def _trained(
+    stack: OwnStack, session: Session, out: Path, say: Callable[[str], None], tell: Callable[[Progress], None]
+) -> Path:
+    """Record what it does under `expected_latency`, and train on that, as a user would. Returns the policy's file."""
+    log, trained = stack.config_path.parent / _LOG, out / "trained"
+    say(f"its own log, {session.logged.turns()[-1].end_s:.0f} s ...")
+    await stack.swap(POLICY)
+    await drive(stack.url, session.logged.workload(), DriveOptions(timeout_s=60.0), on_progress=tell)
+    await stack.swap(_FIRST)
+    # As long as it is asked, as more is recorded meanwhile.
+    await asyncio.to_thread(shutil.copytree, log, out / _LOG)
+    say(f"training on it, some minutes; see {out / _TRAINED_SAYS} ...")
+    command = ("train", "--out", str(trained), "--from-log", str(out / _LOG), *_TRAINING)
+    with open(out / _TRAINED_SAYS, "wb") as says:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "balancer", *command), stdout=says, stderr=says
+        )
+        try:
+            ended = await process.wait()
+        finally:
+            if process.returncode is None:
+                process.terminate()
+                await process.wait()
+    if ended:
+        raise OperatorError(f"training failed: {(out / _TRAINED_SAYS).read_text().strip().splitlines()[-1]}")
+    return trained / "policy.npz"
 
 
 async def _weigh(stack: OwnStack, weights: Mapping[str, float]) -> None:

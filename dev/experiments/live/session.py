@@ -11,6 +11,7 @@ import numpy as np
 from balancer.config.profile_file import Profile
 from balancer.load.workload import IntArray, LoadWorkload
 from dev.demo import steps
+from dev.stack import POLICY
 from policies.learned import Learned
 from simulator.workload.draws import Sessions
 
@@ -48,6 +49,9 @@ class Session:
     """Keys that each emulated GPU remembers; 0: none."""
     cache_saving: float = 0.0
     learned: str = ""
+    """File of the policy `learned`."""
+    logged_rounds: int = 0
+    """Before the session, recorded under `expected_latency` to train that policy on; 0: it is given."""
 
     @property
     def plan(self) -> steps.Plan:
@@ -56,6 +60,11 @@ class Session:
 
     def options(self, policy: str) -> dict[str, Any]:
         return {"file": str(Path(self.learned).resolve())} if policy == Learned.name else {}
+
+    @property
+    def logged(self) -> "Session":
+        """What is recorded before: as this one, with requests of its own."""
+        return replace(self, policies=(POLICY,), rounds=self.logged_rounds, seed=self.seed + 1)
 
     def turns(self) -> tuple[Turn, ...]:
         length_s = self.pause_s + self.settle_s + self.window_s
@@ -117,6 +126,7 @@ for the block, under the same arrivals. Many short windows rather than few long 
 on, and 2 s empty most queues. More traffic than the demo's, where nearly all is in time whoever picks. Requests come in
 sessions, of whose prefix the emulated GPUs remember more than the run has at any moment: who is sent where it was
 before takes 50% less."""
+LOGGED_ROUNDS = 25
 QUICK = replace(SWITCHBACK, rounds=3, window_s=3.0, settle_s=1.0)
 """To see that all of it works; its intervals say nothing."""
 

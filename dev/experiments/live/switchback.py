@@ -8,7 +8,7 @@ from balancer.load.result import milliseconds, share
 from dev.demo import steps
 from dev.experiments.live.figures import IN_TIME, RESAMPLES, Pair
 from dev.experiments.live.report import Report
-from dev.experiments.live.session import QUICK, SWITCHBACK
+from dev.experiments.live.session import LOGGED_ROUNDS, QUICK, SWITCHBACK, Session
 from policies.learned import Learned
 from simulator.compare.statistics import Estimate
 from simulator.compare.text import markdown
@@ -49,7 +49,7 @@ In brackets: measured, the 95% interval, from {RESAMPLES:,} resamples of whole b
   drawn for the block, under the same requests at the same times, their sessions under new names. The policy is swapped
   by editing the config file while requests flow. The first {session.settle_s:g} s of a window are left out, for what
   the policy before left behind; {session.window_s:g} s count.
-- **Who decided.** {_own(report)}
+{_training(session)}- **Who decided.** {_own(report)}
 - **Latency** is from the scheduled start of a request to its answer, as the unmodified tritonclient sees it. In time:
   within its model's deadline; a request that fails is not.
 - **Weights.** Each worker's is what its GPU was measured to do of this traffic: `wlpr` gets the weights of an operator
@@ -126,6 +126,18 @@ def _own(report: Report) -> str:
     )
 
 
+def _training(session: Session) -> str:
+    if not session.logged_rounds:
+        return ""
+    logged = session.logged
+    return (
+        f"- **Training.** Before, {len(logged.workload()):,} other requests came for {logged.turns()[-1].end_s:.0f} s, "
+        "which `expected_latency`\n  decided and the stack recorded; `balancer train --from-log` made `learned` of it. "
+        "A twin's p99 is too low here,\n  where client, servers and workers share the cores, so it was told to train "
+        "nonetheless (`--unchecked`).\n"
+    )
+
+
 def _mix() -> str:
     return ", ".join(f"{mix.name} {mix.weight:.0%} ({milliseconds(mix.deadline_s)} ms)" for mix in steps.MIX)
 
@@ -137,10 +149,10 @@ def _problems(report: Report) -> str:
 def _command(report: Report) -> str:
     session = report.recording.session
     named = tuple(name for name in session.policies if name != Learned.name)
-    if replace(session, policies=named, learned="") == SWITCHBACK:
-        return f"make switchback{session.learned and f' FILE={session.learned}'}"
+    if replace(session, policies=named, learned="") == replace(SWITCHBACK, logged_rounds=LOGGED_ROUNDS):
+        return "make switchback"
     quick = " --quick" if session.rounds == QUICK.rounds else ""
-    learned = session.learned and f" --learned {session.learned}"
+    learned = " --train" if session.logged_rounds else session.learned and f" --learned {session.learned}"
     return f"python -m dev.experiments.live switchback{quick}{''.join(f' --policy {name}' for name in named)}{learned}"
 
 

@@ -117,6 +117,7 @@ def test_a_run_that_is_not_what_it_says_is_told_and_fails(tmp_path, flaw, said):
         (["--policy", "fastest", "--policy", "wlpr"], "--policy is 'fastest': give one of"),
         (["--policy", "learned", "--policy", "wlpr"], "give its file instead, by --learned FILE"),
         (["--learned", "no_such.npz"], "file no_such.npz cannot be read"),
+        (["--learned", "no_such.npz", "--train"], "--train and --learned are given"),
         (["--policy", "wlpr"], "give at least two, each once"),
         (["--policy", "wlpr", "--policy", "wlpr"], "give at least two, each once"),
     ],
