@@ -48,6 +48,8 @@ def twin(ctx: click.Context, log: Path, seeds: int, profiles: tuple[Path, ...], 
     console.print(report.twin_table(made))
     for note in made.notes:
         console.print(f"Note: {note}.", markup=False, highlight=False)
+    for why in (why for model in made.models for why in model.unsure()):
+        console.print(f"Note: {why}; a longer log would tell more.", markup=False, highlight=False)
     differs = [why for model in made.models for why in model.differs()]
     for why in differs:
         console.print(f"Differs: {why}.", markup=False, highlight=False)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import nnls
+from scipy.stats import norm
 
 from balancer.server.decision_log.recorded import DecisionLog
+from policies.base import FloatArray
 from simulator.log.caches import CacheFit, Came, Ran, fit
 from simulator.log.service import Executions, service_time, worked
 from simulator.log.stations import MOST_AT_ONCE, Answered, Execution, Room, Sharing, executions_of, sharings
@@ -29,8 +32,10 @@ _CERTAIN = 5.0
 """Standard errors from none at which requests are taken to differ."""
 _SURE = 2.0
 """Standard errors from none at which a worker's speed is taken to be another than its kind's."""
-_MOST_CV = 1.5
+_MOST_CV = 4.0
 _LEAST_CV = 0.01
+_DRAWN = 5001
+"""Quantiles that stand for a distribution."""
 _UNLIKELY = 0.1
 _OUTERMOST = 0.002
 """Share of what executions took, at each end, that is cut off where noise is measured."""
@@ -300,9 +305,27 @@ def _spread(name: str, alike: _Alike, tables: Mapping[Kind, ServiceTime]) -> _Sp
 
 def _variance(factors: Sequence[float]) -> tuple[float, float]:
     """Over the squared mean; and its standard error."""
+    squares = _squares(np.array(factors))
+    variance = float(squares.mean())
+    whole = float(np.interp(variance, *_cut_and_whole()))
+    doubt = float(squares.std()) / np.sqrt(len(squares)) * whole / max(variance, _LEAST_CV**2)
+    return whole, max(doubt, _LEAST_CV**2)
+
+
+def _squares(factors: FloatArray) -> FloatArray:
+    """Of what each is off the mean, over the mean, without the outermost."""
     kept = np.clip(factors, *np.quantile(factors, [_OUTERMOST, 1 - _OUTERMOST]))
-    squares = np.square(kept / kept.mean() - 1)
-    return float(squares.mean()), max(float(squares.std()) / np.sqrt(len(kept)), _LEAST_CV**2)
+    found: FloatArray = np.square(kept / kept.mean() - 1)
+    return found
+
+
+@lru_cache
+def _cut_and_whole() -> tuple[FloatArray, FloatArray]:
+    """Variances of lognormal factors over their squared means: without the outermost, and with them."""
+    whole = np.square(np.linspace(0.0, _MOST_CV, 41))
+    normal = norm.ppf((np.arange(_DRAWN) + 0.5) / _DRAWN)
+    cut = np.array([_squares(np.exp(np.sqrt(np.log1p(each)) * normal)).mean() for each in whole])
+    return cut, whole
 
 
 def _cv(variance: float) -> float:

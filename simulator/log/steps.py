@@ -84,6 +84,19 @@ class TimedAnswers:
         """Tokens of the prompt that the worker did not have, at least 1."""
         return np.maximum(self.tokens - self.had, 1.0)
 
+    @property
+    def beyond_knee(self) -> FloatArray:
+        """Those of them that are not the first of a step."""
+        steps = np.floor(self.to_compute / _STEP_TOKENS)
+        rest = self.to_compute - steps * _STEP_TOKENS
+        found: FloatArray = steps * (_STEP_TOKENS - KNEE_TOKENS) + np.maximum(rest - KNEE_TOKENS, 0.0)
+        return found
+
+    @property
+    def pairs(self) -> FloatArray:
+        """Of each token to compute and one before it."""
+        return self.to_compute * (self.tokens - 0.5 * self.to_compute)
+
     def of(self, chosen: BoolArray) -> "TimedAnswers":
         return TimedAnswers(*(getattr(self, each.name)[chosen] for each in dataclasses.fields(self)))
 
@@ -135,8 +148,10 @@ def fit(answers: Sequence[TimedAnswers], kinds: IntArray) -> dict[int, StepTimes
     for kind in np.unique(kinds):
         parts = [each.of(each.worker == worker) for each in answers for worker in np.flatnonzero(kinds == kind)]
         own = [part for part in parts if len(part.worker)]
-        x = np.concatenate([np.zeros((0, len(StepTimes._fields))), *map(sums, own)])
-        seconds = np.concatenate([np.zeros(0), *(each.end_s - each.first_s for each in own)])
+        x = np.concatenate([np.zeros((0, len(StepTimes._fields))), *map(sums, own), *map(first_sums, own)])
+        seconds = np.concatenate(
+            [np.zeros(0), *(each.end_s - each.first_s for each in own), *(each.first_s - each.sent_s for each in own)]
+        )
         usable = (x[:, 0] >= 1) & (seconds > 0)
         if np.count_nonzero(usable) >= _LEAST_ANSWERS:
             # Relative errors, of terms of like size. No token costs more than one of a prompt.
@@ -145,20 +160,59 @@ def fit(answers: Sequence[TimedAnswers], kinds: IntArray) -> dict[int, StepTimes
             scale = np.maximum(x.mean(axis=0), 1e-30)
             weights, _ = nnls(x / scale, np.ones(len(x)))
             once_s, token_s, further_s, context_s, attention_s = (weights / scale).tolist()
-            prompt_s = _of_first_tokens(own) or token_s + further_s
-            found[int(kind)] = StepTimes(once_s, min(token_s, prompt_s), prompt_s, context_s, attention_s)
+            found[int(kind)] = StepTimes(once_s, token_s, token_s + further_s, context_s, attention_s)
     return found
 
 
-def _of_first_tokens(answers: Sequence[TimedAnswers]) -> float:
-    """By how much each token to compute delays the first one of an answer, where the worker computed no other prompt
-    meanwhile; 0: there are too few such answers. `answers`: of one worker each."""
-    alone = [each.of(_alone(each)) for each in answers]
-    tokens = np.concatenate([each.to_compute for each in alone])
-    seconds = np.concatenate([each.first_s - each.sent_s for each in alone])
-    if len(tokens) < _LEAST_ANSWERS or tokens.std() <= 0:
-        return 0.0
-    return max(float(np.polyfit(tokens, seconds, 1)[0]), 0.0)
+def sums(a: TimedAnswers) -> FloatArray:
+    """How many of the parts of `StepTimes` the seconds from the first token to the last are made of, `(k, 5)`; of
+    answers of one worker."""
+    steps, meanwhile = a.output - 1, _Meanwhile(a)
+    # A prompt is computed just before the first token.
+    by_first = np.argsort(a.first_s, kind="stable")
+    places = [np.searchsorted(a.first_s[by_first], each, side="right") for each in (a.first_s, a.end_s)]
+
+    def computed(of: FloatArray) -> FloatArray:
+        total = np.concatenate([[0.0], np.cumsum(of[by_first])])
+        found: FloatArray = total[places[1]] - total[places[0]]
+        return found
+
+    generated, context = meanwhile.between(a.first_s, a.end_s, steps)
+    cheap, dear = computed(a.to_compute - a.beyond_knee), computed(a.beyond_knee)
+    return np.stack([steps, generated + cheap, dear, context, computed(a.pairs)], axis=1)
+
+
+def first_sums(a: TimedAnswers) -> FloatArray:
+    """The same of the seconds to the first token, where the worker computed no other prompt meanwhile; else none."""
+    # Half a step is under way when it comes.
+    steps = np.ceil(a.to_compute / _STEP_TOKENS) + 0.5
+    generated, context = _Meanwhile(a).between(a.sent_s, a.first_s, steps)
+    cheap = generated + a.to_compute - a.beyond_knee
+    return np.stack([steps, cheap, a.beyond_knee, context, a.pairs], axis=1) * _alone(a)[:, None]
+
+
+class _Meanwhile:
+    """What a worker generated from one moment to another."""
+
+    def __init__(self, a: TimedAnswers) -> None:
+        steps, lasts_s = a.output - 1, np.maximum(a.end_s - a.first_s, _LEAST_S)
+        ends_s = np.concatenate([a.first_s, a.end_s])
+        order = np.argsort(ends_s, kind="stable")
+        self._at_s = ends_s[order]
+        span_s = np.diff(self._at_s, append=self._at_s[-1:])
+        rates = np.cumsum(np.concatenate([steps / lasts_s, -steps / lasts_s])[order])
+        self._generated = _until(rates * span_s)
+        # What is before a token grows with each that is generated, and falls when the answer is whole.
+        context = np.cumsum(np.concatenate([a.tokens, -(a.tokens + steps)])[order]) + self._generated
+        self._context_s = _until((context + 0.5 * rates * span_s) * span_s)
+
+    def between(self, from_s: FloatArray, to_s: FloatArray, steps: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Tokens, and over so many steps those before them; `(k,)` each."""
+
+        def over(until: FloatArray) -> FloatArray:
+            return np.interp(to_s, self._at_s, until) - np.interp(from_s, self._at_s, until)
+
+        return over(self._generated), over(self._context_s) / np.maximum(to_s - from_s, _LEAST_S) * steps
 
 
 def _alone(a: TimedAnswers) -> BoolArray:
@@ -166,35 +220,6 @@ def _alone(a: TimedAnswers) -> BoolArray:
     before, after = (np.searchsorted(ends_s, each, side="right") for each in (a.sent_s, a.first_s))
     alone: BoolArray = after - before == 1
     return alone
-
-
-def sums(a: TimedAnswers) -> FloatArray:
-    """How many of the parts of `StepTimes` the seconds from the first token to the last are made of, `(k, 5)`; of
-    answers of one worker."""
-    steps, lasts_s = a.output - 1, np.maximum(a.end_s - a.first_s, _LEAST_S)
-    ends_s = np.concatenate([a.first_s, a.end_s])
-    order = np.argsort(ends_s, kind="stable")
-    at_s = ends_s[order]
-    span_s = np.diff(at_s, append=at_s[-1:])
-    rates = np.cumsum(np.concatenate([steps / lasts_s, -steps / lasts_s])[order])
-    generated = _until(rates * span_s)
-    # What is before a token grows with each that is generated, and falls when the answer is whole.
-    context = np.cumsum(np.concatenate([a.tokens, -(a.tokens + steps)])[order]) + generated
-    context_s = _until((context + 0.5 * rates * span_s) * span_s)
-    # A prompt is computed just before the first token.
-    by_first = np.argsort(a.first_s, kind="stable")
-    places = [np.searchsorted(a.first_s[by_first], each, side="right") for each in (a.first_s, a.end_s)]
-
-    def over(until: FloatArray) -> FloatArray:
-        return np.interp(a.end_s, at_s, until) - np.interp(a.first_s, at_s, until)
-
-    def computed(of: FloatArray) -> FloatArray:
-        total = np.concatenate([[0.0], np.cumsum(of[by_first])])
-        found: FloatArray = total[places[1]] - total[places[0]]
-        return found
-
-    pairs, before = a.to_compute * (a.tokens - 0.5 * a.to_compute), over(context_s) / lasts_s
-    return np.stack([steps, over(generated), computed(a.to_compute), before * steps, computed(pairs)], axis=1)
 
 
 def _until(parts: FloatArray) -> FloatArray:

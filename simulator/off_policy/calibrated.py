@@ -29,8 +29,8 @@ CHECKED_BY = 8
 """Seeds, unless somebody wants more."""
 _CHANCE = 0.05
 """That any quantile of a perfect twin is farther off than by chance: each of them may be so much more seldom."""
-_MOST_BY_CHANCE = 0.25
-"""However much its own runs differ from each other, a twin is no farther off."""
+_MUCH_CHANCE = 0.25
+"""From which on a log tells little of whether it is a twin."""
 _LEAST_FOR_P50, _LEAST_FOR_P99 = 100, 1000
 """Requests in the log: of fewer, the quantile is told and not judged, as the log itself has it by chance."""
 
@@ -66,14 +66,24 @@ class ModelFit:
 
     def differs(self) -> Iterator[str]:
         """What is too far off, in words."""
-        for name, error, chance, within, least, logged_s in (
-            ("p50", self.p50_error, self.p50_chance, P50_WITHIN, _LEAST_FOR_P50, self.logged_p50_s),
-            ("p99", self.p99_error, self.p99_chance, P99_WITHIN, _LEAST_FOR_P99, self.logged_p99_s),
-        ):
-            allowed = max(within, min(chance, _MOST_BY_CHANCE))
-            if self.requests >= least and not abs(error.value) <= allowed:
+        for name, error, chance, within, logged_s in self._judged():
+            allowed = max(within, chance)
+            if not 1 / (1 + allowed) <= 1 + error.value <= 1 + allowed:
                 was = f"{logged_s * 1e3:.1f} ms in the log"
                 yield f"{name} of {self.model} is {error.value:+.0%} off, {allowed:.0%} are allowed ({was})"
+
+    def unsure(self) -> Iterator[str]:
+        """What may be right by chance, in words."""
+        for name, _, chance, _, _ in self._judged():
+            if chance > _MUCH_CHANCE:
+                yield f"one run's {name} of {self.model} is up to {chance:.0%} off by chance"
+
+    def _judged(self) -> Iterator[tuple[str, Estimate, float, float, float]]:
+        """Name, error, what of it may be chance, what is allowed, and the log's seconds."""
+        if self.requests >= _LEAST_FOR_P50:
+            yield "p50", self.p50_error, self.p50_chance, P50_WITHIN, self.logged_p50_s
+        if self.requests >= _LEAST_FOR_P99:
+            yield "p99", self.p99_error, self.p99_chance, P99_WITHIN, self.logged_p99_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +179,13 @@ def _fit(name: str, simulated_s: Sequence[FloatArray], logged_s: FloatArray, con
     """`simulated_s`: by seed; `confidence`: that one more run is no farther off than by chance."""
     p50_s, p99_s = (float(np.quantile(logged_s, share)) for share in (0.5, TAIL))
     by_seed = np.array([np.quantile(one, (0.5, TAIL)) for one in simulated_s])
-    errors = by_seed[:, 0] / p50_s - 1, by_seed[:, 1] / p99_s - 1
-    p50_error, p99_error = map(mean, errors)
-    p50_chance, p99_chance = (_of_one_more(each, confidence) for each in errors)
+    p50_error, p99_error = (_less_1(ratio(own, np.array(was))) for own, was in zip(by_seed.T, (p50_s, p99_s), strict=True))
+    p50_chance, p99_chance = (float(np.expm1(_of_one_more(np.log(each), confidence))) for each in by_seed.T)
     return ModelFit(name, len(logged_s), p50_s, p99_s, p50_error, p99_error, p50_chance, p99_chance)
+
+
+def _less_1(ratios: Estimate) -> Estimate:
+    return Estimate(ratios.value - 1, ratios.low - 1, ratios.high - 1)
 
 
 def _of_one_more(by_seed: FloatArray, confidence: float) -> float:

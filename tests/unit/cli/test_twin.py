@@ -37,7 +37,7 @@ def test_a_fleet_like_the_recorded_one_is_its_twin(folder: Path, tmp_path: Path)
 
 def test_what_differs_is_named_and_by_how_much(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simulator.off_policy.calibrated.P50_WITHIN", 0.0)
-    monkeypatch.setattr("simulator.off_policy.calibrated._MOST_BY_CHANCE", 0.0)
+    monkeypatch.setattr("simulator.off_policy.calibrated._of_one_more", lambda by_seed, confidence: 0.0)
     result = twin(folder)
     assert result.exit_code == 1
     assert "Differs: p50 of encoder is" in result.output
@@ -52,9 +52,13 @@ def test_a_log_of_nothing_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("error", "by_chance", "differs"),
-    [(0.04, 0.0, False), (0.08, 0.0, True), (0.08, 0.09, False), (0.3, 0.9, True), (float("nan"), 0.1, True)],
+    [
+        *((0.04, 0.0, False), (0.08, 0.0, True), (0.08, 0.09, False), (0.3, 0.9, False), (float("nan"), 0.1, True)),
+        *((-0.45, 0.9, False), (-0.5, 0.9, True)),  # by half too low is as far as by twice too high
+    ],
 )
-def test_what_its_own_runs_differ_by_is_allowed_up_to_a_quarter(error: float, by_chance: float, differs: bool) -> None:
+def test_what_its_own_runs_differ_by_is_allowed(error: float, by_chance: float, differs: bool) -> None:
     nothing = Estimate(0.0, 0.0, 0.0)
     fit = ModelFit("m", 5000, 0.01, 0.02, Estimate(error, error, error), nothing, by_chance, 0.0)
     assert bool(list(fit.differs())) == differs
+    assert list(fit.unsure()) == (["one run's p50 of m is up to 90% off by chance"] if by_chance == 0.9 else [])

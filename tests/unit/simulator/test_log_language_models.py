@@ -173,11 +173,13 @@ def test_what_the_log_tells_of_steps_makes_a_twin_to_train_in(tmp_path: Path) ->
     assert found.generation is not None
     for kind, device in GPUS.items():
         table, wanted = found.service[kind].table(2048)[0], true.service[kind].table(2048)[0]
-        assert table[1] == pytest.approx(wanted[1], rel=0.05)
         assert table[2048] == pytest.approx(wanted[2048], rel=0.25)
         own = found.generation.devices[kind]
         assert own.memory_tokens == device.memory_tokens
-        assert own.context_s == pytest.approx(device.context_s, rel=0.25)
+        assert own.attention_s == pytest.approx(device.attention_s, rel=0.25)
+        # Of so few sequences nobody can tell what is of a token and what of those before it.
+        steps_s = [times[8] + gpu.context_s * 4000 for times, gpu in ((table, own), (wanted, device))]
+        assert steps_s[0] == pytest.approx(steps_s[1], rel=0.05)
     made = twin_of(log, calibration)
     assert [one.model for one in made.models] == ["m", "m, first token"]
     assert not [why for one in made.models for why in one.differs()]

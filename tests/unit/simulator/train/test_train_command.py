@@ -270,7 +270,7 @@ def test_for_one_fleet_processes_make_no_difference_and_it_goes_on_where_it_was(
 
 def test_a_fleet_that_is_not_like_the_log_is_not_trained_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simulator.off_policy.calibrated.P50_WITHIN", 0.0)
-    monkeypatch.setattr("simulator.off_policy.calibrated._MOST_BY_CHANCE", 0.0)
+    monkeypatch.setattr("simulator.off_policy.calibrated._of_one_more", lambda by_seed, confidence: 0.0)
     scenario = load_scenario("stale-reports")
     simulated_log(tmp_path / "log", scenario.fleet, scenario.arrivals(1, 300), RandomChoice(), 1)
     result = train(tmp_path / "run", "--from-log", str(tmp_path / "log"), *FOR_ONE_FLEET)
