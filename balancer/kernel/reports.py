@@ -13,6 +13,7 @@ from balancer.kernel.estimators.prefixes import lose_prefixes, take_memory
 from balancer.kernel.estimators.queue import (
     executing_of,
     forget_forming,
+    observe_spread,
     recount,
     reported,
     rows_per_request,
@@ -70,6 +71,8 @@ def _learn_executed(
     if s.weight[r, m] >= SETTLED:
         took = took_s / expected_s
         observe_hits(x.caches, r, m, all_rows, took if waited else min(worked, took))
+        if not waited:
+            observe_spread(x.queue, r, all_executions, min(worked, took))
     for i in range(first, end):
         rows, executions, seconds = batches[i, ROWS], batches[i, EXECUTIONS], batches[i, SECONDS]
         if not waited:

@@ -23,6 +23,9 @@ from policies.base import FloatArray
 _ZERO, _ONE, _TINY_S = np.array(0.0), np.array(1.0), np.array(1e-9)
 _GIVEN_UP = np.array(20.0)
 """How many times as long as expected an execution counts as one: an end that was not seen must not count for ever."""
+_MOST_VARIED = np.array(2.0)
+_SPREAD_GAIN, _MOST_SPREAD = 0.02, 50.0
+"""Of a report's executions. One that tells of more tells of something else, such as a pause."""
 
 
 @dataclass
@@ -47,6 +50,8 @@ class Queue:
     """Of them, for the rows that execute, of all models."""
     progress_s: FloatArray = per_worker(-np.inf)
     """When the device last finished something or stopped being idle: what executes started about then."""
+    spread: FloatArray = per_worker()
+    """Variance of what executions take, over the square of what they are expected to."""
     reported_pending: FloatArray = per_worker()
     """As the last report says: queued, not executing."""
     peer_in_flight: FloatArray = per_worker()
@@ -162,6 +167,13 @@ def settle(q: Queue, w: int, m: int, rows: float, executions: float, took_s: flo
     return float(charged_s / (own * expected_s)) if own > 0 else math.inf
 
 
+def observe_spread(q: Queue, w: int, executions: float, took: float) -> None:
+    """Learn that so many executions took `took` times what was expected: of each alone it would be as many times as
+    far."""
+    squared = min(executions * (took - 1) ** 2, _MOST_SPREAD)
+    q.spread[w] += _SPREAD_GAIN * (squared - q.spread[w])
+
+
 def forget_forming(q: Queue, w: int, models: FloatArray) -> None:
     """A report comes that tells anew what waits of these models, with several balancers."""
     if q.balancers[w] > 1:
@@ -260,14 +272,16 @@ def of_other_models(q: Queue, at: At, own: float | FloatArray, pending: float | 
 def backlog_now_s(q: Queue, at: At, now_s: float | FloatArray, left: float | FloatArray | None) -> FloatArray:
     """Seconds until a worker has worked off what is there now; `left`: `peer_share_left`, None where all are our own.
 
-    What executes has been under way since the last sign of progress. Until it is due, the rest is left; from then on
-    as much as it has overrun, since what takes long already takes longer yet; and nothing once it counts as ended.
+    What executes has been under way since the last sign of progress. Where executions take what they are expected to,
+    the rest is left; where they differ, what has taken long takes longer yet: the mean rest of a lognormal time that
+    has lasted as long as its mean is about its coefficient of variation of that mean, and so on in proportion. Overdue,
+    as much is left as it has overrun; and nothing once it counts as ended.
     """
     executing_s = q.executing_s[at]
     elapsed_s = np.maximum(now_s - q.progress_s[at], _ZERO)
-    overrun_s = np.minimum(elapsed_s - executing_s, _GIVEN_UP * executing_s - elapsed_s)
-    executes_s = np.maximum(np.maximum(executing_s - elapsed_s, overrun_s), _ZERO)
-    backlog_s = q.own_work_s[at] - executing_s + executes_s
+    rest_s = executing_s + (np.minimum(np.sqrt(q.spread[at]), _MOST_VARIED) - _ONE) * elapsed_s
+    executes_s = np.minimum(np.maximum(rest_s, elapsed_s - executing_s), _GIVEN_UP * executing_s - elapsed_s)
+    backlog_s = q.own_work_s[at] - executing_s + np.maximum(executes_s, _ZERO)
     if left is not None:
         backlog_s = backlog_s + q.peer_work_s[at] * left
     left_s: FloatArray = np.maximum(backlog_s, _ZERO)

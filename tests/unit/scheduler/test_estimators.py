@@ -284,6 +284,36 @@ def test_an_execution_that_is_overdue_for_long_counts_ever_less_since_its_end_ma
         assert backlog_now_s(q, now_s)[0] == pytest.approx(left_s)
 
 
+@pytest.mark.parametrize(
+    ("spread", "left"),
+    # A share of 90 ms each: due, as an exponential time has it, and as one that differs much.
+    [(0.0, (0.5, 0.0, 0.5)), (0.25, (0.75, 0.5, 0.5)), (1.0, (1.0, 1.0, 1.0)), (4.0, (1.5, 2.0, 2.5))],
+)
+def test_where_executions_differ_what_has_taken_long_takes_longer_yet(spread: float, left: tuple[float, ...]) -> None:
+    q, s = allocate(Queue, 1, 1), make_service(max_batch=1)
+    queue.sent(q, s, 0, 0, 1, now_s=0.0)
+    q.spread[0] = spread
+    for lasted, share in zip((0.5, 1.0, 1.5), left, strict=True):
+        assert backlog_now_s(q, lasted * 0.09)[0] == pytest.approx(share * 0.09)
+
+
+@pytest.mark.parametrize("executions", [1, 4])
+def test_how_much_executions_differ_is_learned_whatever_number_a_report_tells_of(executions: int) -> None:
+    q, dice = allocate(Queue, 1, 1), np.random.default_rng(0)
+    times = dice.lognormal(-0.5 * np.log(2), np.sqrt(np.log(2)), (3000, executions)).mean(axis=1)  # varied by 1
+    found = []
+    for took in times:
+        queue.observe_spread(q, 0, executions, float(took))
+        found.append(float(q.spread[0]))
+    assert 0.8 < np.mean(found[500:]) < 1.1
+
+
+def test_one_report_of_a_pause_is_no_spread() -> None:
+    q = allocate(Queue, 1, 1)
+    queue.observe_spread(q, 0, 10.0, 1000.0)
+    assert q.spread[0] == pytest.approx(1.0)
+
+
 def test_nothing_is_overdue_where_nothing_executes() -> None:
     q, s = allocate(Queue, 2, 1), make_service(2, max_batch=1)
     queue.sent(q, s, 0, 0, 1, now_s=0.0)
