@@ -87,8 +87,8 @@ scoreboard: setup ## all policies in all scenarios, some 10 minutes; writes docs
 fidelity: setup ## the simulator held against the live stack, 5 minutes; writes docs/fidelity
 	$(BIN)/python -m dev.experiments.live fidelity --page docs/fidelity
 
-switchback: setup ## wlpr, expected_latency, and learned by the stack's own log, in turns on the live stack, 20 minutes; writes docs/switchback
-	$(BIN)/python -m dev.experiments.live switchback --page docs/switchback --train
+switchback: setup ## wlpr, expected_latency, and learned by FILE=policy.npz or by the stack's own log, in turns on the live stack, 20 minutes; writes docs/switchback
+	$(BIN)/python -m dev.experiments.live switchback --page docs/switchback $(if $(FILE),--learned $(FILE),--train)
 
 sealed: setup ## a learned policy, FILE=out/mine/policy.npz, on scenarios that nobody has looked at, once, 7 minutes; writes docs/learned
 	$(BIN)/python -m dev.experiments.sealed open --file $(or $(FILE),$(error give FILE=, the policy.npz of `balancer train`))

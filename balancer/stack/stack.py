@@ -297,14 +297,15 @@ class OwnStack(Stack):
         text = dump(merged(DEFAULTS, {"policy": dict(policy)}, self.settings, self.addresses, sections))
         replace_text(self.config_path, text)
 
-    async def swap(self, policy: str, **options: Any) -> float:
+    async def swap(self, policy: str, *, sections: Mapping[str, Any] | None = None, **options: Any) -> float:
         """Name the policy in the config file, with these options, and return the seconds until it was in force.
+        `sections` are in the file beside it until it is written anew.
 
         Raises:
             OperatorError: where that takes too long, with what the balancer says of the file.
         """
         began_s = time.monotonic()
-        self.write_config({"name": policy, "options": options})
+        self.write_config({"name": policy, "options": options}, **(sections or {}))
         while time.monotonic() < began_s + _SWAP_S:
             if (page := await self.get("/workers")) and page["policy"] == policy:
                 return time.monotonic() - began_s

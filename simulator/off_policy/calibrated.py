@@ -179,7 +179,9 @@ def _fit(name: str, simulated_s: Sequence[FloatArray], logged_s: FloatArray, con
     """`simulated_s`: by seed; `confidence`: that one more run is no farther off than by chance."""
     p50_s, p99_s = (float(np.quantile(logged_s, share)) for share in (0.5, TAIL))
     by_seed = np.array([np.quantile(one, (0.5, TAIL)) for one in simulated_s])
-    p50_error, p99_error = (_less_1(ratio(own, np.array(was))) for own, was in zip(by_seed.T, (p50_s, p99_s), strict=True))
+    p50_error, p99_error = (
+        _less_1(ratio(own, np.array(was))) for own, was in zip(by_seed.T, (p50_s, p99_s), strict=True)
+    )
     p50_chance, p99_chance = (float(np.expm1(_of_one_more(np.log(each), confidence))) for each in by_seed.T)
     return ModelFit(name, len(logged_s), p50_s, p99_s, p50_error, p99_error, p50_chance, p99_chance)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import shutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -37,8 +36,8 @@ _MODELS = tuple(model.name for model in steps.MIX)
 _FIRST = "round_robin"
 _LOG, _TRAINED_SAYS = "decisions", "trained.log"
 _TRAINING = ("--unchecked", "--iterations", "120")
-"""The twin's network does not stall as this machine's does, where clients, servers and workers share the cores: its
-p99 is too low for a twin, which the page says."""
+"""Client, servers and workers share the cores, and what that does to latencies no twin has: what comes of it is told
+nonetheless, as it is found."""
 
 _WEIGHTS_TIMEOUT_S = 5.0
 _POLL_S = 0.05
@@ -144,7 +143,9 @@ async def record(
         if weigh:
             await _weigh(stack, weights)
         if session.logged_rounds:
-            session = dataclasses.replace(session, learned=str(await _trained(stack, session, out, say, tell)))
+            session = dataclasses.replace(
+                session, learned=str(await _trained(stack, session, profiles, out, say, tell))
+            )
         say("requests that do not wait, through everything ...")
         before = await drive(stack.url, _easy_workload(session, 0))
         say(f"the session, {session.turns()[-1].end_s:.0f} s ...")
@@ -165,28 +166,32 @@ async def record(
 
 
 def _of_sessions(session: Session) -> tuple[dict[str, Any], dict[str, str]]:
-    """Config and environment of a stack that records what it is trained on, and whose emulated GPUs remember keys,
-    which policies place."""
-    config = {"decision_log": {"folder": _LOG}} if session.logged_rounds else {}
+    """Config and environment of a stack whose emulated GPUs remember keys, which policies place."""
     if not session.sessions:
-        return config, {}
+        return {}, {}
     cache = {"EMULATED_GPU_CACHE_KEYS": session.cache_keys, "EMULATED_GPU_CACHE_SAVING": session.cache_saving}
-    return config | {"requests": {"sticky_keys": False}}, {name: str(value) for name, value in cache.items()}
+    return {"requests": {"sticky_keys": False}}, {name: str(value) for name, value in cache.items()}
 
 
 async def _trained(
-    stack: OwnStack, session: Session, out: Path, say: Callable[[str], None], tell: Callable[[Progress], None]
+    stack: OwnStack,
+    session: Session,
+    profiles: Mapping[str, Profile],
+    out: Path,
+    say: Callable[[str], None],
+    tell: Callable[[Progress], None],
 ) -> Path:
     """Record what it does under `expected_latency`, and train on that, as a user would. Returns the policy's file."""
     log, trained = stack.config_path.parent / _LOG, out / "trained"
     say(f"its own log, {session.logged.turns()[-1].end_s:.0f} s ...")
-    await stack.swap(POLICY)
+    await stack.swap(POLICY, sections={"decision_log": {"folder": _LOG}})
     await drive(stack.url, session.logged.workload(), DriveOptions(timeout_s=60.0), on_progress=tell)
     await stack.swap(_FIRST)
-    # As long as it is asked, as more is recorded meanwhile.
-    await asyncio.to_thread(shutil.copytree, log, out / _LOG)
     say(f"training on it, some minutes; see {out / _TRAINED_SAYS} ...")
-    command = ("train", "--out", str(trained), "--from-log", str(out / _LOG), *_TRAINING)
+    command = ["train", "--out", str(trained), "--from-log", str(log), *_TRAINING]
+    for worker, profile in profiles.items():
+        (out / f"{worker}.json").write_text(profile.model_dump_json(), encoding="utf-8")
+        command += ["--profile", str(out / f"{worker}.json")]
     with open(out / _TRAINED_SAYS, "wb") as says:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "balancer", *command), stdout=says, stderr=says

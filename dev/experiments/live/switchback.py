@@ -8,7 +8,7 @@ from balancer.load.result import milliseconds, share
 from dev.demo import steps
 from dev.experiments.live.figures import IN_TIME, RESAMPLES, Pair
 from dev.experiments.live.report import Report
-from dev.experiments.live.session import LOGGED_ROUNDS, QUICK, SWITCHBACK, Session
+from dev.experiments.live.session import QUICK, SWITCHBACK, Session
 from policies.learned import Learned
 from simulator.compare.statistics import Estimate
 from simulator.compare.text import markdown
@@ -132,9 +132,9 @@ def _training(session: Session) -> str:
     logged = session.logged
     return (
         f"- **Training.** Before, {len(logged.workload()):,} other requests came for {logged.turns()[-1].end_s:.0f} s, "
-        "which `expected_latency`\n  decided and the stack recorded; `balancer train --from-log` made `learned` of it. "
-        "A twin's p99 is too low here,\n  where client, servers and workers share the cores, so it was told to train "
-        "nonetheless (`--unchecked`).\n"
+        "which `expected_latency`\n  decided and the stack recorded; `balancer train --from-log` made `learned` of it, "
+        "by the times that were measured\n  of each GPU (`--profile`), whether the fleet made of it is a twin or not "
+        "(`--unchecked`).\n"
     )
 
 
@@ -149,8 +149,8 @@ def _problems(report: Report) -> str:
 def _command(report: Report) -> str:
     session = report.recording.session
     named = tuple(name for name in session.policies if name != Learned.name)
-    if replace(session, policies=named, learned="") == replace(SWITCHBACK, logged_rounds=LOGGED_ROUNDS):
-        return "make switchback"
+    if replace(session, policies=named, learned="", logged_rounds=0) == SWITCHBACK and session.learned:
+        return "make switchback" if session.logged_rounds else f"make switchback FILE={session.learned}"
     quick = " --quick" if session.rounds == QUICK.rounds else ""
     learned = " --train" if session.logged_rounds else session.learned and f" --learned {session.learned}"
     return f"python -m dev.experiments.live switchback{quick}{''.join(f' --policy {name}' for name in named)}{learned}"
