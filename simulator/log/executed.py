@@ -35,7 +35,7 @@ _SURE = 2.0
 _MOST_CV = 4.0
 _LEAST_CV = 0.01
 _DRAWN = 5001
-"""Quantiles that stand for a distribution."""
+"""So many quantiles stand for a distribution."""
 _UNLIKELY = 0.1
 _OUTERMOST = 0.002
 """Share of what executions took, at each end, that is cut off where noise is measured."""
@@ -313,7 +313,7 @@ def _variance(factors: Sequence[float]) -> tuple[float, float]:
 
 
 def _squares(factors: FloatArray) -> FloatArray:
-    """Of what each is off the mean, over the mean, without the outermost."""
+    """Squared deviations from the mean, over its square; the outermost factors are clipped first."""
     kept = np.clip(factors, *np.quantile(factors, [_OUTERMOST, 1 - _OUTERMOST]))
     found: FloatArray = np.square(kept / kept.mean() - 1)
     return found
@@ -321,7 +321,7 @@ def _squares(factors: FloatArray) -> FloatArray:
 
 @lru_cache
 def _cut_and_whole() -> tuple[FloatArray, FloatArray]:
-    """Variances of lognormal factors over their squared means: without the outermost, and with them."""
+    """Variances of lognormal factors of mean 1: as `_squares` finds them, and as they are."""
     whole = np.square(np.linspace(0.0, _MOST_CV, 41))
     normal = norm.ppf((np.arange(_DRAWN) + 0.5) / _DRAWN)
     cut = np.array([_squares(np.exp(np.sqrt(np.log1p(each)) * normal)).mean() for each in whole])

@@ -86,7 +86,7 @@ class TimedAnswers:
 
     @property
     def beyond_knee(self) -> FloatArray:
-        """Those of them that are not the first of a step."""
+        """Of those, the tokens beyond the first `KNEE_TOKENS` of their step."""
         steps = np.floor(self.to_compute / _STEP_TOKENS)
         rest = self.to_compute - steps * _STEP_TOKENS
         found: FloatArray = steps * (_STEP_TOKENS - KNEE_TOKENS) + np.maximum(rest - KNEE_TOKENS, 0.0)
@@ -94,7 +94,7 @@ class TimedAnswers:
 
     @property
     def pairs(self) -> FloatArray:
-        """Of each token to compute and one before it."""
+        """How many pairs attention computes: each token to compute with each token before it."""
         return self.to_compute * (self.tokens - 0.5 * self.to_compute)
 
     def of(self, chosen: BoolArray) -> "TimedAnswers":
@@ -148,10 +148,9 @@ def fit(answers: Sequence[TimedAnswers], kinds: IntArray) -> dict[int, StepTimes
     for kind in np.unique(kinds):
         parts = [each.of(each.worker == worker) for each in answers for worker in np.flatnonzero(kinds == kind)]
         own = [part for part in parts if len(part.worker)]
-        x = np.concatenate([np.zeros((0, len(StepTimes._fields))), *map(sums, own), *map(first_sums, own)])
-        seconds = np.concatenate(
-            [np.zeros(0), *(each.end_s - each.first_s for each in own), *(each.first_s - each.sent_s for each in own)]
-        )
+        if not own:
+            continue
+        x, seconds = map(np.concatenate, zip(*map(equations, own), strict=True))
         usable = (x[:, 0] >= 1) & (seconds > 0)
         if np.count_nonzero(usable) >= _LEAST_ANSWERS:
             # Relative errors, of terms of like size. No token costs more than one of a prompt.
@@ -164,10 +163,16 @@ def fit(answers: Sequence[TimedAnswers], kinds: IntArray) -> dict[int, StepTimes
     return found
 
 
-def sums(a: TimedAnswers) -> FloatArray:
-    """How many of the parts of `StepTimes` the seconds from the first token to the last are made of, `(k, 5)`; of
-    answers of one worker."""
-    steps, meanwhile = a.output - 1, _Meanwhile(a)
+def equations(a: TimedAnswers) -> tuple[FloatArray, FloatArray]:
+    """How many of the parts of `StepTimes` each span of time is made of, `(2 k, 5)`, and its seconds, `(2 k,)`: of all
+    answers of one worker from the first token to the last, then from the prompt to the first token."""
+    meanwhile = _Meanwhile(a)
+    spans_s = np.concatenate([a.end_s - a.first_s, a.first_s - a.sent_s])
+    return np.concatenate([_after_first(a, meanwhile), _until_first(a, meanwhile)]), spans_s
+
+
+def _after_first(a: TimedAnswers, meanwhile: "_Meanwhile") -> FloatArray:
+    steps = a.output - 1
     # A prompt is computed just before the first token.
     by_first = np.argsort(a.first_s, kind="stable")
     places = [np.searchsorted(a.first_s[by_first], each, side="right") for each in (a.first_s, a.end_s)]
@@ -182,17 +187,17 @@ def sums(a: TimedAnswers) -> FloatArray:
     return np.stack([steps, generated + cheap, dear, context, computed(a.pairs)], axis=1)
 
 
-def first_sums(a: TimedAnswers) -> FloatArray:
-    """The same of the seconds to the first token, where the worker computed no other prompt meanwhile; else none."""
-    # Half a step is under way when it comes.
+def _until_first(a: TimedAnswers, meanwhile: "_Meanwhile") -> FloatArray:
+    """All 0 where the worker computed another prompt too."""
+    # When the prompt comes, a step is under way, half of it left in the mean.
     steps = np.ceil(a.to_compute / _STEP_TOKENS) + 0.5
-    generated, context = _Meanwhile(a).between(a.sent_s, a.first_s, steps)
+    generated, context = meanwhile.between(a.sent_s, a.first_s, steps)
     cheap = generated + a.to_compute - a.beyond_knee
     return np.stack([steps, cheap, a.beyond_knee, context, a.pairs], axis=1) * _alone(a)[:, None]
 
 
 class _Meanwhile:
-    """What a worker generated from one moment to another."""
+    """What a worker generated between two moments."""
 
     def __init__(self, a: TimedAnswers) -> None:
         steps, lasts_s = a.output - 1, np.maximum(a.end_s - a.first_s, _LEAST_S)

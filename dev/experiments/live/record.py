@@ -36,8 +36,8 @@ _MODELS = tuple(model.name for model in steps.MIX)
 _FIRST = "round_robin"
 _LOG, _TRAINED_SAYS = "decisions", "trained.log"
 _TRAINING = ("--unchecked", "--iterations", "120")
-"""Client, servers and workers share the cores, and what that does to latencies no twin has: what comes of it is told
-nonetheless, as it is found."""
+"""Here the load generator, Envoy, the balancer and the workers share the cores, which delays requests as no simulated
+fleet does: `balancer twin` refuses the log. The experiment trains all the same, to measure what that is worth."""
 
 _WEIGHTS_TIMEOUT_S = 5.0
 _POLL_S = 0.05
