@@ -25,7 +25,7 @@ _GIVEN_UP = np.array(20.0)
 """How many times as long as expected an execution counts as one: an end that was not seen must not count for ever."""
 _MOST_VARIED = np.array(2.0)
 _SPREAD_GAIN, _MOST_SPREAD = 0.02, 50.0
-"""Of a report's executions. One that tells of more tells of something else, such as a pause."""
+"""How far one report moves the spread, and the most it may say: what is beyond comes of a pause, and is no spread."""
 
 
 @dataclass
@@ -168,8 +168,8 @@ def settle(q: Queue, w: int, m: int, rows: float, executions: float, took_s: flo
 
 
 def observe_spread(q: Queue, w: int, executions: float, took: float) -> None:
-    """Learn that so many executions took `took` times what was expected: of each alone it would be as many times as
-    far."""
+    """Learn that `executions` took `took` times what was expected. A mean of so many varies by as many times less than
+    each of them."""
     squared = min(executions * (took - 1) ** 2, _MOST_SPREAD)
     q.spread[w] += _SPREAD_GAIN * (squared - q.spread[w])
 
