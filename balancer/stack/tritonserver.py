@@ -289,7 +289,7 @@ class TritonServer(LocalProcess):
             "OMP_NUM_THREADS": "1",
         }
         with contextlib.suppress(OperatorError):  # only triton/language_models needs it
-            environment["LANGUAGE_MODEL_GGUF"] = str(find_language_model()[1])
+            environment["LANGUAGE_MODEL_GGUF"] = str(find_language_model())
         environment |= self.environment
         for variable, directories in (
             ("LD_LIBRARY_PATH", installation.library_path),

@@ -1,5 +1,7 @@
-"""A real server of OpenAI's API with TLS, which asks for a key: agent, Envoy and proxy reach it all the same."""
+"""A real server of OpenAI's API behind TLS, which asks for a key: agent, Envoy and proxy reach it all the same."""
 
+import asyncio
+import contextlib
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -49,29 +51,52 @@ class SecuredServer(LlamaServer):
             await eventually(answers, patience_s=timeout_s)
 
 
-def secured(directory: Path, authority: Authority, own: Identity) -> SecuredServer:
+@contextlib.asynccontextmanager
+async def secured(directory: Path, authority: Authority, own: Identity) -> AsyncIterator[SecuredServer]:
+    """The server's package is built without TLS, so its connections come out of TLS here."""
     key_file = directory / "key"
     key_file.write_text(f"{KEY}\n")
-    shown = ("--ssl-cert-file", str(own.cert), "--ssl-key-file", str(own.key), "--api-key-file", str(key_file))
-    return SecuredServer(
-        name="llm-0",
-        http_port=free_ports(1)[0],
-        log_path=directory / "llm-0.log",
-        further=shown,
-        authority=authority,
-        key_file=key_file,
-    )
+    http_port, plain_port = free_ports(2)
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            there, to_there = await asyncio.open_connection("127.0.0.1", plain_port)
+            await asyncio.gather(_copy(reader, to_there), _copy(there, writer))
+        writer.close()
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(own.cert, own.key)
+    async with await asyncio.start_server(relay, "127.0.0.1", http_port, ssl=context):
+        yield SecuredServer(
+            name="llm-0",
+            http_port=http_port,
+            log_path=directory / "llm-0.log",
+            further={"port": plain_port, "api_keys": [KEY]},
+            authority=authority,
+            key_file=key_file,
+        )
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while piece := await reader.read(1 << 16):
+            writer.write(piece)
+            await writer.drain()
+    writer.close()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["native", "proxy"])
 async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[OwnStack]:
     directory = tmp_path_factory.mktemp("secured")
     authority = Authority(directory / "certificates")
-    server = secured(directory, authority, authority.issue("llm", dns=NAME))
     envoy = fronts.envoy_section(request.param, directory)
     envoy["openai_tls"] = {"ca_file": str(authority.file), "server_name": NAME}
     listen = {"fleet": f"127.0.0.1:{free_port_range(2)}"} if request.param == "proxy" else {}
-    async with OwnStack(directory, language_models=[server], settings={"envoy": envoy, "listen": listen}) as started:
+    settings = {"envoy": envoy, "listen": listen}
+    async with (
+        secured(directory, authority, authority.issue("llm", dns=NAME)) as server,
+        OwnStack(directory, language_models=[server], settings=settings) as started,
+    ):
         yield started
 
 
