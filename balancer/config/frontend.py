@@ -114,10 +114,10 @@ def lines(config: Config) -> list[str]:
     return found
 
 
-def check_live(started: Config, new: Config, source: str) -> Config:
-    """`new`; ConfigError where a balancer that began with `started` cannot do what it says before a restart."""
+def check_live(started: Config, new: Config, source: str) -> None:
+    """ConfigError where a balancer that began with `started` cannot do what it says before a restart."""
     if new.envoy.frontend != AUTO or frontend_of(started)[0] != "native":
-        return new
+        return
     problems = [
         Problem(source, None, field, f"{shown(name)} {untraceable_rule(reason)}")
         for field, name, reason in untraceable(new)
@@ -130,7 +130,6 @@ def check_live(started: Config, new: Config, source: str) -> Config:
         problems.append(Problem(source, None, field, message))
     if problems:
         raise ConfigError(problems)
-    return new
 
 
 _DEFAULT = ModelProxySection()

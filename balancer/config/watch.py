@@ -10,6 +10,7 @@ from typing import Any
 
 from balancer.config.changes import changes, words_of
 from balancer.config.config import Config, ConfigError, needs_restart, parse
+from balancer.config.frontend import check_live
 from balancer.config.learning import Learned, with_learned
 from balancer.files.off_loop import OffLoop
 from balancer.files.watch import versions
@@ -132,9 +133,11 @@ class ConfigState:
         """The config with what `balancer learn` has put in force, of which note is taken.
 
         Raises:
-            ConfigError: its file is none of the learner's, or does not fit.
+            ConfigError: its file is none of the learner's, or does not fit, or all of it waits for a restart.
         """
-        found, self.learned, self.learned_fields = with_learned(config, Path(self.source))
+        found, learned, fields = with_learned(config, Path(self.source))
+        check_live(self.started, found, self.source)
+        self.learned, self.learned_fields = learned, fields
         return found
 
     def refuse(self, error: ConfigError, now_s: float) -> None:

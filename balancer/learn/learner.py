@@ -87,11 +87,11 @@ class Learner:
         """Raises `OperatorError` where the config names no folder to learn in, or none with decisions."""
         self._config_path, self._rhythm, self._world = config_path, rhythm, world
         config = load(config_path)
-        for field, value in (("learning.folder", config.learning.folder), ("decision_log", config.decision_log.folder)):
-            if value is None:
-                raise OperatorError(f"{config_path}: {field} names no folder; balancer learn needs one")
-        self._log = config_path.parent / str(config.decision_log.folder)
-        self.folder = config_path.parent / str(config.learning.folder)
+        log, learning = config.decision_log_folder(config_path), config.learning.folder
+        if log is None or learning is None:
+            field = "learning" if learning is None else "decision_log"
+            raise OperatorError(f"{config_path}: {field}.folder names no folder; balancer learn needs one")
+        self._log, self.folder = log, config_path.parent / learning
         self.folder.mkdir(parents=True, exist_ok=True)
         self._config, self._config_ns = config, -1
         before = read_learned(self.folder / NAME)

@@ -23,7 +23,8 @@ def worth(record: Mapping[str, Any], beside: bool, least_gain: float) -> Worth:
     against = record["scoreboard"]["log"]["expected_latency"]
     (mean, low, high), (p99, p99_low, p99_high) = against["mean"], against["p99"]
     gains = f"mean x{mean:.3f} ({low:.3f} to {high:.3f}), p99 x{p99:.3f} of expected_latency's"
-    if high >= 1 or (high > 1 - least_gain and p99_high > 1 - 2 * least_gain):
+    # No number at all is nothing to go by either.
+    if not high < 1 or (high > 1 - least_gain and p99_high > 1 - 2 * least_gain):
         return Worth(False, f"nothing to gain: {gains}")
     if p99_low > 1:
         return Worth(False, f"slow requests would be slower: {gains}")

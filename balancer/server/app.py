@@ -12,7 +12,6 @@ from typing import Any
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from balancer.config.config import Config
-from balancer.config.frontend import check_live
 from balancer.config.learning import learning_file
 from balancer.config.overrides import Overrides
 from balancer.config.watch import ConfigState, watch
@@ -317,7 +316,7 @@ class App:
         )
 
     def _checked(self, config: Config) -> Config:
-        return check_live(self.state.started, self.state.with_learned(self._overrides(config)), self.state.source)
+        return self.state.with_learned(self._overrides(config))
 
     async def _follow_workers(self, stop: asyncio.Event) -> None:
         source = self._worker_source

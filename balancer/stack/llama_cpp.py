@@ -1,6 +1,6 @@
 """`python -m balancer.stack.llama_cpp PARAMETERS`: the server that `llama-server` is, from its Python package.
 
-PARAMETERS is JSON, by the names of `xllamacpp.CommonParams`: those within another have a dot between, as in `model.path`.
+PARAMETERS is JSON, by the names of `xllamacpp.CommonParams`; of one within another as in `model.path`.
 """
 
 import json

@@ -163,7 +163,8 @@ def scoreboard(network: Network, chosen: Sequence[ValidationEpisode], requests: 
 
 def nothing_to_gain(board: Mapping[str, Any]) -> bool:
     """Whether a scoreboard is certain of no lower mean than that of `expected_latency`, which then had better stay."""
-    return any(bool(against[ExpectedLatency.name]["mean"][2] >= 1) for against in board.values())
+    # No number at all is certain of nothing.
+    return any(not against[ExpectedLatency.name]["mean"][2] < 1 for against in board.values())
 
 
 def _rounded(estimate: Estimate) -> list[float]:

@@ -71,8 +71,8 @@ def test_holding_that_would_need_another_front_end_waits_for_a_restart_in_words(
     with pytest.raises(ConfigError, match=r"f: holding\.models: needs a restart: .* set envoy\.frontend: pick"):
         frontend.check_live(from_mapping({}), from_mapping(holding), "f")
     running = from_mapping({"envoy": {"frontend": "pick"}})
-    assert frontend.check_live(running, from_mapping(holding), "f") == from_mapping(holding)
-    assert frontend.check_live(from_mapping(holding), from_mapping(holding), "f") == from_mapping(holding)
+    frontend.check_live(running, from_mapping(holding), "f")
+    frontend.check_live(from_mapping(holding), from_mapping(holding), "f")
 
 
 @pytest.fixture
@@ -101,5 +101,5 @@ def test_a_policy_that_cannot_be_traced_is_asked_for(tmp_path: Path, field: str)
         frontend.check_live(from_mapping({}), config, "f")
     for asking in ("pick", "proxy"):
         running = from_mapping({**sections, "envoy": {"frontend": asking}})
-        assert frontend.check_live(running, running, "f") == running
-    assert frontend.check_live(config, config, "f") == config
+        frontend.check_live(running, running, "f")
+    frontend.check_live(config, config, "f")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from support.weights import write_weights
 
+from balancer.config import frontend
 from balancer.config.config import Config, ConfigError, load
 from balancer.config.learning import NAME, Learned, with_learned, write_learned
 from balancer.config.watch import ConfigState, watch
@@ -50,6 +51,16 @@ def test_without_a_file_or_switched_off_there_is_the_config_alone(source: Path) 
     write_learned(source.parent / "learned" / NAME, LEARNED)
     source.write_text(source.read_text().replace("folder: learned", "folder: learned, enabled: false"))
     assert with_learned(load(source), source) == (load(source), None, {})
+
+
+def test_no_note_is_taken_of_what_waits_for_a_restart(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frontend, "_missing", lambda: None)
+    state = ConfigState(load(source), str(source), 0.0)
+    write_learned(source.parent / "learned" / NAME, LEARNED)
+    source.write_text(source.read_text() + "holding: {models: {m: {}}}\n")
+    with pytest.raises(ConfigError, match="needs a restart"):
+        state.with_learned(load(source))
+    assert state.learned is None
 
 
 @pytest.mark.parametrize(
