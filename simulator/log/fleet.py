@@ -21,9 +21,10 @@ from balancer.server.decision_log.recorded import DecisionLog, DecisionLogError,
 from policies.base import FloatArray
 from simulator.arrivals import Arrivals
 from simulator.log.executed import MOST_REQUESTS, Executed
+from simulator.log.prompts import within
 from simulator.log.service import Executions, estimated, pooled, service_time, speed, worked
 from simulator.log.steps import Generating, policy_of, refine_steps
-from simulator.log.workload import arrivals_from_log, generating, level_of, models_of, recorded_from
+from simulator.log.workload import arrivals_from_log, generating, level_of, models_of, recorded_of
 from simulator.scenario import Scenario
 from simulator.service import from_profile
 from simulator.spec import (
@@ -90,7 +91,8 @@ def scenario_from_log(log: DecisionLog, calibration: Calibration, *, name: str =
         ValueError: the requests are no workload (`log.workload.recorded_from`).
     """
     fleet = calibration.fleet
-    recorded = recorded_from(log)
+    models = [model.name for model in fleet.models]
+    recorded = recorded_of(capped(arrivals_from_log(log, models), fleet), models)
     times_s = [log.unix_s(decision.run, decision.at_s) for decision in log]
     span_s = max(max(times_s) - min(times_s), 1e-3)
     workload = Workload(len(recorded.time_s) / span_s, calibration.traffic, recorded=recorded)
@@ -103,9 +105,11 @@ def scenario_from_log(log: DecisionLog, calibration: Calibration, *, name: str =
 
 
 def capped(arrivals: Arrivals, fleet: FleetSpec) -> Arrivals:
-    """The arrivals with no request larger than its model's largest batch, which Triton would have refused."""
+    """The arrivals with no request larger than its model's largest batch, or memory, as servers would have refused it
+    or were wrong about the answer."""
     most = np.array([model.batching.max_batch_rows for model in fleet.models])[arrivals.model]
-    return dataclasses.replace(arrivals, rows=np.minimum(arrivals.rows, most).astype(np.int32))
+    prompts = None if arrivals.prompts is None else within(arrivals.prompts, fleet.models, arrivals.model)
+    return dataclasses.replace(arrivals, rows=np.minimum(arrivals.rows, most).astype(np.int32), prompts=prompts)
 
 
 def calibrate(log: DecisionLog, *, profiles: Sequence[Profile] = ()) -> Calibration:

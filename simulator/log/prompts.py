@@ -2,15 +2,19 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from policies.base import FloatArray, IntArray, Prefix, Request
 from simulator.arrivals import Prompts
+from simulator.spec import ModelSpec
 
 BLOCK_TOKENS = 32
 """Tokens of a block of the twin's prefix caches, as the simulator's own workloads have it."""
+_LEAST_TOKEN_S = 1e-5
+_ANY = np.iinfo(np.int32).max
 
 _Blocks = list[tuple[int, int]]
 """In pieces: the number of the first block of each, and how many they are."""
@@ -117,14 +121,43 @@ def _shared(pieces: Sequence[_Blocks]) -> tuple[np.ndarray[tuple[int], np.dtype[
     each = np.array([sum(count for _, count in own) for own in pieces], np.int64)
     first = np.array([first for own in pieces for first, _ in own], np.int64)
     count = np.array([count for own in pieces for _, count in own], np.int64)
-    block = first.repeat(count) + np.arange(count.sum()) - (np.cumsum(count) - count).repeat(count)
+    block = first.repeat(count) + _places(count)
     times = np.bincount(block) if len(block) else np.zeros(0, np.int64)
-    ends = np.cumsum(each)
-    place = np.arange(len(block)) - (ends - each).repeat(each)
+    place = _places(each)
     several = np.where(times[block] > 1, place + 1, 0)
     kept = np.zeros(len(each), np.int64)
     np.maximum.at(kept, np.arange(len(each)).repeat(each), several)
     return kept.astype(np.int32), block[place < kept.repeat(each)]
+
+
+def _places(each: npt.NDArray[np.integer[Any]]) -> IntArray:
+    """0, 1, ... of each in turn, as many as it has."""
+    found: IntArray = np.arange(each.sum()) - (np.cumsum(each) - each).repeat(each)
+    return found
+
+
+def within(prompts: Prompts, models: Sequence[ModelSpec], model: npt.NDArray[np.integer[Any]]) -> Prompts:
+    """Cut so that none is longer with its answer, which is one token at least, than any device of its model remembers.
+
+    Args:
+        prompts: With answers, `(k,)`.
+        models: Those that generate, and others.
+        model: The index of each request's, `(k,)`.
+    """
+    remembers = [one.generation.devices.values() if one.generation else () for one in models]
+    least = [min((device.memory_tokens for device in devices), default=_ANY) for devices in remembers]
+    most = np.array(least)[model]
+    tokens = np.minimum(prompts.tokens, most - 1).astype(np.int32)
+    output = np.minimum(prompts.output, most - tokens).astype(np.int32)
+    blocks = np.minimum(prompts.blocks, tokens // prompts.block_tokens)
+    block = prompts.block[_places(prompts.blocks) < blocks.repeat(prompts.blocks)]
+    return Prompts(tokens, output, blocks, prompts.block_tokens, block)
+
+
+def believed(output_tokens: FloatArray, latency_s: FloatArray) -> FloatArray:
+    """What workers say that they answered, `(k,)`; 0, not known, where nothing could be as fast."""
+    found: FloatArray = np.where(output_tokens * _LEAST_TOKEN_S <= latency_s, output_tokens, 0.0)
+    return found
 
 
 def _filled_in(requests: Sequence[Request], output_tokens: FloatArray) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

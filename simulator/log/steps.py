@@ -20,6 +20,7 @@ from balancer.server.decision_log.recorded import DecisionLog
 from policies.base import BoolArray, FloatArray, IntArray, Policy
 from simulator.arrivals import Arrivals
 from simulator.compare.metrics import WARM_UP_SHARE
+from simulator.log.prompts import believed
 from simulator.result import Result, Status
 from simulator.run import run
 from simulator.spec import FleetSpec, GeneratingDevice, GenerationSpec, ModelSpec, ServiceTime
@@ -106,7 +107,8 @@ def answers_of_log(log: DecisionLog, model: str, workers: Sequence[str]) -> tupl
     joined, matched = log.joined(), COLUMNS.index("matched_tokens")
     place = {name: number for number, name in enumerate(workers)}
     rows = []
-    for index in np.flatnonzero(joined.ok & (joined.served == joined.pick) & (joined.output_tokens >= 1)):
+    outputs = believed(joined.output_tokens, joined.latency_s)
+    for index in np.flatnonzero(joined.ok & (joined.served == joined.pick) & (outputs >= 1)):
         decision = log.decisions[index]
         name = decision.workers.names[decision.pick] if decision.pick >= 0 else ""
         if decision.request.model != model or name not in place:
@@ -115,7 +117,7 @@ def answers_of_log(log: DecisionLog, model: str, workers: Sequence[str]) -> tupl
         whole_s = float(joined.latency_s[index])
         first_s = float(joined.first_s[index]) if np.isfinite(joined.first_s[index]) else whole_s
         had = joined.cached_tokens[index], float(decision.columns[matched, decision.pick])
-        rows.append((place[name], at_s, at_s + first_s, at_s + whole_s, tokens, *had, joined.output_tokens[index]))
+        rows.append((place[name], at_s, at_s + first_s, at_s + whole_s, tokens, *had, outputs[index]))
     place_of, sent_s, began_s, end_s, prompt, cached, taken, output = np.array(rows, np.float64).reshape(-1, 8).T
     tells = bool(cached.any())
     had_tokens = cached if tells else taken

@@ -12,7 +12,7 @@ from balancer.server.decision_log.recorded import DecisionLog, RecordedDecision,
 from policies.base import FloatArray, Request
 from simulator.arrivals import Arrivals
 from simulator.engine.check import MOST_LEVELS
-from simulator.log.prompts import prompts_of
+from simulator.log.prompts import believed, prompts_of
 from simulator.workload.trace import Recorded
 
 _UNKNOWN = "unknown_model"
@@ -35,7 +35,11 @@ def recorded_from(log: DecisionLog) -> Recorded:
         ValueError: as `arrivals_from_log`, or all requests came at once.
     """
     models = models_of(log)
-    arrivals = arrivals_from_log(log, models)
+    return recorded_of(arrivals_from_log(log, models), models)
+
+
+def recorded_of(arrivals: Arrivals, models: Sequence[str]) -> Recorded:
+    """Arrivals as a trace for scenarios; ValueError: all came at once."""
     return Recorded(
         time_s=rescaled(arrivals.time_s, 1.0),
         models=tuple(models[index] for index in arrivals.model),
@@ -76,6 +80,7 @@ def arrivals_from_log(log: DecisionLog, models: Sequence[str], most: int | None 
         raise ValueError("the log has no request for a model: record while requests flow")
     index = {name: number for number, name in enumerate(models)}
     requests = [each.request for each in came]
+    output_tokens, cached_tokens, latency_s = np.array([each.answer for each in came]).T
     if missing := sorted({request.model for request in requests} - index.keys()):
         raise ValueError(f"the log has requests for {', '.join(missing)}: give these models to the fleet")
     tenants = {name: number for number, name in enumerate(sorted({request.tenant for request in requests}))}
@@ -90,7 +95,7 @@ def arrivals_from_log(log: DecisionLog, models: Sequence[str], most: int | None 
         priority=_whole([request.priority for request in requests], 0, np.int16),
         balancer=np.array([processes[each.process] for each in came], np.int16),
         tenant=np.array([tenants[request.tenant] for request in requests], np.int16),
-        prompts=prompts_of(requests, *np.array([each.answer for each in came]).T),
+        prompts=prompts_of(requests, believed(output_tokens, latency_s), cached_tokens),
     )
 
 
@@ -109,8 +114,9 @@ class _Came(NamedTuple):
     """Since 1970."""
     process: str
     request: Request
-    answer: tuple[float, float]
-    """Its tokens, 0: not known; and those of the prompt that the worker said it had."""
+    answer: tuple[float, float, float]
+    """Its tokens, as the worker said, 0: not known; those of the prompt that the worker said it had; its latency in
+    seconds."""
 
 
 def _came(log: DecisionLog) -> Iterator[_Came]:
@@ -122,5 +128,5 @@ def _came(log: DecisionLog) -> Iterator[_Came]:
     for each in seen:
         if each.request.model:
             end = log.outcomes.get((each.run, int(each.request.number)))
-            answer = (0.0, 0.0) if end is None else (end.output_tokens, end.cached_tokens)
+            answer = (0.0, 0.0, 0.0) if end is None else (end.output_tokens, end.cached_tokens, end.latency_s)
             yield _Came(log.unix_s(each.run, each.at_s), log.runs[each.run].process, each.request, answer)

@@ -17,7 +17,7 @@ from policies.expected_latency import ExpectedLatency
 from policies.least_requests import LeastRequests
 from simulator.arrivals import Prompts
 from simulator.log.fleet import calibrate, scenario_from_log
-from simulator.log.prompts import BLOCK_TOKENS, prompts_of
+from simulator.log.prompts import BLOCK_TOKENS, believed, prompts_of, within
 from simulator.off_policy.calibrated import twin_of
 from simulator.run import run
 from simulator.spec import FleetSpec, GeneratingDevice, GenerationSpec, ModelSpec, Reports, ServiceTime, SimulatedWorker
@@ -101,6 +101,21 @@ def test_answers_that_nobody_counted_are_as_long_as_the_mean() -> None:
 def test_a_prompt_that_says_more_than_it_has_tokens_is_cut() -> None:
     request = dataclasses.replace(asked(range(8)), prompt_tokens=100.0)
     assert [len(blocks) for blocks in blocks_of([asked(range(8)), request])] == [3, 3]
+
+
+def test_what_no_device_remembers_or_no_worker_could_say_is_cut() -> None:
+    (model,) = FLEET.models
+    most = min(device.memory_tokens for device in model.generation.devices.values())
+    block = np.arange(10)
+    prompts = Prompts(np.array([320, most + 50, 64]), np.array([10, 7, most]), np.array([8, 0, 2]), 32, block)
+    found = within(prompts, FLEET.models, np.zeros(3, np.int16))
+    assert (found.tokens.tolist(), found.output.tolist()) == ([320, most - 1, 64], [10, 1, most - 64])
+    assert found.block.tolist() == block.tolist()
+    small = dataclasses.replace(model, generation=GenerationSpec({"*": GeneratingDevice(memory_tokens=100)}))
+    found = within(prompts, (small,), np.zeros(3, np.int16))
+    assert (found.tokens.tolist(), found.blocks.tolist()) == ([99, 99, 64], [3, 0, 2])
+    assert found.block.tolist() == [0, 1, 2, 8, 9]
+    assert believed(np.array([100.0, 999_999_999.0]), np.ones(2)).tolist() == [100, 0]
 
 
 def prefix_of(prompts: Prompts, index: int) -> Prefix:
