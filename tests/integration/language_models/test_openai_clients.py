@@ -186,13 +186,17 @@ async def test_the_synchronous_client_and_curl_are_served_too(stack: OwnStack) -
     assert answer.stdout.rstrip().endswith("data: [DONE]")
 
 
-async def test_the_page_s_examples_run(stack: OwnStack) -> None:
-    page = (REPOSITORY / "docs" / "language_models.md").read_text().replace("localhost:8080", stack.url)
+async def test_the_pages_examples_run(stack: OwnStack) -> None:
+    pages = REPOSITORY / "docs" / "language_models"
+    page = (pages / "clients.md").read_text() + (pages / "servers.md").read_text()
+    page = page.replace("localhost:8080", stack.url).replace("localhost:8090", stack.admin(0))
     (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (command,) = re.findall(r"^\$ (curl .*/v1/.*)$", page, re.MULTILINE)
-    for arguments in ([sys.executable, "-c", program], ["bash", "-c", command]):
+    commands = re.findall(r"^\$ (curl .*)$", page, re.MULTILINE)
+    assert len(commands) == 3
+    for arguments in ([sys.executable, "-c", program], *(["bash", "-c", command] for command in commands)):
         ran = await asyncio.to_thread(subprocess.run, arguments, capture_output=True, text=True, check=True)
         assert len(ran.stdout) > 10
+    assert "matched_tokens" in ran.stdout  # the last one asks why
 
 
 async def test_a_stream_outlives_the_balancer(client: openai.AsyncOpenAI, stack: OwnStack) -> None:

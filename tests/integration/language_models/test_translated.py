@@ -26,7 +26,8 @@ ASKED: dict[str, Any] = {"model": MODEL, "max_tokens": 12, "temperature": 0}
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[OwnStack]:
     directory = tmp_path_factory.mktemp("translated")
-    page = (REPOSITORY / "docs" / "language_models.md").read_text().replace(": triton/", f": {REPOSITORY}/triton/")
+    page = (REPOSITORY / "docs" / "language_models" / "triton.md").read_text()
+    page = page.replace(": triton/", f": {REPOSITORY}/triton/")
     (example,) = (
         each for each in re.findall(r"^```yaml\n(.*?)```", page, re.MULTILINE | re.DOTALL) if "chat_template" in each
     )

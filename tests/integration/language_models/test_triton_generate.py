@@ -137,7 +137,7 @@ async def test_what_cannot_be_answered_is_triton_s_to_say(
 
 
 async def test_the_page_s_example_runs(stack: OwnStack) -> None:
-    page = (REPOSITORY / "docs" / "language_models.md").read_text().replace("localhost:8080", stack.url)
+    page = (REPOSITORY / "docs" / "language_models" / "triton.md").read_text().replace("localhost:8080", stack.url)
     (command,) = re.findall(r"^\$ (curl .*/v2/.*)$", page, re.MULTILINE)
     ran = await asyncio.to_thread(subprocess.run, ["bash", "-c", command], capture_output=True, text=True, check=True)
     assert ran.stdout.count("text_output") == 5

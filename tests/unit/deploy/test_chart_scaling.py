@@ -88,7 +88,7 @@ def test_queries_name_what_is_exported_and_workers_of_the_pool(name: str) -> Non
 
 
 def test_the_agent_that_the_page_puts_beside_your_server_reports_to_the_chart_s_balancers() -> None:
-    page = (ROOT / "docs" / "language_models.md").read_text()
+    page = (ROOT / "docs" / "language_models" / "servers.md").read_text()
     (written,) = re.findall(r"```yaml\n(- name: agent\n.*?)```", page, re.DOTALL)
     (container,) = yaml.safe_load(written)
     _, _, *arguments = container["command"]
