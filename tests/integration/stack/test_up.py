@@ -23,6 +23,7 @@ from support.waiting import eventually
 from tritonclient.utils import InferenceServerException
 
 from balancer.native.state import default_folder
+from balancer.stack import llama
 from balancer.stack.process import free_ports
 
 pytestmark = pytest.mark.integration
@@ -117,6 +118,15 @@ async def test_the_end_of_a_part_stops_all_and_says_which_and_why(tmp_path: Path
     output = running.output.read_text()
     assert "worker-0 was killed by SIGKILL, so all is stopped" in output
     assert "Traceback" not in output
+
+
+async def test_language_models_are_served_without_a_triton(tmp_path: Path) -> None:
+    async with up(tmp_path, "--workers", "0", "--llm", "1") as running:
+        await eventually(running.ready, patience_s=60)
+        asked = {"model": llama.MODEL, "prompt": "The tide", "max_tokens": 3}
+        url = f"http://127.0.0.1:{running.port}/v1/completions"
+        async with aiohttp.ClientSession() as session, session.post(url, json=asked) as response:
+            assert (await response.json())["usage"]["completion_tokens"] == 3
 
 
 async def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path) -> None:
