@@ -61,13 +61,7 @@ class Balancers:
             OperatorError: there is no token in the file, or no certificate.
         """
         client = await self._client()
-        places: list[str] = []
-        unreached: list[str] = []
-        for found in await asyncio.gather(*map(_resolved, self.addresses), return_exceptions=True):
-            if isinstance(found, list):
-                places += [place for place in found if place not in places]
-            else:
-                unreached.append(str(found))
+        places, unreached = await self._places()
         answers: dict[str, Answer] = {}
         changes = (client.change(place, path, worker) for place in places)
         for place, answer in zip(places, await asyncio.gather(*changes, return_exceptions=True), strict=True):
@@ -78,6 +72,36 @@ class Balancers:
             else:
                 raise answer
         return answers, unreached
+
+    async def get_all(self, page: str) -> tuple[list[bytes], list[str]]:
+        """What a page of each says, where a name stands for all of its addresses; and in words who did not answer.
+
+        Raises:
+            OperatorError: there is no token in the file, or no certificate.
+        """
+        client = await self._client()
+        places, unreached = await self._places()
+        asked = (client.ask("GET", place, page, {}) for place in places)
+        said: list[bytes] = []
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(answer, bytes):
+                said.append(answer)
+            elif isinstance(answer, OperatorError):
+                unreached.append(str(answer))
+            else:
+                raise answer
+        return said, unreached
+
+    async def _places(self) -> tuple[list[str], list[str]]:
+        """The addresses of all, and in words whose could not be found."""
+        places: list[str] = []
+        unfound: list[str] = []
+        for found in await asyncio.gather(*map(_resolved, self.addresses), return_exceptions=True):
+            if isinstance(found, list):
+                places += [place for place in found if place not in places]
+            else:
+                unfound.append(str(found))
+        return places, unfound
 
     async def _client(self) -> _Client:
         tls = None if self.tls is None else await asyncio.to_thread(http_context, self.tls)

@@ -43,7 +43,7 @@ _BELOW = 10
     required=True,
     help="The balancer's config file.",
 )
-@admin_options()
+@admin_options(several=True)
 @click.option(
     "--every-hours", type=click.FloatRange(min=0), default=24.0, show_default=True, help="Between two rounds."
 )
@@ -95,12 +95,12 @@ def learn(
     Ctrl-C or SIGTERM ends it; what is in force stays.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    balancer = balancers_of(**where)
+    balancers = balancers_of(**where)
     options = ["--jobs", str(jobs)]
     options += [part for each in profiles for part in ("--profile", str(each.resolve()))]
     options += [part for each in settings for part in ("--set", each)] + ["--unchecked"] * unchecked
     world = World(
-        page=lambda: balancer.get("/page.json"),
+        pages=lambda: balancers.get_all("/page.json"),
         train=lambda given, to: _train(given, to, options),
         sleep=asyncio.sleep,
         unix_s=time.time,

@@ -66,8 +66,8 @@ class Rhythm:
 class World:
     """All that a learner asks of the world outside its folder."""
 
-    page: Callable[[], Awaitable[bytes]]
-    """`/page.json` of the balancer; OperatorError where it does not answer."""
+    pages: Callable[[], Awaitable[tuple[list[bytes], list[str]]]]
+    """`/page.json` of the balancers that answer, and in words who does not; OperatorError: none can be asked."""
     train: Callable[[Round, Path], Awaitable[None]]
     """Train, and write the policy there; NothingLearnedError where that gives none."""
     sleep: Callable[[float], Awaitable[None]]
@@ -102,7 +102,8 @@ class Learner:
         self._since_s = world.unix_s()
         self._tried_for: Usual | None = None
         """The fleet that what is tried is trained for."""
-        self._shown: PageDocument | None = None
+        self._shown: list[PageDocument] = []
+        """By those balancers that are heard."""
         self._unheard = ""
         self._words_before = ""
 
@@ -174,10 +175,11 @@ class Learner:
         begun_s, seen = self._world.unix_s(), False
         while self._world.unix_s() - begun_s < self._rhythm.shadow_s:
             await self._second()
-            shadow = self._canary("shadow")
-            seen = seen or bool(shadow)
-            if shadow.get("failures"):
-                return f"it failed as a shadow: {shadow.get('last_failure')}"
+            shadows = self._canaries("shadow")
+            seen = seen or bool(shadows)
+            for shadow in shadows:
+                if shadow.get("failures"):
+                    return f"it failed as a shadow: {shadow.get('last_failure')}"
             if not seen and self._world.unix_s() - begun_s > _FOLLOWED_S:
                 break
         return "" if seen else self._not_followed("shadow")
@@ -187,25 +189,26 @@ class Learner:
         begun_s, seen = self._world.unix_s(), False
         while True:
             await self._second()
-            rollout = self._canary("rollout")
-            seen = seen or bool(rollout)
-            if rollout.get("state") == "finished":
+            rollouts = self._canaries("rollout")
+            seen = seen or bool(rollouts)
+            for rollout in rollouts:
+                if rollout.get("state") == "returned":
+                    return f"the rollout returned: {rollout.get('why')}"
+            if rollouts and all(rollout.get("state") == "finished" for rollout in rollouts):
                 return ""
-            if rollout.get("state") == "returned":
-                return f"the rollout returned: {rollout.get('why')}"
             if not seen and self._world.unix_s() - begun_s > _FOLLOWED_S:
                 return self._not_followed("rollout")
 
-    def _canary(self, part: str) -> dict[str, Any]:
-        found = self._shown.canary.get(part) if self._shown is not None else None
-        own = found if isinstance(found, dict) else {}
-        return own if (own.get("policy") or own.get("to")) == "learned" else {}
+    def _canaries(self, part: str) -> list[dict[str, Any]]:
+        """Of the balancers that follow what is tried."""
+        found = (shown.canary.get(part) for shown in self._shown)
+        return [own for own in found if isinstance(own, dict) and (own.get("policy") or own.get("to")) == "learned"]
 
     def _not_followed(self, section: str) -> str:
         if getattr(self._config, section) is not None:
             return f"the config has a {section} of its own"
-        problems = self._shown.config.problems if self._shown is not None else [self._unheard]
-        return f"the balancer does not take it up: {problems[0] if problems else 'does it follow this config file?'}"
+        problems = [each for shown in self._shown for each in shown.config.problems] or [self._unheard]
+        return f"the balancer does not take it up: {problems[0] or 'does it follow this config file?'}"
 
     async def _rest(self, words: str) -> None:
         """Until the next time, by what was learned so far."""
@@ -231,19 +234,30 @@ class Learner:
         await self._world.sleep(_SECOND)
         if not self._enabled():
             raise _SwitchedOffError
-        try:
-            self._shown = DOCUMENT.validate_json(await self._world.page())
-        except (OperatorError, ValidationError) as error:
-            if not self._unheard:
-                logger.warning("the balancer is not heard: %s", error)
-            self._unheard, self._shown = str(error), None
+        await self._hear()
+        if not self._shown:
             return
-        self._unheard = ""
         seen = look(self._shown)
         self._watched.take(seen, _SECOND)
         for usual in filter(None, (self._kept_for, self._tried_for)):
             if why := self._watched.differs(seen, usual):
                 raise _AnotherFleetError(why)
+
+    async def _hear(self) -> None:
+        """From all balancers, as far as they answer."""
+        self._shown = []
+        try:
+            said, unheard = await self._world.pages()
+        except OperatorError as error:
+            said, unheard = [], [str(error)]
+        for page in said:
+            try:
+                self._shown.append(DOCUMENT.validate_json(page))
+            except ValidationError as error:
+                unheard.append(str(error))
+        if unheard and not self._unheard:
+            logger.warning("not heard: %s", unheard[0])
+        self._unheard = unheard[0] if unheard else ""
 
     def _enabled(self) -> bool:
         """By the config as it is now; as it was, where it cannot be read."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from balancer.config.learning import Usual
@@ -31,11 +32,18 @@ class Look:
     """Whether they are all in it: a page shows so many."""
 
 
-def look(shown: PageDocument) -> Look:
-    well = frozenset(worker.name for worker in shown.workers if worker.state in _WELL)
-    unwell = frozenset(worker.name for worker in shown.workers) - well
-    all_workers, all_models = not shown.workers_left_out, not shown.models_left_out
-    return Look(frozenset(shown.models), well, unwell, shown.recent.rate_per_s, all_workers, all_models)
+def look(shown: Sequence[PageDocument]) -> Look:
+    """What the balancers of a fleet, one at least, show of it together; a worker is well that one of them can use."""
+    workers = [worker for each in shown for worker in each.workers]
+    well = frozenset(worker.name for worker in workers if worker.state in _WELL)
+    return Look(
+        models=frozenset(model for each in shown for model in each.models),
+        workers=well,
+        unwell=frozenset(worker.name for worker in workers) - well,
+        rate_per_s=sum(each.recent.rate_per_s for each in shown),
+        all_workers=not any(each.workers_left_out for each in shown),
+        all_models=not any(each.models_left_out for each in shown),
+    )
 
 
 @dataclass(slots=True)

@@ -23,11 +23,14 @@ from support.fleets import model, report
 from support.page_fleet import PageFleet
 
 from balancer.cli import main as cli
+from balancer.cli.admin_client import balancers_of
 from balancer.config.changes import changes, words_of
 from balancer.config.config import from_mapping
 from balancer.config.sections import AdminSection
+from balancer.server.page.document import DOCUMENT
 
 TOKEN = "0123456789abcdef"
+_NO_TLS = "tls_ca", "tls_name", "tls_cert", "tls_key"
 Served = tuple[PageFleet, str]
 
 
@@ -44,6 +47,14 @@ async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
     monkeypatch.setattr("balancer.server.page.page_data.FRESH_S", 0.0)  # the fleet's clock stands still
     async with fleet.served() as (_, url):
         yield fleet, url
+
+
+async def test_of_several_balancers_those_that_answer_are_heard_and_the_others_named(served: Served) -> None:
+    _, url = served
+    said, unheard = await balancers_of((url, "127.0.0.1:1"), None, **dict.fromkeys(_NO_TLS)).get_all("/page.json")
+    assert [DOCUMENT.validate_json(page).workers_left_out for page in said] == [0]
+    assert len(unheard) == 1
+    assert "127.0.0.1:1" in unheard[0]
 
 
 @pytest.mark.parametrize(

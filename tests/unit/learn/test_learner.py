@@ -59,6 +59,8 @@ class Scripted:
         self.file = folder / "learned" / "learning.json"
         self.now_s, self.ends_s = 1000.0, 1100.0
         self.shown, self.answers = SHOWN, True
+        self.beside: dict[str, Any] | None = None
+        """What another balancer says of the rollout, where there is another."""
         self.rollout = {"to": "learned", "state": "running", "why": ""}
         self.shadow: dict[str, Any] = {"policy": "learned", "failures": 0, "last_failure": ""}
         self.record: dict[str, Any] = {
@@ -85,9 +87,9 @@ class Scripted:
             raise _OverError
         await asyncio.sleep(0)
 
-    async def page(self) -> bytes:
+    async def pages(self) -> tuple[list[bytes], list[str]]:
         if not self.answers:
-            raise OperatorError("nobody answers")
+            return [], ["nobody answers"]
         effective = self.state.with_learned(load(self.config))
         learned = self.state.learned
         assert learned is not None
@@ -98,7 +100,11 @@ class Scripted:
             "shadow": self.shadow if effective.shadow is not None else None,
             "rollout": self.rollout if effective.rollout is not None else None,
         }
-        return DOCUMENT.dump_json(dataclasses.replace(self.shown, canary=canary))
+        shown = [dataclasses.replace(self.shown, canary=canary)]
+        if self.beside is not None:
+            beside = self.beside if effective.rollout is not None else None
+            shown.append(dataclasses.replace(self.shown, canary=canary | {"rollout": beside}))
+        return [DOCUMENT.dump_json(each) for each in shown], []
 
     async def train(self, given: Round, to: Path) -> None:
         self.trained.append(given)
@@ -113,7 +119,7 @@ class Scripted:
     async def run(self, seconds: float = 100.0) -> Learned:
         """So long; then what is in force."""
         self.ends_s = self.now_s + seconds
-        learner = Learner(self.config, RHYTHM, World(self.page, self.train, self.sleep, lambda: self.now_s))
+        learner = Learner(self.config, RHYTHM, World(self.pages, self.train, self.sleep, lambda: self.now_s))
         with pytest.raises(_OverError):
             await learner.run()
         found = read_learned(self.file)
@@ -198,6 +204,15 @@ async def test_a_rollout_that_returns_leaves_what_was_before(world: Scripted) ->
         found.words
         == "policy-1.npz was taken back: the rollout returned: p99 90 ms of 400 requests, of the old policy's 60 ms"
     )
+
+
+async def test_what_another_balancer_takes_back_is_not_kept(world: Scripted) -> None:
+    world.beside = beside = {"to": "learned", "state": "running", "why": ""}
+    world.at(20, world.rolls_out("finished"))
+    world.at(45, lambda: beside.update(state="returned", why="it failed there"))
+    found = await world.run(60)
+    assert {kept for _, kept, _ in world.stages} == {None}
+    assert (found.kept, found.words) == (None, "policy-1.npz was taken back: the rollout returned: it failed there")
 
 
 async def test_a_shadow_that_fails_gets_no_request(world: Scripted) -> None:
@@ -291,4 +306,4 @@ def test_without_a_folder_it_names_the_field(tmp_path: Path, field: str) -> None
     lines = world.config.read_text().splitlines()
     world.config.write_text("\n".join(line for line in lines if not line.startswith(field)))
     with pytest.raises(OperatorError, match=field):
-        Learner(world.config, RHYTHM, World(world.page, world.train, world.sleep, lambda: 0.0))
+        Learner(world.config, RHYTHM, World(world.pages, world.train, world.sleep, lambda: 0.0))
