@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,17 @@ _WORST = 1.02
 _RESAMPLES = 4000
 _BETTER = 0.98
 """Of a mean that is lower by more than chance."""
+_KINDS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
+    "one model": lambda fleet: fleet["models"] == 1 and not fleet["generates"],
+    "one language model": lambda fleet: fleet["models"] == 1 and fleet["generates"],
+    "several models": lambda fleet: fleet["models"] > 1,
+    "of these: keys decide what is cached": lambda fleet: fleet["models"] > 1 and fleet["keys"],
+    "of these: no such keys": lambda fleet: fleet["models"] > 1 and not fleet["keys"],
+    "of these: requests differ in hidden work": lambda fleet: fleet["models"] > 1 and fleet["hidden_work"],
+    "of these: they do not": lambda fleet: fleet["models"] > 1 and not fleet["hidden_work"],
+    "of these: several balancers": lambda fleet: fleet["models"] > 1 and fleet["balancers"] > 1,
+    "of these: workers that crash, stall or slow down": lambda fleet: fleet["models"] > 1 and bool(fleet["faults"]),
+}
 
 
 def csv(results: Sequence[Result]) -> str:
@@ -71,6 +82,10 @@ def page(results: Sequence[Result], command: str, seed: str) -> str:
         f"`balancer train --from-log {' '.join(TRAINING)}` on it, as a user would, one core; judged on fresh requests "
         "of the true fleet, with the guard. Numbers are ratios to the defaults of `expected_latency`: below 1 is "
         "better. Medians are over fleets, with 95% intervals of a bootstrap over them.",
+        "## What to expect",
+        "By the kind of fleet, of the policy that `balancer train --from-log` made, with the guard; where it said "
+        "*Nothing to gain here*, or refused, the fleet kept the defaults, so 1.",
+        _kinds(results),
         "## Summary",
         _summary({"all": results, "two models or more": several, "language models": generating, "twins": twins}),
         _aims(several, results),
@@ -98,6 +113,17 @@ def _summary(groups: Mapping[str, Sequence[Result]]) -> str:
             lines.append(
                 f"| {group} ({len(results)}) | {label} | {median(means)} | {median(p99s)} | {means.max():.3f} |"
             )
+    return "\n".join(lines)
+
+
+def _kinds(results: Sequence[Result]) -> str:
+    lines = ["| fleets | how many | mean | p99 | lower by more than 2% | worst mean |", "|---|---|---|---|---|---|"]
+    for name, has in _KINDS.items():
+        own = [one for one in results if has(one["fleet"])]
+        if own:
+            means, p99s = ratios(own, TRAINED), ratios(own, TRAINED, figure=1)
+            gain = f"{int((means < _BETTER).sum())} of {len(own)}"
+            lines.append(f"| {name} | {len(own)} | {median(means)} | {median(p99s)} | {gain} | {means.max():.3f} |")
     return "\n".join(lines)
 
 

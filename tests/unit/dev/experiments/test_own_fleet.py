@@ -27,6 +27,7 @@ def result(
 ) -> dict[str, Any]:
     ratios = {label: [1.0, 1.0] for label in LABELS} | {"trained": [trained, p99], "numbers": [0.9, 0.95]}
     told = {"name": name, "models": models, "workers": 4, "balancers": 1, "keys": True, "faults": ["slow", "slow"]}
+    told["hidden_work"] = False
     ratios |= {"least_tokens": [1.3, 1.2]} if generates else {}
     return {
         "fleet": {**told, "generates": generates},
@@ -64,6 +65,13 @@ def test_aims_are_of_several_models_and_no_fleet_may_lose() -> None:
     assert "Of 1 logs it made nothing" in text
     assert "| s03 | refused: no such log |" in text
     assert "| 5% (inputs) |" in text
+
+
+def test_kinds_of_fleets_are_told_apart() -> None:
+    text = page.page(RESULTS, "", "")
+    assert "| several models | 3 | 0.840 (0.800 to 0.900) | 0.900 (0.900 to 0.900) | 3 of 3 | 0.900 |" in text
+    assert "| one model | 1 | 1.100 (1.100 to 1.100) | 0.900 (0.900 to 0.900) | 0 of 1 | 1.100 |" in text
+    assert "no such keys" not in text
 
 
 def test_every_fleet_is_in_the_table_and_in_the_csv() -> None:
