@@ -35,6 +35,7 @@ from simulator.train.plan import course_over, log_scenarios, make_plan
 from simulator.train.pool import LocalPool
 from simulator.train.trainer import train, write_whole
 from simulator.train.validation import learned, nothing_to_gain
+from simulator.workload.draws import ONE
 
 DEFAULTS, TUNED, NUMBERS, TRAINED, BARE = "defaults", "tuned once", "numbers", "trained", "trained, no guard"
 LABELS = (DEFAULTS, TUNED, NUMBERS, TRAINED, BARE)
@@ -190,7 +191,7 @@ def _told(given: Scenario) -> dict[str, Any]:
         "keys": not fleet.settings.sticky_keys,
         "faults": [fault.kind for fault in fleet.faults],
         "cold": fleet.cold.executions > 0,
-        "hidden_work": any(traffic.work.cv > 0 for traffic in given.workload.traffic if hasattr(traffic.work, "cv")),
+        "hidden_work": any(traffic.work != ONE for traffic in given.workload.traffic),
     }
 
 
