@@ -98,15 +98,6 @@ async def load(
     return joined(runs)
 
 
-async def load_until(stop: asyncio.Event, endpoint: str, body: Path, clients: int) -> Answers:
-    """Post until `stop` is set, in runs of a second or so; as `load` otherwise."""
-    runs = [await _run(endpoint, body, _FIRST_RUN * clients, clients, 1, INFER)]
-    while not stop.is_set():
-        requests = max(int(runs[-1].rate_per_s), clients)
-        runs.append(await _run(endpoint, body, requests, clients, 1, INFER))
-    return joined(runs)
-
-
 def joined(runs: Sequence[Answers]) -> Answers:
     return Answers(
         started_s=np.concatenate([run.started_s for run in runs]),
