@@ -10,6 +10,7 @@ from balancer.server.decision_log.reading import read_log
 from balancer.server.decision_log.recorded import DecisionLogError
 from simulator.commands import inputs
 from simulator.compare import text
+from simulator.log.caches import settings_for
 from simulator.log.fleet import calibrate
 from simulator.off_policy import report
 from simulator.off_policy.calibrated import CHECKED_BY, P50_WITHIN, P99_WITHIN, twin_of
@@ -41,7 +42,8 @@ def twin(ctx: click.Context, log: Path, seeds: int, profiles: tuple[Path, ...], 
     measured = tuple(map(load_profile, profiles))
     try:
         read = read_log(log)
-        made = twin_of(read, calibrate(read, profiles=measured), seeds=seeds)
+        calibration = calibrate(read, profiles=measured)
+        made = twin_of(read, calibration, seeds=seeds)
     except (ValueError, DecisionLogError) as error:
         raise click.ClickException(f"{log}: {error}") from error
     console = inputs.console()
@@ -50,6 +52,8 @@ def twin(ctx: click.Context, log: Path, seeds: int, profiles: tuple[Path, ...], 
         console.print(f"Note: {note}.", markup=False, highlight=False)
     for why in (why for model in made.models for why in model.unsure()):
         console.print(f"Note: {why}; a longer log would tell more.", markup=False, highlight=False)
+    if caches := settings_for(calibration.fleet):
+        console.print(f"Note: {caches}.", markup=False, highlight=False)
     differs = [why for model in made.models for why in model.differs()]
     for why in differs:
         console.print(f"Differs: {why}.", markup=False, highlight=False)

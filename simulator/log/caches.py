@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from policies.base import FloatArray, IntArray
-from simulator.spec import CacheSpec
+from simulator.spec import CacheSpec, FleetSpec
 
 _ENTRIES = tuple(np.unique(np.geomspace(4, 65536, 57).round().astype(int)).tolist())
 _LEAST_REQUESTS = 200
@@ -20,6 +20,8 @@ _DOUBT = 0.02
 """The least probability of a hit, and of a miss: real caches are not quite as this model has them."""
 _STEPS, _FIRST_FACTOR = 20, -0.5
 _LEAST_SPREAD, _TINY = 0.02, 1e-12
+_ALIKE = 2.0
+"""Numbers of keys that differ by no greater factor are as good as each other."""
 
 
 class Came(NamedTuple):
@@ -44,6 +46,22 @@ class CacheFit(NamedTuple):
     cache: CacheSpec
     hits: FloatArray
     """The probability of one, by execution."""
+
+
+def settings_for(fleet: FleetSpec) -> str:
+    """What a config would say of caches as the fleet's, in words; empty: what it says."""
+    if not fleet.cache.entries:
+        return ""
+    found = f"workers remember about {fleet.cache.entries:,} keys, which save {fleet.cache.saving:.0%} of a request"
+    # Of which each balancer sends its share.
+    best, now = fleet.cache.entries / fleet.balancers, fleet.settings.estimators.key_memory
+    if fleet.settings.sticky_keys:
+        return (
+            f"{found}: requests.sticky_keys: false lets the policy weigh that, with estimators.key_memory: {best:.0f}"
+        )
+    if 1 / _ALIKE <= best / now <= _ALIKE:
+        return ""
+    return f"{found}: set estimators.key_memory: {best:.0f}, it was {now:g}"
 
 
 def hits_of(came: Sequence[Came], entries: int) -> FloatArray:

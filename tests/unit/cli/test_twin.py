@@ -1,5 +1,6 @@
 """`balancer twin` as a shell sees it."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -7,11 +8,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from balancer.cli import main as cli
+from balancer.kernel.settings import Settings
 from dev.reference.logs import simulated_log
 from policies.expected_latency import ExpectedLatency
 from simulator.compare.statistics import Estimate
+from simulator.log.caches import settings_for
 from simulator.off_policy.calibrated import ModelFit
 from simulator.scenario import load_scenario
+from simulator.spec import CacheSpec
 
 
 def twin(*arguments: object) -> Result:
@@ -48,6 +52,27 @@ def test_a_log_of_nothing_is_refused(tmp_path: Path) -> None:
     result = twin(tmp_path)
     assert result.exit_code == 1
     assert str(tmp_path) in result.output
+
+
+@pytest.mark.parametrize(
+    ("entries", "balancers", "sticky", "words"),
+    [
+        (0, 1, False, ""),
+        (400, 1, False, ""),
+        (4000, 1, False, "about 4,000 keys, which save 60% of a request: set estimators.key_memory: 4000, it was 300"),
+        (1000, 4, False, ""),
+        (400, 1, True, "requests.sticky_keys: false lets the policy weigh that, with estimators.key_memory: 400"),
+    ],
+)
+def test_of_caches_it_says_what_to_set(entries: int, balancers: int, sticky: bool, words: str) -> None:
+    fleet = dataclasses.replace(
+        load_scenario("heterogeneous-bursty").fleet,
+        cache=CacheSpec(entries, 0.6),
+        balancers=balancers,
+        settings=Settings(sticky_keys=sticky),
+    )
+    assert settings_for(fleet).endswith(words)
+    assert bool(settings_for(fleet)) == bool(words)
 
 
 @pytest.mark.parametrize(
