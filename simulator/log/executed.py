@@ -17,7 +17,17 @@ from balancer.server.decision_log.recorded import DecisionLog
 from policies.base import FloatArray
 from simulator.log.caches import CacheFit, Came, Ran, fit
 from simulator.log.service import Executions, service_time, worked
-from simulator.log.stations import MOST_AT_ONCE, Answered, Execution, Room, Sharing, executions_of, sharings
+from simulator.log.stations import (
+    EXACT,
+    MOST_AT_ONCE,
+    Answered,
+    Errors,
+    Execution,
+    Room,
+    Sharing,
+    executions_of,
+    sharings,
+)
 from simulator.log.workload import level_of
 from simulator.spec import CacheSpec, DeviceSpec, FleetSpec, ModelSpec, NetworkSpec, Noise, ServiceTime
 
@@ -37,6 +47,12 @@ _LEAST_CV = 0.01
 _DRAWN = 5001
 """So many quantiles stand for a distribution."""
 _UNLIKELY = 0.1
+_LEAST_S, _LEAST_JITTER = 1e-6, 0.01
+"""The latter beside the shortest execution."""
+_DELAY, _NORMAL = float(np.log(3)), 1.349
+"""How far the quartiles lie apart of exponential delays, over their mean, and of what is normal, over its deviation."""
+_SQUARED = 3.0
+"""Relative error of the square of that, over the root of how many delays there are."""
 _OUTERMOST = 0.002
 """Share of what executions took, at each end, that is cut off where noise is measured."""
 
@@ -95,7 +111,8 @@ class Executed:
     def fitted(self, fleet: FleetSpec, measured: frozenset[Kind]) -> FleetSpec:
         """The fleet with all that executions tell; the times of kinds that are measured are left as they are."""
         way_s = self._way_s()
-        found = {device: self._likeliest(own, way_s) for device, own in self._answered.items()}
+        errors, noise = self._errors(way_s)
+        found = {device: self._likeliest(own, way_s, errors) for device, own in self._answered.items()}
         alike = _alike(found)
         cached = fit(_came(found), list(_ran(alike)))
         if cached is not None:
@@ -120,11 +137,15 @@ class Executed:
         tables = {(model.name, device): table for model in models for device, table in model.service.items()}
         lag_s = max(float(np.median(self._lag_s)), 0.0) + way_s / 2 if self._lag_s else NetworkSpec().outcome_s
         shared = {device: DeviceSpec(each.at_once, each.interference) for device, each in found.items()}
-        spreads = [_spread(model.name, alike, tables) for model in models]
+        spreads = [
+            _Spread(noise[model.name], 0.0) if model.name in noise else _spread(model.name, alike, tables)
+            for model in models
+        ]
+        jitter_s = min(errors.jitter_s, way_s / 2)
         self.work = {model.name: spread.work for model, spread in zip(models, spreads, strict=True) if spread.work}
         return dataclasses.replace(
             fleet,
-            network=NetworkSpec(to_worker_s=way_s / 2, to_client_s=way_s / 2, outcome_s=lag_s),
+            network=NetworkSpec(way_s / 2 - jitter_s, to_client_s=way_s / 2, jitter_s=jitter_s, outcome_s=lag_s),
             cache=CacheSpec() if cached is None else cached.cache,
             models=tuple(
                 dataclasses.replace(model, noise=Noise("lognormal", spread.noise) if spread.noise else Noise())
@@ -169,14 +190,46 @@ class Executed:
     def _windows(self, worker: str) -> Sequence[tuple[float, float]]:
         return self._counted[worker].windows if worker in self._counted else ()
 
-    def _likeliest(self, answered: _ByWorker, way_s: float) -> Sharing:
+    def _errors(self, way_s: float) -> tuple[Errors, Mapping[str, float]]:
+        """By what executions of one request that had their worker to themselves differ from others of their size: by
+        a share of what they take, which is each model's own, and by what the way does. No jitter where that may be
+        chance, or no model takes now long and now short, or it would be more than the way.
+
+        Returns those errors, and where there is jitter the coefficient of variation of each model's executions.
+        """
+        alone: defaultdict[tuple[str, str, int], list[float]] = defaultdict(list)
+        for name, answered in (each for own in self._answered.values() for each in own.items()):
+            for one in executions_of(answered, self._rooms[name], MOST_AT_ONCE, way_s):
+                if one.alone and one.new_keys and len(one.requests) == 1:
+                    alone[one.model, name, one.rows].append(one.end_s - one.begin_s)
+        several = {size: own for size, own in alone.items() if len(own) >= FEW}
+        if not several:
+            return EXACT, {}
+        of, models = np.unique([model for model, _, _ in several], return_inverse=True)
+        usual_s = np.array([np.median(own) for own in several.values()])
+        # Quartiles: who comes before whom on the way may come after, and then seems to have taken what the other did.
+        apart_s = np.array([np.subtract(*np.quantile(own, [0.75, 0.25])) for own in several.values()])
+        squares = np.square(apart_s / _DELAY)
+        weights = np.sqrt(list(map(len, several.values()))) / np.maximum(_SQUARED * squares, _LEAST_S**2)
+        shares = np.where(models[:, None] == np.arange(len(of)), np.square(usual_s)[:, None], 0.0)
+        columns = np.column_stack([shares, np.ones(len(several))]) * weights[:, None]
+        found, _ = nnls(columns, squares * weights)
+        doubt = np.sqrt(np.linalg.pinv(columns.T @ columns)[-1, -1])
+        jitter_s = float(np.sqrt(found[-1]))
+        told = np.linalg.matrix_rank(columns) == columns.shape[1] and found[-1] > _SURE * doubt
+        if not told or not _LEAST_JITTER * usual_s.min() < jitter_s < way_s:
+            return EXACT, {}
+        noise = np.sqrt(found[:-1]) * _DELAY / _NORMAL
+        return Errors(float(noise.mean()), jitter_s), dict(zip(of.tolist(), map(_least_cv, noise), strict=True))
+
+    def _likeliest(self, answered: _ByWorker, way_s: float, errors: Errors) -> Sharing:
         """Of workers of one kind, where the way is known."""
         part = _part(answered)
         most = max(sum(room.instances for room in self._rooms[name].values()) for name in answered)
         numbers = range(1, min(most, MOST_AT_ONCE) + 1)
-        tried = (each for at_once in numbers for each in sharings(part, self._rooms, at_once, way_s))
+        tried = (each for at_once in numbers for each in sharings(part, self._rooms, at_once, way_s, errors))
         at_once = max(tried, key=_likelihood).at_once
-        return max(sharings(answered, self._rooms, at_once, way_s), key=_likelihood)
+        return max(sharings(answered, self._rooms, at_once, way_s, errors), key=_likelihood)
 
 
 _likelihood = attrgetter("log_likelihood")
@@ -329,5 +382,8 @@ def _cut_and_whole() -> tuple[FloatArray, FloatArray]:
 
 
 def _cv(variance: float) -> float:
-    cv = min(float(np.sqrt(variance)), _MOST_CV)
-    return cv if cv >= _LEAST_CV else 0.0
+    return _least_cv(min(float(np.sqrt(variance)), _MOST_CV))
+
+
+def _least_cv(cv: float) -> float:
+    return float(cv) if cv >= _LEAST_CV else 0.0

@@ -46,8 +46,9 @@ ASSUMPTIONS = (
     "once, up to 4, and slows them down by as much, as makes that most likely.",
     "Versions of a model take equally long. Batches wait for no delay. Queues have as many levels as requests named; "
     "those that named none are of the last.",
-    "What answers take beyond waiting and executions is the network: half on the way there, half back. How much "
-    "executions of one size vary is noise of theirs, or of requests the less the more are in it.",
+    "What answers take beyond waiting and executions is the network: half on the way there, half back; by how much "
+    "that differs, exponentially, on the way there. How much executions of one size vary is noise of theirs, or of "
+    "requests the less the more are in it.",
     "Reports are evenly spaced and none is lost. A worker that could not be picked for more than a second was down.",
     "Requests come when they were decided on, whether they were held before or not; zones do not matter.",
     "Servers of language models compute 2048 tokens in a step at most; its time is linear in these, but for the first "

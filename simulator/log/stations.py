@@ -5,6 +5,10 @@ as Triton makes them, and a batch ends when its answers come. What is not known 
 once, and how much they slow each other down. Each number at once says when executions had the device to themselves, and
 when with others; and so what they took of it. The right one makes executions of one size most alike: the likelihood of
 the answers' times tells which it is. Nothing is simulated, and who routed by what does not matter.
+
+The way to a worker and back takes now more and now less, so an answer may seem to come before it could. Where times
+err by a share of them and by some seconds, their generalised logarithm errs alike wherever they are (Durbin, Hardin,
+Hawkins and Rocke, "A variance-stabilizing transformation for gene-expression microarray data", 2002).
 """
 
 from __future__ import annotations
@@ -24,9 +28,11 @@ from policies.base import FloatArray
 MOST_AT_ONCE = 4
 INTERFERENCES = np.linspace(0.0, 1.0, 21)
 _LEAST_S = 1e-6
-_LEAST_SPREAD = 0.01
+_LEAST_SPREAD, _LEAST_SHARE = 0.01, 0.05
 _CONTRADICTION = 8.0
 """What an answer that could not have come costs, as a logarithm of the likelihood."""
+_MOST_EARLY = 12.0
+"""Times the jitter that an answer may come before it could have."""
 
 
 class Answered(NamedTuple):
@@ -53,10 +59,47 @@ class Execution:
     """Seconds on the device, by how many were there."""
     at_end: int = 0
     """How many were there at the end; 0: it ended before it could have begun."""
+    early_s: float = 0.0
+    """By how much it ended before it could have begun."""
+    new_keys: int = 0
+    """Of its requests, those whose key the worker had not seen, or that have none."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether it had the device to itself from when it came until it ended."""
+        return self.begin_s <= self.requests[0].came_s and bool(
+            self.shared_s[0] >= self.end_s - self.begin_s - _LEAST_S
+        )
 
     @property
     def rows(self) -> int:
         return round(sum(one.rows for one in self.requests))
+
+
+class Errors(NamedTuple):
+    """By which times differ of executions of one size."""
+
+    share: float = 0.0
+    """Of them; a coefficient of variation."""
+    jitter_s: float = 0.0
+    """Whatever they are; the standard deviation of the way."""
+
+    def logarithm(self, seconds: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Generalised logarithms, and the logarithms of their slopes; seconds may be negative where there is jitter."""
+        # Of most, both ends are an answer's.
+        flat_s = np.sqrt(2) * self.jitter_s / max(self.share, _LEAST_SHARE)
+        if not flat_s:
+            logs = np.log(np.maximum(seconds, _LEAST_S))
+            return logs, -logs
+        root_s = np.hypot(seconds, flat_s)
+        return np.log((seconds + root_s) / 2), -np.log(root_s)
+
+    def spread(self, off: FloatArray) -> float:
+        """Of logarithms about their median: normal ones, or with jitter Laplace's, as two delays differ."""
+        return float(np.abs(off).mean() if self.jitter_s else np.sqrt(np.square(off).mean()))
+
+
+EXACT = Errors()
 
 
 class Room(NamedTuple):
@@ -93,6 +136,7 @@ class _Worker:
         self._waiting: deque[Execution] = deque()
         """For the device, in the order in which they began."""
         self._running: list[Execution] = []
+        self._keys: set[int] = set()
 
     def take(self, request: Answered) -> None:
         self._go_to(request.came_s)
@@ -107,6 +151,7 @@ class _Worker:
             one.at_end = len(self._running)
             self._running.remove(one)
         else:
+            one.early_s += min(each.end_s for each in self._running) - end_s
             self._waiting.remove(one)
         self._admit()
         self._free[one.model] += 1
@@ -128,9 +173,12 @@ class _Worker:
                 batch.append(heapq.heappop(queue)[2])
                 rows += batch[-1].rows
             self._free[model] -= 1
-            # An answer may have come before there was room for it: then there is more of it than is known.
-            end_s = max(self._now_s, *(each.end_s for each in batch))
-            one = Execution(model, batch, self._now_s, end_s)
+            # An answer may have come before there was room for it.
+            end_s = max(each.end_s for each in batch)
+            one = Execution(model, batch, self._now_s, max(end_s, self._now_s))
+            one.early_s = max(self._now_s - end_s, 0.0)
+            one.new_keys = sum(not each.key or each.key not in self._keys for each in batch)
+            self._keys.update(each.key for each in batch)
             heapq.heappush(self.begun, (one.end_s, next(self._number), one))
             self._waiting.append(one)
         self._admit()
@@ -165,6 +213,7 @@ def sharings(
     rooms: Mapping[str, Mapping[str, Room]],
     at_once: int,
     way_s: float,
+    errors: Errors = EXACT,
 ) -> Iterator[Sharing]:
     """Of the workers of one kind, by name, which have room for so much by model; by how much executions interfere.
 
@@ -173,23 +222,26 @@ def sharings(
         rooms: By worker and model.
         at_once: Executions on a device.
         way_s: What an answer takes beyond waiting and execution.
+        errors: Of the answers' times.
     """
     every = [(name, one) for name, own in answered.items() for one in executions_of(own, rooms[name], at_once, way_s)]
     found = tuple((name, one) for name, one in every if one.at_end)
-    alike: defaultdict[tuple[str, str, int], list[int]] = defaultdict(list)
-    for place, (name, one) in enumerate(found):
-        alike[name, one.model, one.rows].append(place)
-    shared_s = [one.shared_s for _, one in found]
-    others = np.array([one.at_end - 1 for _, one in found], np.float64)
+    possible = [(name, one) for name, one in every if one.early_s <= _MOST_EARLY * errors.jitter_s]
+    # What a cache may save it saves of keys that were seen.
+    alike: defaultdict[tuple[str, str, int, int], list[int]] = defaultdict(list)
+    for place, (name, one) in enumerate(possible):
+        alike[name, one.model, one.rows, one.new_keys].append(place)
+    shared_s, early_s = [one.shared_s for _, one in possible], np.array([one.early_s for _, one in possible])
+    others = np.array([max(one.at_end - 1, 0) for _, one in possible], np.float64)
     for interference in INTERFERENCES if at_once > 1 else (1.0,):
-        logs = np.log(_work_s(shared_s, float(interference)))
-        # Of times of ends, where what executions of one size take is lognormal.
-        likely = -_CONTRADICTION * (len(every) - len(found)) - float(logs.sum())
+        logs, slopes = errors.logarithm(_work_s(shared_s, float(interference)) - early_s)
+        # Of times of ends, where the logarithms of what executions of one size take are normal.
+        likely = -_CONTRADICTION * (len(every) - len(possible)) + float(slopes.sum())
         likely -= float(np.log1p(interference * others).sum())
-        off: defaultdict[str, list[FloatArray]] = defaultdict(list)
-        for (_, model, _), places in alike.items():
-            off[model].append(logs[places] - np.median(logs[places]))
+        off: defaultdict[tuple[str, int], list[FloatArray]] = defaultdict(list)
+        for (_, model, _, new_keys), places in alike.items():
+            off[model, new_keys].append(logs[places] - np.median(logs[places]))
         for several in off.values():
             own = np.concatenate(several)
-            likely -= len(own) * float(np.log(max(np.sqrt(np.square(own).mean()), _LEAST_SPREAD)))
+            likely -= len(own) * float(np.log(max(errors.spread(own), _LEAST_SPREAD)))
         yield Sharing(at_once, float(interference), likely, found)

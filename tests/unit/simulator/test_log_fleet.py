@@ -88,6 +88,22 @@ def test_what_the_log_tells_is_recovered(log: DecisionLog) -> None:
     assert small.service["fast"].device_s[0] == pytest.approx(0.004, rel=0.02)
 
 
+def test_a_way_that_takes_now_more_and_now_less_is_told_from_what_executions_take(tmp_path: Path) -> None:
+    """Else several executions at once seem likelier, as answers then come nearer to each other than any can take."""
+    models = (
+        ModelSpec("m", {"*": ServiceTime((1, 8), (0.002, 0.01))}, batching=BatchingSpec(8)),
+        ModelSpec("n", {"*": ServiceTime((1, 8), (0.003, 0.02))}, batching=BatchingSpec(8)),
+    )
+    network = NetworkSpec(0.001, jitter_s=0.0005)
+    fleet = FleetSpec(models, tuple(SimulatedWorker(name, device="gpu") for name in "abc"), network=network)
+    rows = Shares({1: 0.5, 4: 0.3, 8: 0.2})
+    workload = Workload(150.0, (ModelTraffic("m", rows=rows), ModelTraffic("n", rows=rows)))
+    found = calibrate(simulated_log(tmp_path, fleet, workload.arrivals(fleet, 4000, 1), RandomChoice(), 1)).fleet
+    assert {worker.sharing.concurrency for worker in found.workers} == {1}
+    assert found.network.jitter_s == pytest.approx(0.0005, rel=0.3)
+    assert max(model.noise.cv for model in found.models) < 0.1
+
+
 def test_it_answers_as_the_fleet_did(log: DecisionLog) -> None:
     found = calibrate(log).fleet
     arrivals = capped(arrivals_from_log(log, [model.name for model in found.models]), found)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.log.stations import Answered, Room, executions_of, sharings
+from simulator.log.stations import EXACT, Answered, Errors, Room, executions_of, sharings
 
 ROOMS = {"a": Room(4, 2), "b": Room(1, 1)}
 GAPS_S = st.floats(0, 2)
@@ -62,6 +62,18 @@ def test_a_queue_goes_into_one_batch_and_waits_for_the_device() -> None:
         ("a", 3, 6.0),
     ]
     assert [one.shared_s[0] for one in found] == pytest.approx([1.0, 2.0, 3.0, 1.0, 2.0])
+
+
+@given(st.floats(0, 1), st.floats(1e-4, 0.1), st.floats(-1, 10), st.floats(1e-3, 1))
+def test_generalised_logarithms_are_logarithms_of_what_is_long_and_grow(
+    share: float, jitter_s: float, seconds: float, more_s: float
+) -> None:
+    logs, slopes = Errors(share, jitter_s).logarithm(np.array([seconds, seconds + more_s, 1e4]))
+    assert logs[0] < logs[1]
+    assert logs[2] == pytest.approx(np.log(1e4))
+    assert slopes[2] == pytest.approx(-np.log(1e4))
+    exact, _ = EXACT.logarithm(np.array([2.0]))
+    assert exact.tolist() == [np.log(2.0)]
 
 
 def test_two_at_once_are_told_from_one_after_the_other() -> None:
