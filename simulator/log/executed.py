@@ -170,16 +170,17 @@ class Executed:
         for _ in range(_ROUNDS):
             surplus_s, came = 0.0, 0
             for name, answered in (each for own in self._answered.values() for each in own.items()):
-                seen = [
-                    one
-                    for one in executions_of(answered, self._rooms[name], MOST_AT_ONCE, way_s)
-                    if any(begin_s < one.end_s <= end_s for begin_s, end_s in self._windows(name))
-                ]
-                if seen:
-                    of_models = self._counted[name].models
-                    counted_s = sum(of_models[model].seconds for model in self._rooms[name] if model in of_models)
-                    surplus_s += sum(one.end_s - one.begin_s for one in seen) - counted_s
-                    came += sum(one.begin_s <= one.requests[0].came_s for one in seen)
+                seen: defaultdict[str, list[Execution]] = defaultdict(list)
+                for one in executions_of(answered, self._rooms[name], MOST_AT_ONCE, way_s):
+                    if any(begin_s < one.end_s <= end_s for begin_s, end_s in self._windows(name)):
+                        seen[one.model].append(one)
+                for model, every in seen.items():
+                    counted = self._counted[name].models.get(model, Executions())
+                    # Its counters are a report old when they are recorded: the last ones are not in them.
+                    own = every[: counted.count]
+                    surplus_s += sum(one.end_s - one.begin_s for one in own)
+                    surplus_s -= counted.seconds * len(own) / max(counted.count, 1)
+                    came += sum(one.begin_s <= one.requests[0].came_s for one in own)
             if came < FEW:
                 break
             self._came, was_s, way_s = came, way_s, max(way_s + surplus_s / came, 0.0)
