@@ -40,14 +40,14 @@ def prompts_of(requests: Sequence[Request], output_tokens: FloatArray, cached_to
     Args:
         requests: In order of time.
         output_tokens: Of their answers, `(k,)`; 0: not known.
-        cached_tokens: Of their prompts, that the workers said they had, `(k,)`.
+        cached_tokens: Of their prompts, that the workers said they had, `(k,)`; not a number: it died.
     """
     tokens = np.array([max(round(float(np.max(each.prompt_tokens))), 0) for each in requests], np.int64)
     if not tokens.any():
         return None
     told = [
         (each.prefix, int(own) // BLOCK_TOKENS, int(cached) // BLOCK_TOKENS)
-        for each, own, cached in zip(requests, tokens, cached_tokens, strict=True)
+        for each, own, cached in zip(requests, tokens, np.nan_to_num(cached_tokens), strict=True)
     ]
     first = _Names({})
     for each in told:

@@ -26,6 +26,7 @@ _WORST = 1.02
 _RESAMPLES = 4000
 _BETTER = 0.98
 """Of a mean that is lower by more than chance."""
+_FAILS_MORE = 0.001
 _KINDS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
     "one model": lambda fleet: fleet["models"] == 1 and not fleet["generates"],
     "one language model": lambda fleet: fleet["models"] == 1 and fleet["generates"],
@@ -140,6 +141,13 @@ def _aims(several: Sequence[Result], results: Sequence[Result]) -> str:
     ]
     worst = float(ratios(results, TRAINED).max())
     lines.append(f"- no fleet worse than {_WORST:g}: {worst:.3f}, {_met(worst <= _WORST)}")
+    for one in results:
+        trained, by_default = one["unanswered"][TRAINED], one["unanswered"][DEFAULTS]
+        if trained > by_default + _FAILS_MORE:
+            lines.append(
+                f"- {one['fleet']['name']} is no gain: {trained:.2%} of its requests are not answered, for "
+                f"{by_default:.2%} by the defaults"
+            )
     beyond = ratios(several, TRAINED, over=NUMBERS)
     guard = ratios(results, TRAINED, over=BARE)
     return "\n".join(

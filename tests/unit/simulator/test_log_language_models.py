@@ -98,6 +98,10 @@ def test_answers_that_nobody_counted_are_as_long_as_the_mean() -> None:
     assert found.tokens.tolist() == [37] * 3
 
 
+def test_a_worker_that_died_said_nothing_of_what_it_had() -> None:
+    assert blocks_of([asked([1]), asked([1])], [float("nan"), 32.0]) == [[0], [0]]
+
+
 def test_a_prompt_that_says_more_than_it_has_tokens_is_cut() -> None:
     request = dataclasses.replace(asked(range(8)), prompt_tokens=100.0)
     assert [len(blocks) for blocks in blocks_of([asked(range(8)), request])] == [3, 3]

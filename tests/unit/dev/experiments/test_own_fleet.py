@@ -67,6 +67,12 @@ def test_aims_are_of_several_models_and_no_fleet_may_lose() -> None:
     assert "| 5% (inputs) |" in text
 
 
+def test_what_fails_more_is_no_gain() -> None:
+    fails = RESULTS[0] | {"unanswered": RESULTS[0]["unanswered"] | {"trained": 0.02}}
+    assert "is no gain" not in page.page(RESULTS, "", "")
+    assert "- s00 is no gain: 2.00% of its requests are not answered, for 0.00%" in page.page([fails], "", "")
+
+
 def test_kinds_of_fleets_are_told_apart() -> None:
     text = page.page(RESULTS, "", "")
     assert "| several models | 3 | 0.840 (0.800 to 0.900) | 0.900 (0.900 to 0.900) | 3 of 3 | 0.900 |" in text
