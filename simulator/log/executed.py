@@ -177,9 +177,9 @@ class Executed:
                 for model, every in seen.items():
                     counted = self._counted[name].models.get(model, Executions())
                     # Its counters are a report old when they are recorded: the last ones are not in them.
-                    own = every[: counted.count]
-                    surplus_s += sum(one.end_s - one.begin_s for one in own)
-                    surplus_s -= counted.seconds * len(own) / max(counted.count, 1)
+                    rows = np.cumsum([one.rows for one in every])
+                    own = every[: int(np.searchsorted(rows, counted.rows, side="right"))]
+                    surplus_s += sum(one.end_s - one.begin_s for one in own) - counted.seconds
                     came += sum(one.begin_s <= one.requests[0].came_s for one in own)
             if came < FEW:
                 break

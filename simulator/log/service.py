@@ -35,6 +35,10 @@ class Executions:
         return sum(executions for executions, _ in self.batches.values())
 
     @property
+    def rows(self) -> int:
+        return sum(rows * executions for rows, (executions, _) in self.batches.items())
+
+    @property
     def seconds(self) -> float:
         return sum(seconds for _, seconds in self.batches.values())
 
