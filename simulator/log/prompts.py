@@ -155,8 +155,9 @@ def within(prompts: Prompts, models: Sequence[ModelSpec], model: npt.NDArray[np.
 
 
 def believed(output_tokens: FloatArray, latency_s: FloatArray) -> FloatArray:
-    """What workers say that they answered, `(k,)`; 0, not known, where nothing could be as fast."""
-    found: FloatArray = np.where(output_tokens * _LEAST_TOKEN_S <= latency_s, output_tokens, 0.0)
+    """What workers say that they answered, `(k,)`; 0, not known, where nothing could be as fast. `latency_s`: not a
+    number where it is not known."""
+    found: FloatArray = np.where(output_tokens * _LEAST_TOKEN_S > latency_s, 0.0, output_tokens)
     return found
 
 

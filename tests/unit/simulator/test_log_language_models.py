@@ -119,7 +119,7 @@ def test_what_no_device_remembers_or_no_worker_could_say_is_cut() -> None:
     found = within(prompts, (small,), np.zeros(3, np.int16))
     assert (found.tokens.tolist(), found.blocks.tolist()) == ([99, 99, 64], [3, 0, 2])
     assert found.block.tolist() == [0, 1, 2, 8, 9]
-    assert believed(np.array([100.0, 999_999_999.0]), np.ones(2)).tolist() == [100, 0]
+    assert believed(np.array([100.0, 999_999_999.0, 7.0]), np.array([1, 1, np.nan])).tolist() == [100, 0, 7]
 
 
 def prefix_of(prompts: Prompts, index: int) -> Prefix:
