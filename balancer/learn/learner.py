@@ -200,7 +200,7 @@ class Learner:
                 return self._not_followed("rollout")
 
     def _canaries(self, part: str) -> list[dict[str, Any]]:
-        """Of the balancers that follow what is tried."""
+        """What each balancer that tries the learned policy says of its shadow or rollout, as `part` names it."""
         found = (shown.canary.get(part) for shown in self._shown)
         return [own for own in found if isinstance(own, dict) and (own.get("policy") or own.get("to")) == "learned"]
 
@@ -244,7 +244,7 @@ class Learner:
                 raise _AnotherFleetError(why)
 
     async def _hear(self) -> None:
-        """From all balancers, as far as they answer."""
+        """Ask all balancers for their pages, and keep those that come."""
         self._shown = []
         try:
             said, unheard = await self._world.pages()

@@ -33,7 +33,9 @@ class Look:
 
 
 def look(shown: Sequence[PageDocument]) -> Look:
-    """What the balancers of a fleet, one at least, show of it together; a worker is well that one of them can use."""
+    """The fleet as the pages of its balancers show it, of one page at least. A worker is well if any balancer can use
+    it; the rate is that of all together.
+    """
     workers = [worker for each in shown for worker in each.workers]
     well = frozenset(worker.name for worker in workers if worker.state in _WELL)
     return Look(

@@ -62,7 +62,7 @@ class Execution:
     early_s: float = 0.0
     """By how much it ended before it could have begun."""
     new_keys: int = 0
-    """Of its requests, those whose key the worker had not seen, or that have none."""
+    """How many of its requests have no key, or one that this worker had not served before."""
 
     @property
     def alone(self) -> bool:
@@ -77,12 +77,12 @@ class Execution:
 
 
 class Errors(NamedTuple):
-    """By which times differ of executions of one size."""
+    """How much the observed times of executions of one size vary."""
 
     share: float = 0.0
-    """Of them; a coefficient of variation."""
+    """Coefficient of variation of what an execution takes."""
     jitter_s: float = 0.0
-    """Whatever they are; the standard deviation of the way."""
+    """Standard deviation of the time on the way, however long the execution takes."""
 
     def logarithm(self, seconds: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Generalised logarithms, and the logarithms of their slopes; seconds may be negative where there is jitter."""
@@ -95,7 +95,9 @@ class Errors(NamedTuple):
         return np.log((seconds + root_s) / 2), -np.log(root_s)
 
     def spread(self, off: FloatArray) -> float:
-        """Of logarithms about their median: normal ones, or with jitter Laplace's, as two delays differ."""
+        """Scale of the distances from the median, `(k,)`: the root of their mean square for normal errors. With jitter,
+        their mean: the difference of two exponential delays has Laplace's distribution.
+        """
         return float(np.abs(off).mean() if self.jitter_s else np.sqrt(np.square(off).mean()))
 
 
