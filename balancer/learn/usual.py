@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -42,7 +43,8 @@ def look(shown: Sequence[PageDocument]) -> Look:
         models=frozenset(model for each in shown for model in each.models),
         workers=well,
         unwell=frozenset(worker.name for worker in workers) - well,
-        rate_per_s=sum(each.recent.rate_per_s for each in shown),
+        # One page that tells no rate must not hide what the others tell.
+        rate_per_s=sum(each.recent.rate_per_s for each in shown if 0 <= each.recent.rate_per_s < math.inf),
         all_workers=not any(each.workers_left_out for each in shown),
         all_models=not any(each.models_left_out for each in shown),
     )

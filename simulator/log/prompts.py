@@ -42,18 +42,19 @@ def prompts_of(requests: Sequence[Request], output_tokens: FloatArray, cached_to
         output_tokens: Of their answers, `(k,)`; 0: not known.
         cached_tokens: Of their prompts, that the workers said they had, `(k,)`; not a number: it died.
     """
-    tokens = np.array([max(round(float(np.max(each.prompt_tokens))), 0) for each in requests], np.int64)
+    told = np.nan_to_num([float(np.max(each.prompt_tokens)) for each in requests])
+    tokens = np.clip(np.round(told), 0, _ANY).astype(np.int64)
     if not tokens.any():
         return None
-    told = [
+    known = [
         (each.prefix, int(own) // BLOCK_TOKENS, int(cached) // BLOCK_TOKENS)
         for each, own, cached in zip(requests, tokens, np.nan_to_num(cached_tokens), strict=True)
     ]
     first = _Names({})
-    for each in told:
+    for each in known:
         first.of(*each)
     named = _Names({beginning: int(np.median(rests)) for beginning, rests in first.rests.items()})
-    blocks, block = _shared([named.of(*each) for each in told])
+    blocks, block = _shared([named.of(*each) for each in known])
     output, tokens = _filled_in(requests, output_tokens), np.maximum(tokens, 1)
     return Prompts(tokens.astype(np.int32), output, blocks, BLOCK_TOKENS, block)
 
@@ -163,9 +164,9 @@ def believed(output_tokens: FloatArray, latency_s: FloatArray) -> FloatArray:
 
 def _filled_in(requests: Sequence[Request], output_tokens: FloatArray) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     models = np.array([each.model for each in requests])
-    found = output_tokens.copy()
+    found = np.minimum(output_tokens, _ANY)
     for model in np.unique(models):
         own = models == model
         known = own & (output_tokens > 0)
-        found[own & ~known] = output_tokens[known].mean() if known.any() else 1.0
+        found[own & ~known] = found[known].mean() if known.any() else 1.0
     return np.maximum(np.round(found), 1).astype(np.int32)

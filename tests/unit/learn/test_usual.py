@@ -1,9 +1,15 @@
 """When a fleet is another one than it was."""
 
 import dataclasses
+import math
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
 
 from balancer.config.learning import Usual
-from balancer.learn.usual import Look, Watched
+from balancer.learn.usual import Look, Watched, look
+from balancer.server.page.document import PageDocument
 
 
 def test_of_a_page_that_shows_not_all_workers_only_those_that_it_calls_unwell_are_gone() -> None:
@@ -35,3 +41,13 @@ def test_a_worker_that_went_before_what_is_learned_is_no_part_of_it() -> None:
     for _ in range(3):
         watched.take(dataclasses.replace(seen, workers=frozenset({"a", "c"})), 1.0)
     assert watched.usual.workers == ("a", "c")
+
+
+@pytest.mark.parametrize("rate_per_s", [math.nan, math.inf, -1.0])
+def test_a_page_that_tells_no_rate_hides_no_other(rate_per_s: float) -> None:
+    def page(rate_per_s: float) -> PageDocument:
+        recent = SimpleNamespace(rate_per_s=rate_per_s)
+        shown = SimpleNamespace(workers=[], models=["m"], workers_left_out=0, models_left_out=0, recent=recent)
+        return cast(PageDocument, shown)
+
+    assert look([page(rate_per_s), page(7.0)]).rate_per_s == 7.0

@@ -98,6 +98,14 @@ def test_answers_that_nobody_counted_are_as_long_as_the_mean() -> None:
     assert found.tokens.tolist() == [37] * 3
 
 
+@pytest.mark.parametrize("huge", [float("inf"), 1e300, float("nan"), -1.0])
+def test_what_no_number_can_be_is_within_bounds(huge: float) -> None:
+    requests = [asked([1]), Request("m", prompt_tokens=huge)]
+    found = prompts_of(requests, np.array([huge, 0.0]), np.array([huge if huge < 0 else 0.0, 0.0]))
+    assert found is not None
+    assert min(found.tokens.min(), found.output.min()) >= 1
+
+
 def test_a_worker_that_died_said_nothing_of_what_it_had() -> None:
     assert blocks_of([asked([1]), asked([1])], [float("nan"), 32.0]) == [[0], [0]]
 
