@@ -60,6 +60,8 @@ _NUMBERS = {
 _OF_BOTH = {"error_penalty_s", "saving_factor"}
 _OF_GENERATED = {"ttft_weight"}
 """What else counts of them where a model generates; where one does not, all others do."""
+_FAILING = {"errors", "crash"}
+"""Faults that requests fail by."""
 
 
 class Place(NamedTuple):
@@ -71,11 +73,17 @@ class Place(NamedTuple):
 
 
 def numbers_of(fleet: FleetSpec) -> tuple[str, ...]:
-    """Those that have a say in this fleet."""
+    """Those that have a say in this fleet. What it never shows keeps its default: moved for nothing, it would end
+    anywhere, and a twin, in which nothing fails, would serve where errors are free.
+    """
     generates = {model.generation is not None for model in fleet.models}
+    shown = {
+        "error_penalty_s": any(fault.kind in _FAILING for fault in fleet.faults),
+        "saving_factor": fleet.cache.entries > 0 or fleet.generates,
+    }
     of_rows = _NUMBERS.keys() - _OF_GENERATED if False in generates else _OF_BOTH
     of_prompts = _OF_BOTH | _OF_GENERATED if True in generates else set[str]()
-    return tuple(name for name in Numbers._fields if name in of_rows | of_prompts)
+    return tuple(name for name in Numbers._fields if name in of_rows | of_prompts and shown.get(name, True))
 
 
 def places_of(fleet: FleetSpec) -> tuple[Place, ...]:

@@ -1,5 +1,6 @@
 """The search for one fleet's numbers and tolls: it finds what costs least, and goes on where it was."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,9 @@ from policies.hashing import hash_draw, key_of, kind_hash_of, model_hash_of
 from policies.learned.features import NO_TOLLS, Numbers
 from policies.learned.network import Network, untrained
 from simulator.scenario import load_scenario
-from simulator.spec import FleetSpec
+from simulator.spec import CacheSpec, Fault, FleetSpec
 from simulator.train import cost_search
-from simulator.train.cost_search import CostSearch, Place, named, places_of, table_of, toll_at, tolls_of
+from simulator.train.cost_search import CostSearch, Place, named, numbers_of, places_of, table_of, toll_at, tolls_of
 from simulator.train.pgpe import Parts
 from simulator.train.pool import LocalPool
 from simulator.train.settings import TrainingSettings
@@ -51,6 +52,17 @@ def test_one_model_has_no_tolls() -> None:
     places, workers = places_of(SCENARIO.fleet), {worker.name: worker for worker in SCENARIO.fleet.workers}
     assert len(places) < len(SCENARIO.fleet.models) * len(workers)  # not all have all
     assert all(SCENARIO.fleet.may_hold(workers[place.worker], place.model) for place in places)
+
+
+def test_what_the_fleet_never_shows_keeps_its_default() -> None:
+    """A twin has no errors: what they cost is not to be learned from it, or a worker that fails fast is the best."""
+    bare = replace(SCENARIO.fleet, faults=(), cache=CacheSpec())
+    assert numbers_of(bare) == ("delayed_share", "delayed_share_other_models", "work_behind_share")
+    slow, errs = (Fault(kind, bare.workers[0].name, at_s=1.0) for kind in ("slow", "errors"))
+    assert numbers_of(replace(bare, faults=(slow,))) == numbers_of(bare)
+    assert set(numbers_of(replace(bare, faults=(slow, errs)))) == {*numbers_of(bare), "error_penalty_s"}
+    assert set(numbers_of(replace(bare, cache=CacheSpec(8, 0.5)))) == {*numbers_of(bare), "saving_factor"}
+    assert numbers_of(load_scenario("chat").fleet) == ("saving_factor", "ttft_weight")
 
 
 @pytest.fixture
