@@ -61,6 +61,8 @@ class Request:
     """Of a model that generates: tokens of the prompt; 0: there is none, or it is not known."""
     prefix: Prefix = ()
     """What the prompt begins with. No policy needs it."""
+    max_tokens: float | FloatArray = 0.0
+    """That the answer to a prompt may have; 0: nobody says."""
 
     def numbered(self, number: int) -> Request:
         """The same with its number. `dataclasses.replace` would take five times as long."""
@@ -76,6 +78,7 @@ class Request:
             self.sequence,
             self.prompt_tokens,
             self.prefix,
+            self.max_tokens,
         )
 
 

@@ -25,7 +25,9 @@ def _see_cached(sim: Sim, found: np.ndarray) -> None:
     for e in range(pending.rows.size):
         found[e] = 0.0
         if pending.key[e] != 0:
-            features = RequestFeatures(pending.model[e], pending.rows[e], mix(pending.key[e]), 1.0, np.inf, 0.0, 0, 0.0)
+            features = RequestFeatures(
+                pending.model[e], pending.rows[e], mix(pending.key[e]), 1.0, np.inf, 0.0, 0, 0.0, 0.0
+            )
             _fill_cached(sim, e, row(sim, e, pending.balancer[e], 0), features, pending.now_s[e], found[e])
 
 

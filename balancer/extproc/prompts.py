@@ -35,6 +35,9 @@ _GENERATE = re.compile(r"/v2/models/[^/]+(/versions/[^/]+)?/generate(_stream)?")
 """As the bootstrap's route has it."""
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\n\r]*")
+MOST_TOKENS = ("max_tokens", "max_completion_tokens")
+"""Members that bound the answer; of several, the least counts."""
+_WHOLE = re.compile(rb"[1-9][0-9]{0,8}")
 _MARK_OF_UTF_8 = "\xef\xbb\xbf"
 
 
@@ -132,6 +135,7 @@ def read_request(
         bounds.at_most("input", rows, bounds.MAX_ROWS)
         return call_of(headers, names, Kind.INFERENCE, model, rows=rows)
     call = call_of(headers, names, Kind.STREAM if asked.stream is True else Kind.INFERENCE, model)
+    call = replace(call, request=replace(call.request, max_tokens=asked.max_tokens))
     if tenant_of_user and not call.request.tenant and isinstance(asked.user, str):
         tenant = bounds.text("user", asked.user)
         if not tenant.isprintable():
@@ -145,10 +149,13 @@ def _read_generate(headers: Mapping[str, str], body: bytes, names: HeaderNames, 
     a body that cannot be read, or has no prompt, is Triton's to judge."""
     call = read_call(headers, {}, names)
     try:
-        prompt = _read(body, (TRITON_PROMPT,)).prompt
+        asked = _read(body, (TRITON_PROMPT,))
     except RefusedInputError:
         return call
-    return _with_prompt(call, prompt, len(body.rstrip()), shares) if prompt.startswith(b'"') else call
+    if not asked.prompt.startswith(b'"'):
+        return call
+    call = replace(call, request=replace(call.request, max_tokens=asked.max_tokens))
+    return _with_prompt(call, asked.prompt, len(body.rstrip()), shares)
 
 
 def with_prompt_of(call: Call, message: bytes, shares: TokenShares) -> Call:
@@ -196,6 +203,7 @@ class _Asked(NamedTuple):
     """As it stands in there: JSON."""
     seed: bytes
     """Of what else a prefix is told apart by: salt, and tools, which templates put before all messages."""
+    max_tokens: float
     model: Any = None
     stream: Any = None
     input: Any = None
@@ -211,7 +219,7 @@ def _read(body: bytes, prompts: Collection[str] = ("messages", "prompt")) -> _As
         raise _refused(f"has more than {bounds.MAX_JSON_NODES} objects and arrays")
     if len(body) > bounds.MAX_JSON_VALUES and body.count(b",") > bounds.MAX_JSON_VALUES:
         raise _refused(f"has more than {bounds.MAX_JSON_VALUES} commas")
-    prompt, salt, tools = [], [], []
+    prompt, salt, tools, most = [], [], [], []
     kept: dict[str, Any] = {}
     try:
         for name, value, raw in _members(body):
@@ -225,11 +233,14 @@ def _read(body: bytes, prompts: Collection[str] = ("messages", "prompt")) -> _As
                 if name in kept:
                     raise ValueError("names a model twice")
                 kept[name] = json.loads(raw)
+            elif name in MOST_TOKENS and _WHOLE.fullmatch(raw):
+                most.append(float(raw))
             elif name in ("stream", "input", "user"):
                 kept[name] = value
     except (ValueError, RecursionError) as error:
         raise _refused(f"is no JSON: {bounds.shown(error)}") from None
-    return _Asked(b"".join(prompt), _hash(b"".join(salt)).digest() + _hash(b"".join(tools)).digest(), **kept)
+    seed = _hash(b"".join(salt)).digest() + _hash(b"".join(tools)).digest()
+    return _Asked(b"".join(prompt), seed, min(most, default=0.0), **kept)
 
 
 def _members(body: bytes) -> Iterator[tuple[str, Any, bytes]]:

@@ -293,7 +293,7 @@ def ask(x: LiveFleet, policy: Policy, request: Request, column: int, mask: BoolA
 
 
 def _with_key(column: int, rows: float, key: int | None) -> RequestFeatures:
-    return RequestFeatures(column, rows, mix(key or 0), float(key is not None), math.inf, 0.0, 0, 0.0)
+    return RequestFeatures(column, rows, mix(key or 0), float(key is not None), math.inf, 0.0, 0, 0.0, 0.0)
 
 
 def features_of(request: Request, number: int, column: int) -> RequestFeatures:
@@ -301,5 +301,15 @@ def features_of(request: Request, number: int, column: int) -> RequestFeatures:
     assert key is None or isinstance(key, int)  # arrays are for the simulator's views
     rows, deadline_s, priority = float(request.rows), float(request.deadline_s), float(request.priority)
     mixed_key, keyed, prompt_tokens = mix(number if key is None else key), float(key is not None), request.prompt_tokens
-    values = column, rows, mixed_key, keyed, deadline_s, priority, number, float(prompt_tokens)
+    values = (
+        column,
+        rows,
+        mixed_key,
+        keyed,
+        deadline_s,
+        priority,
+        number,
+        float(prompt_tokens),
+        float(request.max_tokens),
+    )
     return new_tuple(RequestFeatures, values)

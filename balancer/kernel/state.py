@@ -74,6 +74,8 @@ class RequestFeatures(NamedTuple):
     number: int
     prompt_tokens: float
     """0: it has no prompt. What that begins with stands in `DecisionScratch.checkpoint`."""
+    max_tokens: float
+    """That the answer may have; 0: nobody says."""
 
 
 class DecisionScratch(NamedTuple):

@@ -136,7 +136,7 @@ class View:
         batched_s = queue.completion_now_s(q, s, self._of_model, self._rows, self.backlog_s, self._forming)
         return self._with_prompt(
             lambda: generation.answered_now_s(
-                self._decode, self._lengths, self._of_model, self.first_token_s, self.pending
+                self._decode, self._of_model, self.first_token_s, self._output_tokens, self.pending
             ),
             batched_s,
         )
@@ -145,6 +145,15 @@ class View:
     def _prompt_tokens(self) -> FloatArray:
         """Of the request; 0: it has none."""
         return np.zeros(())
+
+    @part
+    def _max_tokens(self) -> FloatArray:
+        """Of the answer; 0: nobody says."""
+        return np.zeros(())
+
+    @part
+    def _output_tokens(self) -> FloatArray:
+        return generation.output_tokens_now(self._lengths, self._of_model, self._max_tokens)
 
     @part
     def _nothing(self) -> FloatArray:
@@ -178,7 +187,7 @@ class View:
     @column
     def slowdown_s(self) -> FloatArray:
         return self._with_prompt(
-            lambda: generation.slowdown_now_s(self._decode, self._lengths, self._of_model, self.prompt_s),
+            lambda: generation.slowdown_now_s(self._decode, self._of_model, self.prompt_s, self._output_tokens),
             self._nothing,
         )
 
@@ -322,6 +331,10 @@ class LiveView(View):
     @part
     def _prompt_tokens(self) -> FloatArray:
         return np.asarray(float(self.request.prompt_tokens))
+
+    @part
+    def _max_tokens(self) -> FloatArray:
+        return np.asarray(float(self.request.max_tokens))
 
     @column
     def matched_tokens(self) -> FloatArray:

@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 
 from balancer.kernel.estimators.caches import saving_now_s, warm
-from balancer.kernel.estimators.generation import answered_now_s, first_token_now_s, prompt_now_s, slowdown_now_s
+from balancer.kernel.estimators.generation import (
+    answered_now_s,
+    first_token_now_s,
+    output_tokens_now,
+    prompt_now_s,
+    slowdown_now_s,
+)
 from balancer.kernel.estimators.latency import error_rate_now, latency_now_s
 from balancer.kernel.estimators.prefixes import cached_now, matched, waiting_now
 from balancer.kernel.estimators.queue import (
@@ -69,11 +75,15 @@ def completion_s(x: FleetState, e: int, w: int, r: int, request: RequestFeatures
     if request.prompt_tokens > 0:
         first_s = first_token_s(x, e, w, r, request, now_s)
         there = pending(x, e, w, r, request, now_s)
-        return float(answered_now_s(x.decode, x.lengths, (r, request.model), first_s, there))
+        return float(answered_now_s(x.decode, (r, request.model), first_s, output_tokens(x, r, request), there))
     before_s = backlog_s(x, e, w, r, request, now_s)
     return float(
         completion_now_s(x.queue, x.service, (r, request.model), request.rows, before_s, _forming(x, r, now_s))
     )
+
+
+def output_tokens(x: FleetState, r: int, request: RequestFeatures) -> float:
+    return float(output_tokens_now(x.lengths, (r, request.model), request.max_tokens))
 
 
 def to_compute(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
@@ -102,7 +112,7 @@ def slowdown_s(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, 
     if request.prompt_tokens <= 0:
         return 0.0
     own_s = prompt_s(x, e, w, r, request, now_s)
-    return float(slowdown_now_s(x.decode, x.lengths, (r, request.model), own_s))
+    return float(slowdown_now_s(x.decode, (r, request.model), own_s, output_tokens(x, r, request)))
 
 
 def work_behind_s(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:

@@ -268,13 +268,12 @@ def _record(kind: int, content: bytes, at: int) -> _RawDecision | JournalRefusal
         return JournalOutcome(at, number, at_s, served, measured_s, bool(flags & _OK), VOIDS[void], *answer)
     _check(kind in {RecordKind.RECORD_DECISION, RecordKind.RECORD_REFUSAL}, "a kind")
     (_, _, flags, decider, why, number, at_s), serial, key, *rest = np.frombuffer(content, REQUEST_RECORD, 1)[0].item()
-    rows, deadline_s, priority, prompt_tokens, propensity, row, fallback_rows, n, model, version, tenant, beginnings = (
-        rest
-    )
+    rows, deadline_s, priority, prompt_tokens, max_tokens, propensity, row, fallback_rows, n, *lengths_of = rest
+    model, version, tenant, beginnings = lengths_of
     named = fallback_rows.tolist()
     _check(number < bounds.MAX_COUNT and math.isfinite(at_s), "a number")
     _check(0 <= rows <= bounds.MAX_ROWS and 0 <= priority <= bounds.MAX_PRIORITY and deadline_s >= 0, "a request")
-    _check(0 <= prompt_tokens <= bounds.MAX_PROMPT_TOKENS, "a prompt")
+    _check(0 <= prompt_tokens <= bounds.MAX_PROMPT_TOKENS and 0 <= max_tokens <= bounds.MAX_COUNT, "a prompt")
     _check(max(model, version, tenant) <= bounds.MAX_TEXT_BYTES and beginnings <= MOST_CHECKPOINTS, "a text")
     texts, start = [], REQUEST_RECORD.itemsize
     for length in (model, version, tenant):
@@ -285,19 +284,9 @@ def _record(kind: int, content: bytes, at: int) -> _RawDecision | JournalRefusal
     lengths = np.frombuffer(content, np.float64, beginnings, start + 8 * beginnings)
     _check(bool(((lengths >= 0) & (lengths <= bounds.MAX_PROMPT_TOKENS)).all()), "a prompt")
     start += 16 * beginnings
-    request = Request(
-        texts[0],
-        texts[1],
-        rows,
-        number,
-        key if flags & _KEYED else None,
-        deadline_s,
-        int(priority),
-        texts[2],
-        bool(flags & _SEQUENCE),
-        prompt_tokens,
-        tuple(zip(hashes, lengths.tolist(), strict=True)),
-    )
+    asked_by = key if flags & _KEYED else None, deadline_s, int(priority), texts[2], bool(flags & _SEQUENCE)
+    prompt = prompt_tokens, tuple(zip(hashes, lengths.tolist(), strict=True)), max_tokens
+    request = Request(texts[0], texts[1], rows, number, *asked_by, *prompt)
     if kind == RecordKind.RECORD_REFUSAL:
         _check(why in ERRORS and start == len(content), "a refusal")
         return JournalRefusal(at, request, why, at_s)
@@ -326,7 +315,7 @@ class _Seen(View):
         seen: FloatArray,
         rows: FloatArray,
         keyed: BoolArray,
-        prompt_tokens: FloatArray,
+        prompts: FloatArray,
         now_s: FloatArray,
         estimators: EstimatorSettings,
     ) -> None:
@@ -335,11 +324,15 @@ class _Seen(View):
         *states, self._decision = records
         super().__init__(tuple(states), estimators, np.empty(0, bool), rows, now_s)
         self._of_model = ...
-        self._keyed, self._tokens_of_prompts = keyed, prompt_tokens
+        self._keyed, self._asked_tokens = keyed, prompts
 
     @part
     def _prompt_tokens(self) -> FloatArray:
-        return self._tokens_of_prompts
+        return np.asarray(self._asked_tokens[0])
+
+    @part
+    def _max_tokens(self) -> FloatArray:
+        return np.asarray(self._asked_tokens[1])
 
     @column
     def matched_tokens(self) -> FloatArray:
@@ -375,8 +368,9 @@ def _decisions(raw: Sequence[_RawDecision], basis: DecisionBasis) -> Iterator[Jo
     rows = np.repeat(np.array([each.request.rows for each in raw], np.float64), n)
     now_s = np.repeat(np.array([each.at_s for each in raw]), n)
     keyed = np.repeat(np.array([each.request.key is not None for each in raw]), n)
-    prompt_tokens = np.repeat(np.array([each.request.prompt_tokens for each in raw], np.float64), n)
-    view = _Seen(seen.reshape(_ARRAYS, count * n), rows, keyed, prompt_tokens, now_s, basis.estimators)
+    prompts = [(each.request.prompt_tokens, each.request.max_tokens) for each in raw]
+    asked = rows, keyed, np.repeat(np.array(prompts, np.float64).T, n, axis=1), now_s
+    view = _Seen(seen.reshape(_ARRAYS, count * n), *asked, basis.estimators)
     columns = {name: getattr(view, name).reshape(count, n) for name in _COLUMNS}
     models = np.array([model_hash_of(each.request.model) for each in raw], np.uint64)[:, None]
     identities = np.stack([hash_draw(hashes, models) for hashes in (basis.name_hash, basis.kind_hash)])

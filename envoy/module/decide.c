@@ -124,6 +124,8 @@ static double prompt_tokens(const struct features *features, double tokens_a_byt
   return fmin(fmax((double)features->body_bytes * tokens_a_byte, 1), BALANCER_MAX_PROMPT_TOKENS);
 }
 
+static double max_tokens(const struct features *features) { return features->prompt ? features->prompt->max_tokens : 0; }
+
 /* What the prompt begins with, and what each worker has of it, for what is decided next. */
 static void lay_out_prompt(struct attached *attached, const struct features *features) {
   const struct balancer_prompt *prompt = features->prompt;
@@ -169,6 +171,7 @@ static void ask_kernel(struct attached *attached, const struct entry *entry, con
   memcpy(attached->mask, directory_mask(attached->directory, mask), attached->workers);
   keep_ports(attached, features->port);
   call->prompt_tokens = prompt_tokens(features, entry->tokens_a_byte);
+  call->max_tokens = max_tokens(features);
   if (features->prompt) lay_out_prompt(attached, features);
   journal_decision(attached, features, out);
   bool compared = out->side < SIDES;
@@ -208,6 +211,7 @@ static void decide_locked(struct attached *attached, const struct features *feat
   const struct entry *entry = entry_for(attached->directory, features, out);
   if (out->answer == TURNED_AWAY) {
     attached->call.prompt_tokens = prompt_tokens(features, entry ? entry->tokens_a_byte : BALANCER_TOKENS_A_BYTE);
+    attached->call.max_tokens = max_tokens(features);
     journal_refusal(attached, features, out);
   }
   if (!entry || (uint64_t)entry->column >= attached->models) return;

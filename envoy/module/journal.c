@@ -114,6 +114,7 @@ static struct request_record *place_request(struct attached *attached, const str
     .deadline_s = features->deadline_s,
     .priority = features->priority,
     .prompt_tokens = attached->call.prompt_tokens,
+    .max_tokens = attached->call.max_tokens,
     .row = -1,
     .model_bytes = (uint32_t)features->model.length,
     .version_bytes = (uint32_t)features->version.length,

@@ -20,7 +20,8 @@ enum member {
   THE_PROMPT,
   THE_SALT,
   THE_TOOLS,
-  THE_STREAM
+  THE_STREAM,
+  THE_MOST
 };
 
 static const struct {
@@ -41,7 +42,11 @@ static const struct {
   {OPENAI, "cache_salt", THE_SALT},
   {OPENAI, "tools", THE_TOOLS},
   {OPENAI, "stream", THE_STREAM},
+  {OPENAI, "max_tokens", THE_MOST},
+  {OPENAI, "max_completion_tokens", THE_MOST},
   {GENERATE, BALANCER_TRITON_PROMPT, THE_PROMPT},
+  {GENERATE, "max_tokens", THE_MOST},
+  {GENERATE, "max_completion_tokens", THE_MOST},
 };
 
 void balancer_json_start(struct balancer_json *reader, enum balancer_asks asks, struct balancer_prompt *prompt) {
@@ -208,6 +213,14 @@ static bool whole(const struct balancer_text *text) {
   return true;
 }
 
+/* The least of the bounds that are named. */
+static void take_most(struct balancer_prompt *prompt, const struct balancer_text *value) {
+  uint32_t most = 0;
+  if (!whole(value) || value->bytes > 9 || value->kept[0] < '1') return;
+  for (size_t i = 0; i < value->bytes; i++) most = most * 10 + (uint32_t)(value->kept[i] - '0');
+  if (!prompt->max_tokens || most < prompt->max_tokens) prompt->max_tokens = most;
+}
+
 static void end_scalar(struct balancer_json *reader, struct balancer_facts *facts) {
   if (reader->place == SHAPE) {
     struct balancer_digits digits;
@@ -228,6 +241,8 @@ static void end_scalar(struct balancer_json *reader, struct balancer_facts *fact
     balancer_digits_take(&facts->timeout, &facts->value);
   } else if (is(reader, OPENAI, THE_STREAM)) {
     reader->prompt->streams = balancer_text_is(&facts->value, "true");
+  } else if (of_prompt(reader) && reader->member == THE_MOST) {
+    take_most(reader->prompt, &facts->value);
   }
   end_value(reader);
 }

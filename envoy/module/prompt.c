@@ -18,6 +18,7 @@ void balancer_prompt_start(struct balancer_prompt *prompt) {
   prompt->bytes = 0;
   prompt->blocks = prompt->rest_bytes = prompt->count = 0;
   prompt->streams = prompt->is_text = prompt->named = false;
+  prompt->max_tokens = 0;
 }
 
 static void note(struct balancer_prompt *prompt) {

@@ -53,7 +53,8 @@ def request_of(sim: Sim, e: int, k: int, now_s: float) -> RequestFeatures:
     mixed = mix(key if key != 0 else np.uint64(number))
     left_s = d.deadline_s[e, k] - (now_s - sim.state.arrived_s[e, k])
     prompt_tokens = _lay_out_prompt(sim, e, k) if generates(sim, e, d.model[e, k]) else 0.0
-    return RequestFeatures(d.model[e, k], d.rows[e, k], mixed, keyed, left_s, d.priority[e, k], number, prompt_tokens)
+    of_request = d.rows[e, k], mixed, keyed, left_s, d.priority[e, k], number, prompt_tokens, 0.0
+    return RequestFeatures(d.model[e, k], *of_request)
 
 
 @inlined

@@ -66,7 +66,7 @@ def _hold(sim: Sim, e: int, k: int, now_s: float) -> None:
     held.priority[e, k], held.tenant[e, k] = d.priority[e, k], d.tenant[e, k]
     held.key[e, k], held.keyed[e, k] = d.key[e, k], d.key[e, k] != 0
     of_line = (e * sim.sizes.balancers + b) * sim.sizes.models + d.model[e, k]
-    features = RequestFeatures(d.model[e, k], float(d.rows[e, k]), 0, 0.0, 0.0, 0.0, 0, 0.0)
+    features = RequestFeatures(d.model[e, k], float(d.rows[e, k]), 0, 0.0, 0.0, 0.0, 0, 0.0, 0.0)
     service_s = np.inf
     for w in range(sim.sizes.workers):
         if sim.known.eligible[of_line, w]:

@@ -46,7 +46,7 @@ def observe_outcome(sim: Sim, e: int, k: int, latency_s: float, ok: bool, now_s:
     model, rows, key = sim.demand.model[e, k], sim.demand.rows[e, k], sim.demand.key[e, k]
     finish(sim, e, picked, model, rows, served, latency_s, ok, now_s)
     if key != 0:
-        features = RequestFeatures(model, float(rows), mix(key), 1.0, 0.0, 0.0, 0, 0.0)
+        features = RequestFeatures(model, float(rows), mix(key), 1.0, 0.0, 0.0, 0, 0.0, 0.0)
         _remember_outcome(sim, e, row(sim, e, b, 0), x.picked[e, k], x.server[e, k], features, ok, now_s)
 
 

@@ -39,8 +39,8 @@ class Understood(NamedTuple):
     tenant: bytes
     request_id: bytes
     triton_id: bytes
-    prompt: tuple[float, Prefix] | None = None
-    """Its tokens, where a byte of the body makes `TOKENS_A_BYTE`, and what it begins with."""
+    prompt: tuple[float, Prefix, float] | None = None
+    """Its tokens, where a byte of the body makes `TOKENS_A_BYTE`, what it begins with, and `max_tokens`."""
 
 
 class Refused(NamedTuple):
@@ -106,13 +106,14 @@ class Reader:
         )
 
 
-def _prompt(word: str) -> tuple[float, Prefix] | None:
+def _prompt(word: str) -> tuple[float, Prefix, float] | None:
     if not word:
         return None
-    body_bytes, prompt_bytes, *beginnings = map(int, word.split(","))
+    body_bytes, prompt_bytes, max_tokens, *beginnings = map(int, word.split(","))
     tokens = max(body_bytes * TOKENS_A_BYTE, 1.0)
     pairs = zip(beginnings[::2], beginnings[1::2], strict=True)
-    return tokens, tuple((value, tokens * size_bytes / prompt_bytes) for value, size_bytes in pairs)
+    prefix = tuple((value, tokens * size_bytes / prompt_bytes) for value, size_bytes in pairs)
+    return tokens, prefix, float(max_tokens)
 
 
 def _counted(data: bytes) -> bytes:
@@ -146,7 +147,7 @@ def gateway(
         int(request.rows),  # type: ignore[arg-type]  # likewise
         int(request.priority),  # type: ignore[arg-type]  # likewise
         *(text.encode("utf-8", "surrogatepass") for text in texts),
-        (float(request.prompt_tokens), request.prefix) if call.has_prompt else None,
+        (float(request.prompt_tokens), request.prefix, float(request.max_tokens)) if call.has_prompt else None,
     )
 
 

@@ -58,16 +58,17 @@ FLEET_STATE = tuple(RECORDS)
 
 
 (
-    MODEL, ROWS, KEY, KEYED, PROMPT_TOKENS, DEADLINE_S, PRIORITY, NUMBER, NOW_S, SEED, HOW, PICKED,
+    MODEL, ROWS, KEY, KEYED, PROMPT_TOKENS, MAX_TOKENS, DEADLINE_S, PRIORITY, NUMBER, NOW_S, SEED, HOW, PICKED,
     SERVED, LATENCY_S, OK, SHARE, LINES, BATCHES, BALANCERS, BEGINS, TO_COMPUTE, AHEAD, BESIDE, OUTPUT_TOKENS,
     BID, REFUSED_AT, PROPENSITY, AMONG, NAMED, FALLBACKS,
-) = range(30)  # fmt: skip
+) = range(31)  # fmt: skip
 DECLARED = {
     "MODEL": ("q", "column of the request's model, below `models`"),
     "ROWS": ("d", "of its inputs; for a request that is counted, those that it was counted in with"),
     "KEY": ("Q", "routing key"),
     "KEYED": ("d", "1 where it has a key, else 0"),
     "PROMPT_TOKENS": ("d", "of its prompt, which begins as `checkpoint` of the fleet state says; 0: it has none"),
+    "MAX_TOKENS": ("d", "that the answer to a prompt may have; 0: nobody says"),
     "DEADLINE_S": ("d", "seconds from now; infinite: none"),
     "PRIORITY": ("d", "as Triton counts: 1 is the highest, 0 the default"),
     "NUMBER": ("Q", "of the decision, below 2 to the 53; with `seed` it gives the draw"),
@@ -101,7 +102,7 @@ DECLARED = {
 MOST_LINES, MOST_BATCHES = 64, 512
 """Of a report that the library takes; Python takes what is larger."""
 SLOTS = FALLBACKS + MAX_FALLBACKS
-REQUEST = struct.Struct("=qdQddddQdQqq")
+REQUEST = struct.Struct("=qdQdddddQdQqq")
 
 
 class KernelCall(NamedTuple):

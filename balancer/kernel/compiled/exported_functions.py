@@ -22,6 +22,7 @@ from balancer.kernel.compiled.call import (
     KEYED,
     LATENCY_S,
     LINES,
+    MAX_TOKENS,
     MODEL,
     NOW_S,
     NUMBER,
@@ -70,7 +71,8 @@ _sequence_bid = from_source(worker_columns.sequence_bid)
 def _request(call: KernelCall) -> RequestFeatures:
     f = call.numbers
     mixed_key = _mix(call.words[KEY] if f[KEYED] != 0 else call.words[NUMBER])
-    of_request = f[ROWS], mixed_key, f[KEYED], f[DEADLINE_S], f[PRIORITY], call.words[NUMBER], f[PROMPT_TOKENS]
+    number, prompt, most = call.words[NUMBER], f[PROMPT_TOKENS], f[MAX_TOKENS]
+    of_request = f[ROWS], mixed_key, f[KEYED], f[DEADLINE_S], f[PRIORITY], number, prompt, most
     return RequestFeatures(call.wholes[MODEL], *of_request)
 
 

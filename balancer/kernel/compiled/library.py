@@ -176,14 +176,13 @@ class Compiled(Kernel):
         one: int = -1,
     ) -> None:
         """The request, and who may serve it; None: whoever stands there."""
-        key, prompt = request.key, request.prompt_tokens
+        key, prompt, most = request.key, request.prompt_tokens, request.max_tokens
         rows, deadline_s, priority, seed = request.rows, request.deadline_s, request.priority, self.seed
+        slots, made = self._slots, (deadline_s, priority, number, now_s, seed, how, one)
         if key is None:
-            _LAY_OUT(self._slots, 0, column, rows, 0, 0.0, prompt, deadline_s, priority, number, now_s, seed, how, one)
+            _LAY_OUT(slots, 0, column, rows, 0, 0.0, prompt, most, *made)
         else:
-            _LAY_OUT(
-                self._slots, 0, column, rows, key, 1.0, prompt, deadline_s, priority, number, now_s, seed, how, one
-            )
+            _LAY_OUT(slots, 0, column, rows, key, 1.0, prompt, most, *made)
         if prompt:
             self.lay_out_prompt(x, request, column)
         if mask is not None and mask is not self._masked:

@@ -2,7 +2,7 @@
 
 Both times are lines, learned as service times are (`service.py`): seconds to the first token by the tokens of prompts
 to compute until then, this one's among them; seconds of a token by the requests that are there. How long an answer will
-be nobody knows; it is taken to be the mean of the model's.
+be nobody knows; it is taken to be the mean of the model's, or as long as the request allows where that is less.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ PRIOR_ANSWERS = 30.0
 sent there, and says little alone."""
 _LEAST_ENDED = 1e-9
 # Of no axis, as in `queue.py`.
-_ONE = np.array(1.0)
+_ZERO, _ONE = np.array(0.0), np.array(1.0)
 
 
 @dataclass
@@ -68,16 +68,29 @@ def first_token_now_s(
     return seconds
 
 
+def output_tokens_now(lengths: Lengths, at: At, max_tokens: float | FloatArray) -> FloatArray:
+    """Tokens of the answer to a request that allows so many; 0: any number."""
+    tokens = lengths.output_tokens[at]
+    expected: FloatArray = np.where(max_tokens > _ZERO, np.minimum(tokens, max_tokens), tokens)
+    return expected
+
+
 def answered_now_s(
-    decode: Service, lengths: Lengths, at: At, first_token_s: float | FloatArray, pending: float | FloatArray
+    decode: Service,
+    at: At,
+    first_token_s: float | FloatArray,
+    output_tokens: float | FloatArray,
+    pending: float | FloatArray,
 ) -> FloatArray:
-    """Seconds until the answer is complete, beside so many other requests."""
+    """Seconds until an answer of so many tokens is complete, beside so many other requests."""
     token_s = decode.fixed_s[at] + decode.per_row_s[at] * (pending + _ONE)
-    seconds: FloatArray = first_token_s + lengths.output_tokens[at] * token_s
+    seconds: FloatArray = first_token_s + output_tokens * token_s
     return seconds
 
 
-def slowdown_now_s(decode: Service, lengths: Lengths, at: At, prompt_s: float | FloatArray) -> FloatArray:
+def slowdown_now_s(
+    decode: Service, at: At, prompt_s: float | FloatArray, output_tokens: float | FloatArray
+) -> FloatArray:
     """Seconds by which a request delays each other one there: its prompt stalls them, and its tokens slow theirs."""
-    seconds: FloatArray = prompt_s + lengths.output_tokens[at] * decode.per_row_s[at]
+    seconds: FloatArray = prompt_s + output_tokens * decode.per_row_s[at]
     return seconds

@@ -9,16 +9,16 @@ import json
 from typing import Any
 
 from balancer.extproc.names import CHAT
+from balancer.extproc.prompts import MOST_TOKENS
 
 MOST_CHARACTERS = 2**20
 """A stream that has said more is not resumed."""
 _EVENT = b"data: "
 _MARK_OF_UTF_8 = b"\xef\xbb\xbf"
-_MOST_TOKENS = "max_tokens", "max_completion_tokens"
 _CONTINUE = {"add_generation_prompt": False, "continue_final_message": True}
 _KNOWN = frozenset(
     (
-        *("model", "messages", "prompt", "stream", "stream_options", *_MOST_TOKENS),
+        *("model", "messages", "prompt", "stream", "stream_options", *MOST_TOKENS),
         *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos", "n"),
         *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"),
         *("user", "metadata", "store", "service_tier", "cache_salt", "priority"),
@@ -74,7 +74,7 @@ class Said:
         if not (asked.keys() <= _KNOWN and asked.get("n") in (None, 1)):
             return None
         text, left = "".join(self._parts), dict(asked)
-        for name in _MOST_TOKENS:
+        for name in MOST_TOKENS:
             if isinstance(most := asked.get(name), int):
                 left[name] = most - len(self._parts)
                 if left[name] < 1:

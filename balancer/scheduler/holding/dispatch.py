@@ -54,7 +54,7 @@ def ask_for(held: Held, e: int, place: int, number: int, now_s: float) -> Reques
     left_s = held.deadline_s[e, place] - (now_s - held.since_s[e, place])
     of_request = held.rows[e, place], mixed, 1.0 if keyed else 0.0, left_s, held.priority[e, place], number
     # What is planned for a request leaves its prompt aside; who decides about it knows it.
-    return RequestFeatures(held.model[e, place], *of_request, 0.0)
+    return RequestFeatures(held.model[e, place], *of_request, 0.0, 0.0)
 
 
 def is_hopeless(x: FleetState, held: Held, e: int, first: int, place: int, ask: RequestFeatures, now_s: float) -> bool:

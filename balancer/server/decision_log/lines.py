@@ -222,5 +222,6 @@ def _request(request: Request) -> dict[str, Any]:
         "tenant": request.tenant,
         "sequence": request.sequence,
         "prompt_tokens": float(np.max(request.prompt_tokens)),
+        "max_tokens": float(np.max(request.max_tokens)),
         "prefix": [[f"{identity:016x}", tokens] for identity, tokens in request.prefix],
     }

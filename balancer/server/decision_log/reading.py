@@ -219,6 +219,7 @@ def _request(content: Mapping[str, Any]) -> Request:
         tenant=content["tenant"],
         sequence=content["sequence"],
         prompt_tokens=content.get("prompt_tokens", 0.0),
+        max_tokens=content.get("max_tokens", 0.0),
         prefix=tuple((int(identity, 16), tokens) for identity, tokens in content.get("prefix", ())),
     )
 

@@ -85,6 +85,7 @@ def explain(router: AnyRouter, request: Request, now_s: float, splits: Splits | 
     page: dict[str, Any] = {"model": request.model, "version": request.version, "policy": router.policy.name} | split
     if request.prompt_tokens:
         page["prompt_tokens"] = request.prompt_tokens
+        page |= {"max_tokens": request.max_tokens} if request.max_tokens else {}
     page |= canary(router, now_s)
     if _nobody_has(fleet, request):
         # The router keeps what it finds for each name that it is asked about; names that nobody has it need not keep.

@@ -81,6 +81,7 @@ REQUESTS = st.builds(
     key=st.none() | st.integers(0, 2**64 - 1),
     rows=st.integers(1, 64),
     prompt_tokens=st.sampled_from([0.0, 0.0, 1.0, 3000.0]),
+    max_tokens=st.sampled_from([0.0, 0.0, 1.0, 3000.0]),
 )
 
 

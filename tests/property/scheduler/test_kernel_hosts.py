@@ -117,7 +117,7 @@ def _prompt(draw: int) -> dict[str, Any]:
     """A prompt of up to five blocks, which begins as some others do."""
     blocks = draw % 6
     prefix = tuple((mix(draw % 3 + 10 * block), 100.0 * (block + 1)) for block in range(blocks))
-    return {"prompt_tokens": 100.0 * blocks + draw % 7, "prefix": prefix}
+    return {"prompt_tokens": 100.0 * blocks + draw % 7, "prefix": prefix, "max_tokens": 60.0 * (draw % 5)}
 
 
 class Host:
@@ -238,7 +238,7 @@ class Host:
         prompts = [_prompt(draw >> 3 * i) for i in range(draw % 3)]
         extras = {
             **{"balancers": 1 + worker % 3, "peers_in_flight": peers, "peers_waiting_tokens": float(draw % 500)},
-            "peers_prompts": tuple(SentPrompt(MODELS[0], *each.values()) for each in prompts),
+            "peers_prompts": tuple(SentPrompt(MODELS[0], each["prompt_tokens"], each["prefix"]) for each in prompts),
         }
         return Report(f"w{worker}", starts, n, ready, known, **extras, device=device, draining=stopping)
 
@@ -354,4 +354,4 @@ def test_decisions_are_what_they_have_been(library: Library, host: str) -> None:
             now_s += random.choice([0.0, 0.0001, 0.004, 0.1])
             seen.update(_shown(one.do(step, worker, random.getrandbits(64), now_s)).encode())
         seen.update(_shown(tuple(tuple(array[array != 0].tolist()) for array in one.state().values())).encode())
-    assert seen.hexdigest()[:16] == "ba7a6514da8a67ea"
+    assert seen.hexdigest()[:16] == "a2f1ef3d48e635b8"

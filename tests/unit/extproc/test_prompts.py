@@ -261,6 +261,28 @@ def test_an_answer_is_read_in_whatever_pieces_it_comes(piece: int) -> None:
 GENERATE, GENERATE_STREAM = "/v2/models/m/generate", "/v2/models/m/versions/3/generate_stream"
 
 
+@pytest.mark.parametrize("path", [COMPLETIONS, GENERATE])
+@pytest.mark.parametrize(
+    ("asked", "most"),
+    [
+        ({}, 0),
+        ({"max_tokens": 5}, 5),
+        ({"max_tokens": 5, "max_completion_tokens": 4}, 4),
+        ({"max_tokens": 0}, 0),
+        ({"max_tokens": -1}, 0),
+        ({"max_tokens": 2.5}, 0),
+        ({"max_tokens": "5"}, 0),
+        ({"max_tokens": True}, 0),
+        ({"max_tokens": 10**9}, 0),
+    ],
+)
+def test_what_bounds_the_answer_is_read_and_what_cannot_be_is_not(
+    asked: dict[str, Any], most: float, path: str
+) -> None:
+    body = {"model": "m", "prompt": "x", "text_input": "x", **asked}
+    assert read(body, path).request.max_tokens == most
+
+
 def test_triton_s_generate_has_its_prompt_in_text_input() -> None:
     asked = {"text_input": BLOCK * 4, "parameters": {"max_tokens": 5}}
     call = read(asked, GENERATE, **{"x-tenant": "a"})

@@ -26,6 +26,7 @@ VALUES = st.recursive(
     max_leaves=10,
 )
 NAMES = ("messages", "prompt", "text_input", "tools", "cache_salt", "stream", "input", "parameters", "id", "x")
+MOST = ("max_tokens", "max_completion_tokens")
 
 
 def headers(path: str, **more: str) -> dict[str, str]:
@@ -41,7 +42,11 @@ def same(reader: Reader, of: dict[str, str], chunks: list[bytes]) -> Understood:
 
 @fixtures
 @given(
-    members=st.lists(st.tuples(st.sampled_from(NAMES), VALUES), max_size=6),
+    members=st.lists(
+        st.tuples(st.sampled_from(NAMES), VALUES)
+        | st.tuples(st.sampled_from(MOST), VALUES | st.integers(0, 10**10) | st.sampled_from([0.5, 1e3, "7"])),
+        max_size=6,
+    ),
     model=st.text(min_size=1, max_size=40),
     at=st.integers(0, 6),
     path=st.sampled_from(PATHS),

@@ -51,7 +51,7 @@ static void write_prompt(const struct features *request) {
   const struct balancer_prompt *prompt = request->prompt;
   printf(" =");
   if (!prompt) return;
-  printf("%" PRIu64 ",%" PRIu64, request->body_bytes, prompt->bytes);
+  printf("%" PRIu64 ",%" PRIu64 ",%" PRIu32, request->body_bytes, prompt->bytes, prompt->max_tokens);
   for (uint32_t i = 0; i < prompt->count; i++)
     printf(",%" PRIu64 ",%" PRIu64, prompt->checkpoints[i].hash, prompt->checkpoints[i].bytes);
 }

@@ -201,7 +201,7 @@ def test_home_is_the_least_bid_and_follows_the_speed() -> None:
     homes = np.zeros(3)
     with np.errstate(over="ignore"):
         for number in range(600):
-            ask = RequestFeatures(1, 1.0, mix(number), 1.0, math.inf, 0.0, 0, 0.0)
+            ask = RequestFeatures(1, 1.0, mix(number), 1.0, math.inf, 0.0, 0, 0.0, 0.0)
             bids = [bid_of(router.fleet, 0, w, w, ask, 0.0) for w in range(3)]
             found = [is_home(router.fleet, 0, w, w, ask, 0.0) for w in range(3)]
             assert found[int(np.argmin(bids))] or math.exp(-min(bids)) < 0.001

@@ -73,6 +73,18 @@ def test_an_answer_is_taken_to_be_as_long_as_the_mean_and_its_tokens_as_they_wer
     assert whole_s - first_s == pytest.approx(lengths * EACH_S, rel=0.1)
 
 
+def test_a_request_may_bound_its_answer() -> None:
+    found, now_s = served("A100")
+
+    def seconds(max_tokens: float) -> tuple[float, float]:
+        view = found.view(Request("llm", prompt_tokens=400.0, max_tokens=max_tokens), now_s)
+        return view.completion_s[0] - view.first_token_s[0], view.slowdown_s[0] - view.prompt_s[0]
+
+    of_any, slows_by = seconds(0.0)
+    assert seconds(10.0) == (pytest.approx(10 * EACH_S, rel=0.1), pytest.approx(slows_by / 10, rel=0.2))
+    assert seconds(1000.0) == (of_any, slows_by)
+
+
 def test_who_has_served_nothing_is_taken_for_one_of_its_kind() -> None:
     found, now_s = served("A100")
     model = ModelReport("llm", "1", ready=True)
