@@ -36,6 +36,7 @@ _WORDS = (
             b'"text_input":"',
             b"\n\ntext_input",
             b'"stream":true',
+            b'"max_tokens":9',
             b'"tools":',
             b'"cache_salt":',
         ),
@@ -88,8 +89,9 @@ def _check(read: Understood | Refused) -> None:
     assert read.deadline_s >= 0, "the deadline is a time"
     assert read.key is not None or not read.sequence, "a sequence has a key"
     if read.prompt is not None:
-        tokens, prefix = read.prompt
+        tokens, prefix, max_tokens = read.prompt
         lengths = [length for _, length in prefix]
+        assert 0 <= max_tokens < 10**9, "what bounds the answer is within bounds"
         assert lengths == sorted(set(lengths)), "each beginning is longer than the one before"
         assert all(0 < length <= tokens and 0 < value < 2**64 for value, length in prefix), "hashes of what is there"
     assert read.model or read.kind in {"server", "per_server"}, "a call about a model names one"
