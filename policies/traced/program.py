@@ -117,6 +117,8 @@ def _binary(code: int, a: float, b: float) -> float:  # noqa: PLR0911  # a table
         return a / b
     if code == _REMAINDER:
         return a % b if b != 0.0 else math.nan
+    if code == _FLOOR_DIVIDE and abs(b) == math.inf and abs(a) < math.inf:
+        return -1.0 if a != 0.0 and (a < 0.0) != (b < 0.0) else a / b
     if code == _FLOOR_DIVIDE:
         return float(np.floor((a - a % b) / b + 0.5)) if b != 0.0 else a / b
     if code == _MAXIMUM:

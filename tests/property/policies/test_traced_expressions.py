@@ -63,6 +63,8 @@ def evaluate(tree, request: Request, fleet: FleetView):  # type: ignore[no-untyp
 
 @settings(max_examples=300, deadline=None)
 @given(tree=TREES, seed=st.integers(0, 2**32 - 1))
+@example((np.floor_divide, ("constant", -2.5), ("constant", np.inf)), 0)
+@example((np.floor_divide, ("constant", -2.5), (np.floor_divide, ("column", "weight"), ("column", "backlog_s"))), 0)
 @example((np.sign, (np.divide, ("column", "in_flight"), ("column", "backlog_s"))), 0)
 def test_an_expression_is_the_same_in_a_program(tree, seed: int) -> None:  # type: ignore[no-untyped-def]  # see TREES
     def policy(request: Request, fleet: FleetView) -> FloatArray:
