@@ -62,7 +62,7 @@ class Request:
     prefix: Prefix = ()
     """What the prompt begins with. No policy needs it."""
     max_tokens: float | FloatArray = 0.0
-    """That the answer to a prompt may have; 0: nobody says."""
+    """Most that a request with a prompt allows its answer; 0: it sets no bound."""
 
     def numbered(self, number: int) -> Request:
         """The same with its number. `dataclasses.replace` would take five times as long."""

@@ -75,7 +75,7 @@ class RequestFeatures(NamedTuple):
     prompt_tokens: float
     """0: it has no prompt. What that begins with stands in `DecisionScratch.checkpoint`."""
     max_tokens: float
-    """That the answer may have; 0: nobody says."""
+    """Most that the request allows its answer; 0: it sets no bound."""
 
 
 class DecisionScratch(NamedTuple):

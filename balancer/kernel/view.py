@@ -148,7 +148,7 @@ class View:
 
     @part
     def _max_tokens(self) -> FloatArray:
-        """Of the answer; 0: nobody says."""
+        """Most that the request allows its answer; 0: it sets no bound."""
         return np.zeros(())
 
     @part

@@ -296,7 +296,7 @@ _REQUEST_RECORD = Struct(
         ("deadline_s", np.float64, ""),
         ("priority", np.float64, ""),
         ("prompt_tokens", np.float64, "0: it has no prompt"),
-        ("max_tokens", np.float64, "of the answer; 0: nobody says"),
+        ("max_tokens", np.float64, "most that the request allows its answer; 0: it sets no bound"),
         ("propensity", np.float64, ""),
         ("row", np.int64, "of the worker; -1: shed"),
         ("fallbacks", (np.int64, MAX_FALLBACKS), "rows; -1: none"),

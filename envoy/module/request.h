@@ -75,7 +75,7 @@ struct balancer_prompt {
   uint32_t count;      /* of checkpoints */
   bool streams;        /* its answer comes piece by piece */
   bool is_text;        /* it is one, or begins with one */
-  uint32_t max_tokens; /* of the answer; 0: nobody says */
+  uint32_t max_tokens; /* most that the request allows its answer; 0: it sets no bound */
   bool named;          /* the body has named a model */
   uint8_t rest[BALANCER_BLOCK_BYTES];
   struct balancer_checkpoint checkpoints[BALANCER_MOST_CHECKPOINTS];

@@ -68,7 +68,7 @@ DECLARED = {
     "KEY": ("Q", "routing key"),
     "KEYED": ("d", "1 where it has a key, else 0"),
     "PROMPT_TOKENS": ("d", "of its prompt, which begins as `checkpoint` of the fleet state says; 0: it has none"),
-    "MAX_TOKENS": ("d", "that the answer to a prompt may have; 0: nobody says"),
+    "MAX_TOKENS": ("d", "most that the request allows its answer; 0: it sets no bound"),
     "DEADLINE_S": ("d", "seconds from now; infinite: none"),
     "PRIORITY": ("d", "as Triton counts: 1 is the highest, 0 the default"),
     "NUMBER": ("Q", "of the decision, below 2 to the 53; with `seed` it gives the draw"),
