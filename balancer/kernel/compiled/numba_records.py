@@ -7,6 +7,7 @@ to hand on than the work that is done with it, and minutes to compile.
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -30,6 +31,11 @@ class RecordType(types.Type):
     def __init__(self, fields: tuple[tuple[str, Any, int], ...]) -> None:
         self.fields = fields
         super().__init__(name=f"Record({', '.join(f'{name}: {kind}' for name, kind, _ in fields)})")
+
+    @property
+    def mangling_args(self) -> tuple[str, tuple[()]]:
+        """What stands for it in the names of functions, of which each call has one: short, as there are hundreds."""
+        return f"Record{hashlib.sha256(self.name.encode()).hexdigest()[:16]}", ()
 
     def field(self, name: str) -> tuple[Any, int] | None:
         """Type and first word."""
@@ -58,8 +64,9 @@ def _array(dtype: np.dtype[Any], dimensions: int, layout: Literal["C", "A"]) -> 
 
 def _kind(value: Any, parts: Iterator[Any]) -> Any:
     if isinstance(value, np.ndarray):
-        # A field of a single record is contiguous too, but compiled for no other.
-        packed = value.flags.c_contiguous and value.strides[-1] == value.itemsize
+        # A field of a single record is contiguous too, but compiled for no other; of an array of nothing, such as a
+        # network's without hidden units, strides say nothing.
+        packed = value.flags.c_contiguous and (not value.size or value.strides[-1] == value.itemsize)
         layout: Literal["C", "A"] = "C" if packed else "A"
         return _array(value.dtype, value.ndim, layout)
     return types.int64 if isinstance(value, int) else next(parts).numba_type

@@ -14,12 +14,15 @@ from balancer.bounds import MAX_FALLBACKS
 from balancer.config.config import Config
 from balancer.kernel.compiled import library
 from balancer.kernel.compiled.library import Compiled, Library, LibraryError
+from balancer.kernel.compiled.numba_records import Native
 from balancer.kernel.settings import GuardSettings, Limits, Settings
 from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
 from balancer.scheduler.events import Finished, Withdrawn, WorkerAdded
 from balancer.scheduler.router import Router
 from balancer.server.app import App
 from policies.base import Request, uniform_over
+from policies.learned.loops import weights_of
+from policies.learned.network import untrained
 from policies.least_requests import LeastRequests
 from policies.random_choice import RandomChoice
 from policies.round_robin import RoundRobin
@@ -83,6 +86,12 @@ def test_serving_imports_no_compiler_and_no_training() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_one_code_is_for_networks_of_any_size() -> None:
+    """Each more would be minutes of compiling."""
+    kinds = {Native(weights_of(untrained(hidden))).numba_type for hidden in (0, 1, 8)}
+    assert len(kinds) == 1
 
 
 def test_a_new_column_changes_nobody_s_eligibility() -> None:
