@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numba
 import numpy as np
 from llvmlite import binding
 from numba.core import types
@@ -26,7 +25,7 @@ from balancer.kernel.compiled.call import FLEET_STATE, new_call
 from balancer.kernel.compiled.exported_functions import entries
 from balancer.kernel.compiled.header import header_of
 from balancer.kernel.compiled.library import PATH, STAMP, stamp
-from balancer.kernel.compiled.numba_functions import OPTIONS
+from balancer.kernel.compiled.numba_functions import exported
 from balancer.kernel.compiled.numba_records import Native
 from balancer.kernel.fleet_state import FleetBlock
 from balancer.kernel.state import Options
@@ -121,9 +120,7 @@ def _objects(name: str, machine: Machine) -> dict[str, bytes]:
     _, call, _ = new_call()
     arguments = [Native(_a_fleet(), FLEET_STATE), Native(Options(np.zeros(1))), Native(call)]
     signature = types.int64(*(argument.numba_type for argument in arguments))
-    njit: Any = numba.njit
-    dispatcher = njit(signature, no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(_entries()[name])
-    (compiled,) = dispatcher.overloads.values()
+    (compiled,) = exported(signature)(_entries()[name]).overloads.values()
     inner, code = compiled.fndesc.llvm_func_name, compiled.library.get_llvm_str()
     features = {f"narrow_{name}": "", f"wide_{name}": machine.wide} if machine.wide else {f"balancer_{name}": ""}
     return {symbol: _object(symbol, inner, code, machine, beside) for symbol, beside in features.items()}

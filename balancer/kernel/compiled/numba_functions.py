@@ -18,6 +18,7 @@ import numpy as np
 import platformdirs
 
 from balancer.kernel.compiled.library import SOURCES, digest_of
+from balancer.kernel.compiled.numba_linking import LinkedCompiler, OutermostCompiler
 from balancer.kernel.estimators.columns import exp
 
 
@@ -33,13 +34,16 @@ def keep_in_cache(*folders: pathlib.Path) -> None:
 
 _njit: Any = numba.njit
 # Without numba's reference counts: nothing is allocated in here.
-OPTIONS: dict[str, Any] = {"_nrt": False, "error_model": "numpy"}
+OPTIONS: dict[str, Any] = {"_nrt": False, "error_model": "numpy", "pipeline_class": OutermostCompiler}
 _NO_WRAPPERS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-"""For functions that only compiled functions call: numba would compile the whole function again in each wrapper."""
-inlined: Callable[..., Any] = _njit(forceinline=True, **_NO_WRAPPERS, **OPTIONS)
+"""Each would be the whole function again."""
+_LINKED = {**_NO_WRAPPERS, **OPTIONS, "pipeline_class": LinkedCompiler}
+inlined: Callable[..., Any] = _njit(forceinline=True, **_LINKED)
 """For what happens to every request. Python cannot call it."""
-outlined: Callable[..., Any] = _njit(**_NO_WRAPPERS, **OPTIONS)
+outlined: Callable[..., Any] = _njit(**_LINKED)
 """For what is rarer. Python cannot call it."""
+exported: Callable[..., Any] = functools.partial(_njit, **_NO_WRAPPERS, **OPTIONS)
+"""With its signature: for what C calls."""
 uncached: Callable[..., Any] = _njit(no_cfunc_wrapper=True, **OPTIONS)
 """For what Python calls, and is made of functions that the cache does not know."""
 compiled: Callable[..., Any] = _njit(cache=True, nogil=True, no_cfunc_wrapper=True, **OPTIONS)
