@@ -115,6 +115,8 @@ def train(out: Path, minutes: float | None, jobs: int | None, ray: str | None, r
         plan, written, found, prepared = _prepared(out, resume, _given(options), console)
     except ValueError as error:
         raise click.ClickException(str(error)) from error
+    for remark in prepared.remarks:
+        console.print(f"Note: {remark}.", markup=False, highlight=False)
     try:
         where = f"ray {ray}" if ray else f"{jobs or cpus()} processes"
         console.print(f"Training in {out}, {where}; compiled first: one to two minutes, once.", highlight=False)

@@ -48,10 +48,8 @@ def twin(ctx: click.Context, log: Path, seeds: int, profiles: tuple[Path, ...], 
         raise click.ClickException(f"{log}: {error}") from error
     console = inputs.console()
     console.print(report.twin_table(made))
-    for note in made.notes:
+    for note in made.remarks():
         console.print(f"Note: {note}.", markup=False, highlight=False)
-    for why in (why for model in made.models for why in model.unsure()):
-        console.print(f"Note: {why}; a longer log would tell more.", markup=False, highlight=False)
     if caches := settings_for(calibration.fleet):
         console.print(f"Note: {caches}.", markup=False, highlight=False)
     differs = [why for model in made.models for why in model.differs()]

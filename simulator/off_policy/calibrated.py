@@ -103,6 +103,12 @@ class Calibrated:
     seeds: int
     notes: tuple[str, ...]
 
+    def remarks(self) -> Iterator[str]:
+        """The notes, and what of the models may be right by chance."""
+        yield from self.notes
+        for why in (why for model in self.models for why in model.unsure()):
+            yield f"{why}; a longer log would tell more"
+
 
 def simulate(
     log: DecisionLog,

@@ -8,7 +8,7 @@ import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -112,6 +112,8 @@ class ResolvedPlan:
     """Where models have tolls."""
     weighs_keys: bool = False
     """Whether keys, which the router's hash places for `expected_latency`, are the trained policy's to weigh."""
+    remarks: tuple[str, ...] = ()
+    """On the fleet that was made of a log."""
 
     @property
     def inputs(self) -> str:
@@ -168,8 +170,8 @@ def course(plan: TrainingPlan) -> ResolvedPlan:
         OperatorError: a scenario, log or profile cannot be read.
     """
     if plan.from_log:
-        before, after = log_scenarios(plan)
-        return course_over(plan, [before], [after])
+        found = log_scenarios(plan)
+        return dataclasses.replace(course_over(plan, [found.seen], [found.unseen]), remarks=found.remarks)
     named = list(map(load_scenario, (plan.fleet,) if plan.fleet else plan.scenarios))
     return course_over(plan, named, named)
 
@@ -240,14 +242,22 @@ def not_trained_on(plan: TrainingPlan) -> DecisionLog:
     return log.last(float(came_s.max() - np.quantile(came_s, _TRAINED_ON)) / 3600)
 
 
-def log_scenarios(plan: TrainingPlan) -> tuple[Scenario, Scenario]:
-    """The fleet of the plan's log under requests of its first part, and under some of its last."""
+class LogScenarios(NamedTuple):
+    """The fleet of a log, under requests of its first part and under some of its last."""
+
+    seen: Scenario
+    unseen: Scenario
+    remarks: tuple[str, ...] = ()
+
+
+def log_scenarios(plan: TrainingPlan) -> LogScenarios:
+    """Of the plan's log; without remarks where it goes unchecked."""
     log, profiles = log_of(plan), [load_profile(Path(each)) for each in plan.profile]
     try:
         calibration = calibrate(log, profiles=profiles)
         whole = scenario_from_log(log, calibration)
-        fits = () if plan.unchecked else twin_of(log, calibration).models
-        if differs := [why for fit in fits for why in fit.differs()]:
+        twin = None if plan.unchecked else twin_of(log, calibration)
+        if twin and (differs := [why for fit in twin.models for why in fit.differs()]):
             raise ValueError(
                 f"the fleet that is made of the log is not like it: {'; '.join(differs)}; see balancer twin "
                 f"{plan.from_log}, give measured times (--profile), or train nonetheless (--unchecked)"
@@ -258,7 +268,8 @@ def log_scenarios(plan: TrainingPlan) -> tuple[Scenario, Scenario]:
     if count < _LEAST_REQUESTS:
         raise ValueError(f"from-log {plan.from_log} has {count} requests: record {_LEAST_REQUESTS} at least")
     cut = int(count * _TRAINED_ON)
-    return _part(whole, slice(0, cut)), _part(whole, slice(cut, count))
+    remarks = tuple(twin.remarks()) if twin else ()
+    return LogScenarios(_part(whole, slice(0, cut)), _part(whole, slice(cut, count)), remarks)
 
 
 def _part(whole: Scenario, chosen: slice) -> Scenario:

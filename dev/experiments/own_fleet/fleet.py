@@ -217,7 +217,7 @@ def _tuned_once(given: Scenario) -> Policy:
 
 def tuned_on(log: Path) -> dict[str, Policy]:
     """The field's rules for language models, by name, each tuned by its grid on what training sees of a log."""
-    seen, _ = log_scenarios(make_plan({"from_log": str(log), "unchecked": True}))
+    seen = log_scenarios(make_plan({"from_log": str(log), "unchecked": True})).seen
     arrivals = [seen.arrivals(seed, min(seen.requests, _TUNED_BY_REQUESTS)) for seed in _TUNED_BY]
 
     def cost(policy: Policy) -> float:

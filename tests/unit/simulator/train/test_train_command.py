@@ -278,21 +278,21 @@ def test_a_fleet_that_is_not_like_the_log_is_not_trained_for(tmp_path: Path, mon
     assert not (tmp_path / "run").exists()
 
 
-def test_a_log_is_trained_on_in_its_first_part_and_judged_in_its_last(tmp_path: Path) -> None:
+def test_a_logs_first_part_trains_and_its_last_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simulator.off_policy.calibrated._of_one_more", lambda by_seed, confidence: 9.0)
     scenario = load_scenario("stale-reports")
     arrivals = scenario.arrivals(1, 400)
-    log = simulated_log(tmp_path / "log", scenario.fleet, arrivals, RandomChoice(), 1)
-    before, after = planning.log_scenarios(planning.TrainingPlan(from_log=str(tmp_path / "log"), unchecked=True))
+    simulated_log(tmp_path / "log", scenario.fleet, arrivals, RandomChoice(), 1)
+    before, after, remarks = planning.log_scenarios(planning.TrainingPlan(from_log=str(tmp_path / "log")))
+    assert any("p50" in each and each.endswith("a longer log would tell more") for each in remarks)
     assert (before.requests, after.requests) == (300, 100)
     assert before.fleet == after.fleet
     for part, chosen in ((before, slice(0, 300)), (after, slice(300, 400))):
         recorded: Any = part.workload.recorded
         own_s = arrivals.time_s[chosen]
         assert part.workload.rate_per_s == pytest.approx((len(own_s) - 1) / (own_s[-1] - own_s[0]), rel=0.02)
-        np.testing.assert_allclose(
-            np.diff(recorded.time_s) / part.workload.rate_per_s, np.diff(own_s), rtol=0.02, atol=2e-3
-        )
-    assert len(log) == 400
+        gap_s = np.diff(recorded.time_s) / part.workload.rate_per_s
+        np.testing.assert_allclose(gap_s, np.diff(own_s), rtol=0.02, atol=2e-3)
 
 
 def test_a_log_that_grew_is_noticed_on_resume(tmp_path: Path) -> None:
