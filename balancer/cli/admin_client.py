@@ -9,12 +9,13 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
 import click
 
 from balancer.balancer_tls import BalancerTls, http_context
+from balancer.cli.tls_options import FILE, Command, taken_tls, tls_options, together
 from balancer.config.listen import ListenSection
 from balancer.errors import OperatorError
 from balancer.files.off_loop import OffLoop
@@ -188,42 +189,8 @@ async def _resolved(address: str) -> list[str]:
 
 
 DEFAULT_ADDRESS = ListenSection().admin
-_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _SCHEMES = {"http": False, "https": True}
 """Whether what follows goes by TLS."""
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-def tls_options(
-    given: str,
-    prefix: str = "--tls",
-    certificate: str = "the balancers' certificates",
-    asking: str = "the balancers ask",
-) -> Callable[[Command], Command]:
-    """Add them to a command; `given`: what goes by TLS where there is an authority."""
-    return _together(
-        click.option(f"{prefix}-ca", type=_FILE, help=f"What signed {certificate}; given, {given} by TLS."),
-        click.option(f"{prefix}-name", metavar="NAME", help=f"Name in {certificate}; with {prefix}-ca."),
-        click.option(f"{prefix}-cert", type=_FILE, help=f"Certificate to show, where {asking} for one."),
-        click.option(f"{prefix}-key", type=_FILE, help="Its private key."),
-    )
-
-
-def taken_tls(options: dict[str, Any], prefix: str = "--tls") -> BalancerTls | None:
-    """Takes out of `options` what `tls_options` has put there; None: plain text. UsageError where they do not go
-    together.
-    """
-    name_of = prefix.removeprefix("--").replace("-", "_")
-    ca, name, certificate, key = (options.pop(f"{name_of}_{part}") for part in ("ca", "name", "cert", "key"))
-    if (ca is None) != (name is None):
-        raise click.UsageError(f"{prefix}-ca and {prefix}-name go together; give both, or neither for plain text")
-    if (certificate is None) != (key is None):
-        raise click.UsageError(f"{prefix}-cert and {prefix}-key go together; give both or neither")
-    if ca is None:
-        if certificate is not None:
-            raise click.UsageError(f"{prefix}-cert needs {prefix}-ca and {prefix}-name")
-        return None
-    return BalancerTls(ca, name, certificate, key)
 
 
 def admin_options(
@@ -236,7 +203,7 @@ def admin_options(
 
     `name`: of the option with the address, or addresses where there may be several; `default` None: it may be left out.
     """
-    return _together(
+    return together(
         click.option(
             name,
             "addresses",
@@ -246,7 +213,7 @@ def admin_options(
             show_default=default is not None,
             help=f"{says} HOST:PORT, or the URL of the page there.",
         ),
-        click.option("--token-file", type=_FILE, help="Holds the token of admin.token_file."),
+        click.option("--token-file", type=FILE, help="Holds the token of admin.token_file."),
         tls_options("questions travel"),
     )
 
@@ -271,13 +238,3 @@ def _host_port(address: str, tls: bool) -> str:
     except ValueError as error:
         raise click.UsageError(f"{address!r}: {error}") from error
     return place
-
-
-def _together(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-
-    def add(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add

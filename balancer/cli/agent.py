@@ -9,8 +9,8 @@ import click
 import uvloop
 
 from balancer.agent.agent import MAX_REPORT_HZ, MIN_REPORT_HZ, AgentOptions, run_agent
-from balancer.cli.admin_client import taken_tls, tls_options
-from balancer.config.sections import LogSection
+from balancer.cli.tls_options import taken_tls, tls_options
+from balancer.config.log import LogSection
 from balancer.reports.control import MAX_TIMEOUT_S, default_path
 from balancer.reports.control import drain as ask_to_drain
 from balancer.server import malloc_trim as heap

@@ -17,6 +17,7 @@ from balancer.config.canary import GuardSection, LearningSection, RolloutSection
 from balancer.config.changes import RESTART_FIELDS, leaves, waits_for_restart
 from balancer.config.frontend import AUTO, Frontend, frontend_of, of_the_balancer, untraceable, untraceable_rule
 from balancer.config.listen import ListenSection, TlsSection
+from balancer.config.log import LogSection
 from balancer.config.placing import HoldingSection, ZonesSection
 from balancer.config.policy_options import policy_class
 from balancer.config.sections import (
@@ -26,7 +27,6 @@ from balancer.config.sections import (
     EstimatorsSection,
     FleetSection,
     LimitsSection,
-    LogSection,
     ModelSection,
     PolicySection,
     RequestsSection,

@@ -15,6 +15,7 @@ from pydantic_core import PydanticUndefined
 from balancer.config.changes import waits_for_restart
 from balancer.config.config import Config
 from balancer.config.policy_options import options_model
+from balancer.files.schema import field_docs
 from policies import BUILTIN
 
 _HEAD = """\
@@ -98,7 +99,7 @@ def _rows(model: type[BaseModel], section: str) -> dict[str, str]:
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             continue
         dotted = f"{section}.{name}" if section else name
-        text = " ".join((field.description or "").replace("|", "\\|").split())
+        text = " ".join((field.description or field_docs(model).get(name, "")).replace("|", "\\|").split())
         if waits_for_restart(dotted) and not waits_for_restart(section):
             text += " *restart*"
         kind = _type(field.annotation, field.metadata)

@@ -6,7 +6,7 @@ Defaults of what the core and Envoy's bootstrap use are theirs, not repeated her
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
     AfterValidator,
@@ -208,17 +208,6 @@ class TelemetrySection(StrictModel):
     """Whether a worker is eligible only once its agent has reported; without reports, all workers have all models."""
     stale_after_s: Seconds = _SETTINGS.stale_after_s
     """Workers whose last report is older, in seconds, are avoided while others are fresh."""
-
-
-class LogSection(StrictModel):
-    """Structured logs on stderr."""
-
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least severe level that is written."""
-    format: Literal["auto", "json", "console"] = "auto"
-    """`json`, `console` (for people), or `auto`: console at a terminal."""
-    decisions_share: Fraction = 0.0
-    """Share of decisions that are logged, a line each."""
 
 
 class DecisionLogSection(StrictModel):

@@ -28,7 +28,7 @@ from balancer.reports.collector import Collector
 from balancer.scheduler.canary.selector import PolicySelector
 from balancer.scheduler.events import Event, Report
 from balancer.server import logs
-from balancer.server.admin import Admin, AdminSources
+from balancer.server.admin.pages import Admin
 from balancer.server.canary_state import CanaryState, state_file
 from balancer.server.decision_log.kept_log import KeptLog
 from balancer.server.events import EventLog, EventReporter
@@ -37,6 +37,7 @@ from balancer.server.listener_probe import ListenerProbe
 from balancer.server.metrics import Metrics
 from balancer.server.metrics.inference import inference_metrics
 from balancer.server.native.front import NativeFront, router_of
+from balancer.server.page.page_data import AdminSources
 from balancer.server.proxy_front import ProxyFront
 from balancer.server.recorder import Recorder
 from balancer.server.security.gatekeeper import may_report

@@ -10,7 +10,7 @@ from pythonjsonlogger.json import JsonFormatter
 from rich.console import Console
 from rich.logging import RichHandler
 
-from balancer.config.sections import LogSection
+from balancer.config.log import LogSection
 from policies.hashing import mix, unit
 
 Reason = Literal["picked", "unknown_model", "no_worker", "shed", "per_server"]

@@ -9,7 +9,7 @@ from balancer.config.config import Config
 from balancer.config.watch import ConfigState
 from balancer.scheduler.events import ReportsLost, WorkerAdded
 from balancer.scheduler.router import Router
-from balancer.server.admin import Admin
+from balancer.server.admin.pages import Admin
 from balancer.server.events import EventLog
 from balancer.server.metrics import Metrics
 from balancer.server.page.page_data import AdminSources, PageData

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from balancer.config.sections import LogSection
+from balancer.config.log import LogSection
 from balancer.server import logs
 
 

@@ -23,9 +23,10 @@ from balancer.discovery.workers import WorkerSpec
 from balancer.extproc.picker import Picker
 from balancer.kernel.settings import SplitSettings
 from balancer.scheduler.canary.split import Splits
-from balancer.server.admin import Admin, AdminSources
+from balancer.server.admin.pages import Admin
 from balancer.server.admin.server import TokenError, read_token
 from balancer.server.metrics import Metrics
+from balancer.server.page.page_data import AdminSources
 from balancer.server.tally import Recent
 from balancer.server.workers.drains import Drains
 from policies.base import Request

@@ -10,7 +10,7 @@ import pytest
 from support.page_fleet import PageFleet
 from support.waiting import eventually
 
-from balancer.server.admin import Admin
+from balancer.server.admin.pages import Admin
 
 EVENTS = "/page/events"
 
