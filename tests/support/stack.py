@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from balancer.agent.agent import MIN_REPORT_HZ
 from balancer.stack.envoyproxy import EnvoyProcess
 from balancer.stack.process import Child
 from balancer.stack.stack import REPOSITORY, OwnStack, merged, new_triton, replace_text
@@ -82,8 +83,9 @@ class Stack(OwnStack):
         await self.balancer.start()
 
     def new_agent(self, triton: TritonServer, further: Sequence[str] = (), control: Path | None = None) -> Child:
-        """As of `OwnStack`."""
-        agent = super().new_agent(triton, further, control)
+        """As of `OwnStack`; patient ones report as rarely as may be, which leaves more to other tests."""
+        rate = ("--report-hz", str(MIN_REPORT_HZ)) if self.patient else ()
+        agent = super().new_agent(triton, (*rate, *further), control)
         return self._child(agent.arguments, agent.log_path)
 
     def _child(self, arguments: Sequence[str], log_path: Path) -> Child:
