@@ -45,6 +45,7 @@ def taken_tls(options: dict[str, Any], prefix: str = "--tls") -> BalancerTls | N
 
 
 def together(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """One decorator that adds the options to a command, in this order."""
 
     def add(command: Command) -> Command:
         for option in reversed(options):

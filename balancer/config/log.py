@@ -1,4 +1,4 @@
-"""The section `log`, which agents have as well: it needs no other."""
+"""The section `log`, in a file of its own: an agent logs by it, too, and loads no other section."""
 
 from typing import Literal
 

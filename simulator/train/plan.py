@@ -251,7 +251,8 @@ class LogScenarios(NamedTuple):
 
 
 def log_scenarios(plan: TrainingPlan) -> LogScenarios:
-    """Of the plan's log; without remarks where it goes unchecked."""
+    """Calibrate a fleet by the plan's log, and cut the log's requests in two. The check against the log makes the
+    remarks, so an unchecked plan has none."""
     log, profiles = log_of(plan), [load_profile(Path(each)) for each in plan.profile]
     try:
         calibration = calibrate(log, profiles=profiles)
