@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,11 +17,17 @@ from balancer.stack.envoyproxy import EnvoyProcess
 from balancer.stack.process import Child
 from balancer.stack.stack import REPOSITORY, OwnStack, merged, new_triton, replace_text
 from balancer.stack.tritonserver import TritonServer
+from support.nursery import Nursery
 from support.waiting import PATIENCE_S
 
 _MODELS = {model.name: model for model in REPOSITORY.glob("triton/*models/*")}
 ALL_MODELS = tuple(sorted(_MODELS))
-_OF_TESTS = str(Path(__file__).parents[1])
+_OF_TESTS = Path(__file__).parents[1]
+
+
+@functools.cache
+def _nursery() -> Nursery:
+    return Nursery("support.patient", _OF_TESTS)
 
 
 class PatientChild(Child):
@@ -29,9 +35,11 @@ class PatientChild(Child):
 
     async def start(self) -> None:
         self._check_not_started()
-        path = os.pathsep.join([_OF_TESTS, *filter(None, [os.environ.get("PYTHONPATH")])])
-        command = (sys.executable, "-m", "support.patient", *self.arguments)
-        await self._spawn(*command, at_our_end="TERM", environment=os.environ | {"PYTHONPATH": path})
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        path = os.pathsep.join([str(_OF_TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+        with self.log_path.open("ab") as log:
+            self._log_start = log.tell()
+            self._process = _nursery().fork(self.arguments, os.environ | {"PYTHONPATH": path}, log)
 
 
 @dataclass
