@@ -34,8 +34,9 @@ test: .venv/ready ## all tests but the long ones, with real Envoy and real Trito
 	@# What fails beside others runs once more alone, and has to pass there: real processes share two cores.
 	$(BIN)/pytest -n 3 || { [[ $$? == 1 ]] && $(BIN)/pytest -x --last-failed --last-failed-no-failures=none; }
 
-check-long: setup ## what takes hours: the long tests, `make fuzz` and `make soak`
+check-long: setup ## what takes hours: the long tests, properties with all their examples, `make fuzz` and `make soak`
 	$(BIN)/pytest -n 3 -m long
+	ALL_EXAMPLES=1 $(BIN)/pytest -n 3 tests/property tests/simulation
 	$(MAKE) fuzz soak
 
 lint: setup ## style, length of files, types, and who may import whom

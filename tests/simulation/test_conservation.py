@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation.strategies import Scenario, generating_scenarios, holding_scenarios, scenarios
+from support.examples import examples
 
 from dev.reference import Simulation
 from policies import BUILTIN
@@ -18,7 +19,7 @@ from simulator.spec import FleetSpec
 _EXECUTED = (Status.OK, Status.CANCELLED)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(data=st.data(), name=st.sampled_from(sorted(BUILTIN)))
 def test_a_run_of_any_fleet_under_any_policy_adds_up(data: st.DataObject, name: str) -> None:
     scenario = data.draw(st.one_of(scenarios(), holding_scenarios(), generating_scenarios()))

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation.equality import assert_equal, run_engine
 from simulation.strategies import Scenario, generating_scenarios, holding_scenarios, scenarios
+from support.examples import examples
 from support.strangers import Softmax
 
 from balancer.scheduler.fleet import Fleet
@@ -51,7 +52,7 @@ def compare(scenario: Scenario, policy: Policy, compiled: bool) -> Batch:
     return batch
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(scenario=scenarios(), compiled=st.booleans())
 def test_a_stranger_s_program(scenario: Scenario, compiled: bool) -> None:
     batch = Batch([scenario[0]], [scenario[1]], [scenario[2]])
@@ -60,20 +61,20 @@ def test_a_stranger_s_program(scenario: Scenario, compiled: bool) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(BUILTIN))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(scenario=scenarios(), compiled=st.booleans())
 def test_random_fleets(name: str, scenario: Scenario, compiled: bool) -> None:
     compare(scenario, BUILTIN[name](), compiled)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(scenario=generating_scenarios(), name=st.sampled_from(sorted(BUILTIN)))
 def test_models_that_generate(scenario: Scenario, name: str) -> None:
     compare(scenario, BUILTIN[name](), compiled=True)
 
 
 @pytest.mark.parametrize("name", ["expected_latency", "least_requests", "round_robin"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(scenario=holding_scenarios())
 def test_requests_that_are_held(name: str, scenario: Scenario) -> None:
     compare(scenario, BUILTIN[name](), compiled=True)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from simulation.equality import assert_equal
 from simulation.fickle import Fickle, plans, policies
 from simulation.strategies import Scenario, arrivals, fleets
+from support.examples import examples
 
 from balancer.kernel.settings import GuardSettings, Margins, RolloutSettings
 from balancer.scheduler.canary.selector import CanaryPlan
@@ -68,7 +69,7 @@ def assert_said_alike(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("rollout", [False, True], ids=["guard", "rollout"])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(data=st.data())
 def test_random_fleets_policies_and_plans(rollout: bool, data: st.DataObject) -> None:
     compare(data.draw(long_scenarios()), data.draw(policies), data.draw(plans(rollout)))

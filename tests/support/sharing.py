@@ -24,6 +24,8 @@ _FILES_OF_STACKS = ("test_real_", "test_whole_")
 """In other folders."""
 _TOGETHER = ("tests/integration/kubernetes/", "tests/integration/triton/")
 """Folders whose files share what is started once."""
+_LONG = ("tests/unit/dev/demo/", "tests/unit/examples/", "tests/unit/simulator/train/")
+"""With tests of some minutes: begun last, they would run on alone."""
 _YIELDS = 3
 """Of `nice`: half of what others get where all want to run."""
 _LONGEST_S = 600
@@ -98,7 +100,8 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each the time that it may need on a busy machine."""
+    """Give each the time that it may need on a busy machine, and begin with those that take long."""
+    items.sort(key=lambda item: not item.nodeid.startswith(_LONG))
     for item in items:
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_LONGEST_S))

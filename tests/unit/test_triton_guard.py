@@ -56,7 +56,7 @@ def make_fake_compiler(site: Path) -> None:
     (site / "triton" / "__init__.py").write_text(FAKE_COMPILER)
 
 
-@pytest.fixture(params=["compiler installed", "no compiler"])
+@pytest.fixture
 def compiler(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
     """The directory that the fake compiler is installed in, or None."""
     if request.param == "no compiler":
@@ -77,13 +77,14 @@ def run(arguments: list[str], directory: Path, path: str | None) -> str:
 
 @needs_torch
 @pytest.mark.parametrize(
-    "arguments",
+    ("compiler", "arguments"),
     [
-        pytest.param(["-m", "program"], id="python -m"),
-        pytest.param(["program.py"], id="a script in the root"),
-        pytest.param(["-c", PROGRAM], id="a notebook's working directory"),
-        pytest.param(["-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "test_program.py"], id="pytest"),
+        pytest.param("no compiler", ["-m", "program"], id="python -m"),
+        pytest.param("compiler installed", ["program.py"], id="a script in the root"),
+        pytest.param("compiler installed", ["-c", PROGRAM], id="a notebook's working directory"),
+        pytest.param("no compiler", ["-m", "pytest", "-qs", "-p", "no:cacheprovider", "test_program.py"], id="pytest"),
     ],
+    indirect=["compiler"],
 )
 def test_optimizers_work_from_the_root(checkout: Path, compiler: str | None, arguments: list[str]) -> None:
     expected = "compiler: None" if compiler is None else "compiler: fake compiler"

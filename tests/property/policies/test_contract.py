@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.views import FakeView, make_view
 
 from balancer.config.policy_options import catalogue
@@ -99,7 +100,7 @@ def check(policy: Policy, result: np.ndarray, view: FakeView) -> None:
 
 
 @every_policy
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(view=fleets(extreme=True), request_=REQUESTS)
 def test_probabilities_of_any_fleet(policy: Policy, view: FakeView, request_: Request) -> None:
     before = {name: column.copy() for name, column in view.columns().items()}
@@ -115,7 +116,7 @@ def test_probabilities_of_any_fleet(policy: Policy, view: FakeView, request_: Re
 
 
 @every_policy
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(data=st.data(), view=fleets(extreme=True), request_=REQUESTS)
 def test_reordering_workers_only_reorders_probabilities(
     policy: Policy, data: st.DataObject, view: FakeView, request_: Request
@@ -129,7 +130,7 @@ def test_reordering_workers_only_reorders_probabilities(
 
 @every_policy
 @pytest.mark.parametrize("leading", [(3,), (2, 2), (1,), (0,)])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(data=st.data())
 def test_a_batch_equals_its_single_views_bit_for_bit(
     policy: Policy, leading: tuple[int, ...], data: st.DataObject

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.views import FakeView, make_view
 
 from policies.base import FloatArray, Request
@@ -94,7 +95,7 @@ def largest_part(network: Network, request: Request, view: FakeView) -> float:
 
 
 @in_both_ways
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.data(), network=networks(), rows=st.integers(1, 5000))
 def test_loops_are_the_policy(fill: Fill, most: int, data: st.DataObject, network: Network, rows: int) -> None:
     view = data.draw(views(most))

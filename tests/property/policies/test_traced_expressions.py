@@ -3,6 +3,7 @@
 import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.strangers import stranger
 from support.views import make_view
 
@@ -61,7 +62,7 @@ def evaluate(tree, request: Request, fleet: FleetView):  # type: ignore[no-untyp
     return kind(values[0] + 0.0 * fleet.weight, axis=-1) if kind in _ALONG else kind(*values)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(tree=TREES, seed=st.integers(0, 2**32 - 1))
 @example((np.floor_divide, ("constant", -2.5), ("constant", np.inf)), 0)
 @example((np.floor_divide, ("constant", -2.5), (np.floor_divide, ("column", "weight"), ("column", "backlog_s"))), 0)

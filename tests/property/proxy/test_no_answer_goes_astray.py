@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.fake_worker import echoed
 from support.proxied import request
 from tritonclient.grpc import service_pb2
@@ -160,7 +161,7 @@ def check_answers(played: Played) -> None:
         assert list(got.raw_output_contents) == list(expected.raw_input_contents)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(STEPS)
 def test_each_gets_its_own_answer_or_an_error(steps: list[tuple[str, object]]) -> None:
     async def run() -> Played:
@@ -176,7 +177,7 @@ def test_each_gets_its_own_answer_or_an_error(steps: list[tuple[str, object]]) -
     assert played.sharing.once.kept_bytes <= SETTINGS.proxy.once_bytes
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(STEPS)
 def test_no_id_is_executed_twice(steps: list[tuple[str, object]]) -> None:
     async def run() -> Played:

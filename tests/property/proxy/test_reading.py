@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from support.examples import examples
 from tritonclient.grpc import InferInput, service_pb2
 from tritonclient.utils import np_to_triton_dtype
 
@@ -78,7 +79,7 @@ def test_of_two_messages_in_one_the_last_counts_as_protobuf_has_it(
     assert [*found["id"]] == ([both.id] if both.id else [])
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused_and_never_read_otherwise_than_by_protobuf(data: bytes) -> None:
     try:
@@ -136,7 +137,7 @@ def of_client(tensor: np.ndarray, *, binary: bool, name: str = "X") -> by_http.I
     return value
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(st.tuples(tensors(), st.booleans()), min_size=1, max_size=3), st.booleans(), TEXTS)
 def test_what_a_client_sends_is_what_the_client_of_grpc_sends(
     inputs: list[tuple[np.ndarray, bool]], binary_out: bool, name: str
@@ -161,7 +162,7 @@ def test_what_a_client_sends_is_what_the_client_of_grpc_sends(
     assert message.id == name
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(tensors(), min_size=1, max_size=3), st.lists(st.booleans(), min_size=3, max_size=3), TEXTS)
 def test_what_a_worker_answers_is_what_the_client_reads(
     outputs: list[np.ndarray], binary: list[bool], name: str
@@ -237,7 +238,7 @@ REQUEST = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(REQUEST | JSON, st.none() | st.integers(-1, 200), st.binary(max_size=40), TEXTS)
 @example({"inputs": [], "id": "\ud800"}, None, b"", "m")
 @example({"inputs": [{"name": "\ud800", "datatype": "BYTES", "shape": [1], "data": ["\ud800"]}]}, None, b"", "m")
@@ -265,7 +266,7 @@ def test_arrays_that_nest_deep_are_walked_once() -> None:
     assert REFUSED[-1].field == "json"
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.sampled_from([*DTYPES, "BYTES", "FP16", "", "FP99"]),
     st.lists(st.integers(-2, 2**40), max_size=3),

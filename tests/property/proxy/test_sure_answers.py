@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from support.examples import examples
 from support.proxied import request
 from tritonclient.grpc import service_pb2
 
@@ -49,7 +50,7 @@ def test_it_is_the_least_of_the_rows_greatest_elements(tensor: np.ndarray) -> No
         assert found == float(expected)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(ROWS, st.lists(st.tuples(st.integers(0, 400), st.binary(max_size=6)), max_size=5), st.integers(0, 400))
 def test_no_answer_breaks_the_reading(tensor: np.ndarray, spoilt: list[tuple[int, bytes]], length: int) -> None:
     data = answered("m", tensor)
@@ -111,7 +112,7 @@ class Played:
         return await self.cascades.infer(self.step, self.execute)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(st.lists(DOES, min_size=2, max_size=5), TIMES)
 def test_the_last_good_answer_is_given_and_no_model_executes_in_vain(does: list[Does], time_s: float) -> None:
     played = Played(does, time_s)

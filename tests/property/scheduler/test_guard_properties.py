@@ -4,6 +4,7 @@ import dataclasses
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.guarded import NO_WINDOWS, guarded
 
 from balancer.kernel.settings import GuardSettings
@@ -21,7 +22,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(steps=steps, ok=st.lists(st.booleans(), min_size=60, max_size=60))
 def test_no_request_fails_by_a_guarded_policy(
     steps: list[tuple[str, float, bool, float, float]], ok: list[bool]
@@ -43,7 +44,7 @@ def test_no_request_fails_by_a_guarded_policy(
     assert "moody" in g.decide(140, 0.1)[-20:]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     happens=st.lists(
         st.one_of(

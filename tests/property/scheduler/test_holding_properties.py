@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.fleets import model, report
 
 from balancer.kernel.settings import HeldModel, HoldingSettings, Limits, Order, Settings
@@ -116,7 +117,7 @@ class Front:
         assert not self.router.failures
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.sampled_from(sorted(BUILTIN)), holdings, st.sampled_from([Limits(), Limits(4.0), Limits(shed_late=True)]), steps
 )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from balancer import bounds
 from balancer.kernel.compiled.library import Compiled, Library, LibraryError
@@ -94,7 +95,7 @@ def by_the_library() -> Kernel:
 
 
 @pytest.mark.parametrize("kernel", [in_python, by_the_library])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     steps=steps,
     policy=st.sampled_from(sorted(BUILTIN)),

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.example_plugin.example_policy import FreshestReport
+from support.examples import examples
 from support.kernel import FromSource
 from support.strangers import Costs, Softmax
 from support.weights import owing
@@ -268,7 +269,7 @@ def assert_equal_all_along(one: Host, other: Host, steps: list[tuple[str, int, i
 
 
 @pytest.mark.parametrize("policy", TRACED, ids=lambda policy: policy.name)
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(15))
 @given(steps=STEPS, settings_=SETTINGS, canary=st.booleans())
 def test_a_program_decides_alike_everywhere(
     library: Library, policy: Policy, steps: list[Any], settings_: Settings, canary: bool
@@ -279,7 +280,7 @@ def test_a_program_decides_alike_everywhere(
 
 
 @pytest.mark.parametrize("canary", [False, True])
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(15))
 @given(steps=STEPS, settings_=SETTINGS)
 def test_tolls_are_the_same_everywhere(library: Library, canary: bool, steps: list[Any], settings_: Settings) -> None:
     tolls = {(model, f"w{i}"): 0.5 * (i % 3) for i in range(0, WORKERS, 2) for model in MODELS}
@@ -290,7 +291,7 @@ def test_tolls_are_the_same_everywhere(library: Library, canary: bool, steps: li
 
 @pytest.mark.parametrize("canary", [False, True])
 @pytest.mark.parametrize(("name", "options"), _CASES)
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(15))
 @given(steps=STEPS, settings_=SETTINGS)
 def test_the_library_decides_as_python_does(
     library: Library, name: str, options: dict[str, Any], canary: bool, steps: list[Any], settings_: Settings
@@ -313,7 +314,7 @@ class _Silent:
 
 
 @pytest.mark.parametrize(("name", "options"), _CASES)
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=examples(10))
 @given(steps=STEPS, settings_=SETTINGS, canary=st.booleans())
 def test_the_library_decides_the_same_whether_or_not_somebody_watches(
     library: Library, name: str, options: dict[str, Any], steps: list[Any], settings_: Settings, canary: bool

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.fleets import make_router
 from support.guarded import RecordedChanges
 
@@ -83,7 +84,7 @@ STEPS = st.builds(
 
 
 @pytest.mark.long
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     steps=STEPS,
     failing=st.sampled_from([0.0, 0.5, 1.0]),

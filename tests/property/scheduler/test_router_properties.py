@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.fleets import model, report
 
 from balancer.kernel.settings import Settings
@@ -91,7 +92,7 @@ def decided(router: Router, request: Request, now_s: float) -> Decision | str:
         return str(error)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(steps=steps, policy=st.sampled_from(sorted(BUILTIN)), gaps=st.lists(st.floats(0, 0.3), min_size=60, max_size=60))
 def test_counts_balance_and_decisions_are_legal(steps: list[Event | Request], policy: str, gaps: list[float]) -> None:
     router = Router(BUILTIN[policy](), Settings())

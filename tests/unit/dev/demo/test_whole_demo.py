@@ -43,7 +43,7 @@ async def test_a_short_demo_succeeds_and_writes_its_report(tmp_path: Path) -> No
         "--policy",
         "round_robin",
         "--sessions",
-        "2",
+        "1",
     )
     process = await started(tmp_path, *short)
     try:
@@ -59,7 +59,7 @@ async def test_a_short_demo_succeeds_and_writes_its_report(tmp_path: Path) -> No
     assert {row["policy"] for row in results["policies"]} == {"wlpr", "round_robin"}
     assert {name for row in results["policies"] for name in row["by_worker"]} == {"worker-0", "worker-1"}
     models = results["language_models"]
-    assert [(row["policy"], row["answers"]) for row in models] == [(policy, 6) for policy in POLICIES]
+    assert [(row["policy"], row["answers"]) for row in models] == [(policy, 3) for policy in POLICIES]
     assert all(0 <= row["cached"] <= 1 for row in models)
     assert (tmp_path / "demo" / "policies.png").stat().st_size > 0
     assert (tmp_path / "demo" / "index.html").stat().st_size > 0

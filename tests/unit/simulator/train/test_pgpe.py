@@ -9,7 +9,7 @@ from simulator.train.pgpe import Pgpe
 from simulator.train.pool import LocalPool, Processes
 from simulator.train.settings import TrainingSettings
 
-SETTINGS = TrainingSettings(iterations=20, pairs=32, requests=200, hidden=2, coefficients_share=1.0)
+SETTINGS = TrainingSettings(iterations=12, pairs=12, requests=200, hidden=2, coefficients_share=1.0)
 SMALL = dataclasses.replace(SETTINGS, pairs=3, requests=30)
 
 
