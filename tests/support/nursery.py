@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import importlib
 import json
 import os
 import signal
@@ -117,6 +118,10 @@ def _become(asked: socket.socket, log: int, asker: int, environment: dict[str, s
         os.dup2(source, stream)
     with contextlib.suppress(OSError):
         os.close(log)
+    # Plugins come and go.
+    ours, theirs = (each.get("PYTHONPATH", "").split(os.pathsep) for each in (os.environ, environment))
+    sys.path[1:] = [*theirs, *(each for each in sys.path[1:] if each not in ours)]
+    importlib.invalidate_caches()
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
