@@ -6,7 +6,6 @@ for it, as if started there: with its environment and folder, in a session of it
 
 import asyncio
 import atexit
-import contextlib
 import ctypes
 import functools
 import gc
@@ -22,7 +21,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
-_MOST_BYTES = 1 << 20
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -86,23 +84,19 @@ class Nursery:
 
 def serve(descriptor: int, run: Callable[[list[str]], None]) -> None:
     """Fork whom is asked for, until whoever asks is gone."""
-    gc.collect()
     gc.freeze()
     asker = os.getppid()
     with socket.socket(fileno=descriptor) as asked:
-        while first := asked.recv(4, socket.MSG_PEEK):
-            assert first
-            header, (log, *_), *_ = socket.recv_fds(asked, 4, 1)
-            arguments, environment, folder = json.loads(_exactly(asked, int.from_bytes(header)))
-            between = os.fork()
-            if between == 0:
-                child = os.fork()
-                if child:
+        while asked.recv(1, socket.MSG_PEEK):
+            count, (log, *_), *_ = socket.recv_fds(asked, 4, 1)
+            arguments, environment, folder = json.loads(_exactly(asked, int.from_bytes(count)))
+            if os.fork() == 0:
+                if os.fork():
                     os._exit(0)
                 _become(asked, log, asker, environment, folder)
                 break
             os.close(log)
-            os.waitpid(between, 0)
+            os.wait()
         else:
             return
     run(arguments)
@@ -116,8 +110,7 @@ def _become(asked: socket.socket, log: int, asker: int, environment: dict[str, s
     _libc.prctl(_SET_PDEATHSIG, signal.SIGTERM)
     for stream, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
         os.dup2(source, stream)
-    with contextlib.suppress(OSError):
-        os.close(log)
+    os.close(log)
     # Plugins come and go.
     ours, theirs = (each.get("PYTHONPATH", "").split(os.pathsep) for each in (os.environ, environment))
     sys.path[1:] = [*theirs, *(each for each in sys.path[1:] if each not in ours)]
@@ -130,5 +123,5 @@ def _become(asked: socket.socket, log: int, asker: int, environment: dict[str, s
 
 def _exactly(sender: socket.socket, count: int) -> bytes:
     found = sender.recv(count, socket.MSG_WAITALL)
-    assert len(found) == count <= _MOST_BYTES, "the nursery, or who asks it, is gone"
+    assert len(found) == count, "the nursery is gone, or who asks it"
     return found
