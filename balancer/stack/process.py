@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import BinaryIO, ClassVar, Literal
 
 import aiohttp
 
@@ -71,9 +71,7 @@ class LocalProcess(ABC):
         """Run `command`; `at_our_end` is the signal that it gets when we end, however we do."""
         # setpriv (util-linux, on every Debian) asks the kernel for that.
         guard = ["setpriv", "--pdeathsig", at_our_end, "--"] if shutil.which("setpriv") else []
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        with self.log_path.open("ab") as log:
-            self._log_start = log.tell()
+        with self._open_log() as log:
             self._process = await asyncio.create_subprocess_exec(
                 *guard,
                 *command,
@@ -84,6 +82,13 @@ class LocalProcess(ABC):
                 # Its own group: Ctrl-C in a terminal reaches us alone, and `kill` takes its children along.
                 start_new_session=True,
             )
+
+    def _open_log(self) -> BinaryIO:
+        """For appending, by a run that begins now."""
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        log = self.log_path.open("ab")
+        self._log_start = log.tell()
+        return log
 
     async def answers(self, url: str, timeout_s: float, enough: Callable[[str], bool] = lambda _: True) -> None:
         """Return once `url` answers 200 with enough; `exited` is raised where the process ends, or time runs out."""

@@ -1,19 +1,22 @@
-"""`balancer`, but taking no slow machine for an agent, a Triton or a balancer that hangs; from a nursery.
+"""A nursery of balancers and agents that take no slow machine for an agent, a Triton or a balancer that hangs.
 
-Also of the processes that it starts: they import this file as their main module.
+Nor do processes that such a balancer starts: they import this file as their main module.
 """
 
 import functools
+import importlib
 import sys
 
-import balancer.cli.agent
-import balancer.cli.serve  # noqa: F401  # like the line before: the commands, of which those that are forked run one
 from balancer.agent import triton_source
 from balancer.cli.main import main
 from balancer.native import state
 from balancer.server import app
 from support import nursery
 from support.waiting import PATIENCE_S
+
+# `main` imports a command when it is used, which is after the fork.
+for command in ("agent", "serve"):
+    importlib.import_module(f"balancer.cli.{command}")
 
 # A name that is gone fails here, rather than leave a stack impatient.
 assert triton_source._CALL_TIMEOUT_S

@@ -25,7 +25,7 @@ _FILES_OF_STACKS = ("test_real_", "test_whole_")
 _TOGETHER = ("tests/integration/kubernetes/", "tests/integration/triton/")
 """Folders whose files share what is started once."""
 _LONG = ("tests/unit/dev/demo/", "tests/unit/examples/", "tests/unit/simulator/train/")
-"""With tests of some minutes: begun last, they would run on alone."""
+"""Folders with tests of some minutes: begun last, they would keep one process busy and leave the others idle."""
 _YIELDS = 3
 """Of `nice`: half of what others get where all want to run."""
 _LONGEST_S = 600

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,24 +21,21 @@ from support.waiting import PATIENCE_S
 
 _MODELS = {model.name: model for model in REPOSITORY.glob("triton/*models/*")}
 ALL_MODELS = tuple(sorted(_MODELS))
-_OF_TESTS = Path(__file__).parents[1]
 
 
 @functools.cache
 def _nursery() -> Nursery:
-    return Nursery("support.patient", _OF_TESTS)
+    """Of this test process, started when the first stack needs it."""
+    return Nursery("support.patient", Path(__file__).parents[1])
 
 
 class PatientChild(Child):
-    """By `support.patient`."""
+    """Forked from a process that runs `support.patient`."""
 
     async def start(self) -> None:
         self._check_not_started()
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        path = os.pathsep.join([str(_OF_TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-        with self.log_path.open("ab") as log:
-            self._log_start = log.tell()
-            self._process = _nursery().fork(self.arguments, os.environ | {"PYTHONPATH": path}, log)
+        with self._open_log() as log:
+            self._process = _nursery().fork(self.arguments, log)
 
 
 @dataclass
