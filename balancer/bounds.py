@@ -47,6 +47,8 @@ MAX_MODELS_IN_FLIGHT = 256
 """That one balancer, or all others together, are told to have requests of at one worker."""
 MAX_PROMPTS_TOLD = 64
 """That one message between a balancer and an agent tells of; of more, the last ones."""
+MAX_PICKS_TOLD = 4096
+"""Workers and models in one message of a peer; of more, the rest follows."""
 MAX_PROMPT_INPUTS = 64
 """Inputs of a message of gRPC, from the first on, among which a prompt is looked for: each may have as many fields."""
 MAX_PROMPT_TOKENS = 1e7

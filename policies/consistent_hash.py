@@ -36,7 +36,7 @@ class ConsistentHash(CostPolicy):
         1.25, "Largest load of a worker, as a multiple of its weighted share; a large one binds nothing", gt=1.0
     )
     load: Literal["pending", "in_flight"] = option(
-        "pending", "What is bounded: pending (all balancers' requests, from reports) or in_flight (own, exact)"
+        "pending", "What is bounded: pending (all balancers' requests, from reports) or in_flight (own and peers')"
     )
     floor: float = option(
         8.0, "Requests that a worker may hold whatever the others' load, so that keys stay at low load", ge=0.0

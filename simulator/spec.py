@@ -242,6 +242,9 @@ class FleetSpec:
     workers: tuple[SimulatedWorker, ...]
     balancers: int = 1
     """Requests fall to them at random; each knows its own picks at once and the others' through reports."""
+    peers_s: float | None = None
+    """From a pick, or its end as its balancer hears of it, until all other balancers know of it; None: they are not
+    told. Of prompts reports tell."""
     reports: Reports = Reports()
     network: NetworkSpec = NetworkSpec()
     faults: tuple[Fault, ...] = ()
@@ -265,6 +268,10 @@ class FleetSpec:
         """
         exchange_s = min(2 * self.reports.delay_s, ANSWER_WITHIN_S) if self.balancers > 1 else 0.0
         return self.reports.delay_s + exchange_s
+
+    @property
+    def tells_peers(self) -> bool:
+        return self.balancers > 1 and self.peers_s is not None
 
     @property
     def generates(self) -> bool:

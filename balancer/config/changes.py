@@ -7,7 +7,7 @@ from typing import Any
 
 RESTART_FIELDS = (
     *("discovery.kubernetes", "discovery.dns", "discovery.file", "listen", "admin"),
-    *("tls", "processes", "first_process", "envoy", "state_file"),
+    *("tls", "processes", "first_process", "peers", "envoy", "state_file"),
 )
 """Fields and sections that a running balancer does not take over; all others are swapped while requests flow."""
 

@@ -16,7 +16,7 @@ from balancer.bootstrap.sections import EnvoySection
 from balancer.config.canary import GuardSection, LearningSection, RolloutSection, ShadowSection
 from balancer.config.changes import RESTART_FIELDS, leaves, waits_for_restart
 from balancer.config.frontend import AUTO, Frontend, frontend_of, of_the_balancer, untraceable, untraceable_rule
-from balancer.config.listen import ListenSection, TlsSection
+from balancer.config.listen import ListenSection, PeersSection, TlsSection
 from balancer.config.log import LogSection
 from balancer.config.placing import HoldingSection, ZonesSection
 from balancer.config.policy_options import policy_class
@@ -83,8 +83,10 @@ class Config(StrictModel):
     """Limits and token of the admin pages."""
     tls: TlsSection = TlsSection()
     """Who may connect where it listens."""
+    peers: PeersSection = PeersSection()
+    """Balancers that tell each other of their picks."""
     processes: int = Field(default=1, ge=1, le=64)
-    """Balancer processes, a core each. Each decides alone, by the same policy."""
+    """Balancer processes, a core each. Each decides alone, by the same policy, and tells the others of its picks."""
     first_process: int = Field(default=0, ge=0)
     """Number of this machine's first process in `envoy.balancers`, where several machines serve one Envoy."""
     envoy: EnvoySection = EnvoySection()
@@ -193,6 +195,13 @@ class Config(StrictModel):
             rule = "must be set exactly where tls.envoy is: they are the two ends of one connection"
             value = self.envoy.balancer_tls and self.envoy.balancer_tls.model_dump()
             raise field_error(("envoy", "balancer_tls"), value, rule)
+        return self
+
+    @model_validator(mode="after")
+    def _peers_show_who_they_are(self) -> Self:
+        if self.peers.addresses and self.tls.reports is not None and self.peers.tls is None:
+            rule = "must be set where tls.reports is: peers take nothing from who shows no certificate"
+            raise field_error(("peers", "tls"), None, rule)
         return self
 
     @model_validator(mode="after")

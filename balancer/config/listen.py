@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, field_validator, model_validator
 
+from balancer.balancer_tls import BalancerTls
 from balancer.files.schema import (
     UNIX,
     ConfigFile,
@@ -246,6 +248,9 @@ class ReportsListenerTls(_MutualTls):
     client_san: str = f"spiffe://balancer/agent/{WORKER}"
     """Name that an agent's certificate must have, with `{worker}` for the worker that it may speak for."""
 
+    peer_san: Annotated[str, Field(min_length=1)] = "spiffe://balancer/peer"
+    """Name that the certificate of another balancer must have, which tells of its picks."""
+
     @field_validator("client_san")
     @classmethod
     def _says_who(cls, name: str) -> str:
@@ -254,6 +259,33 @@ class ReportsListenerTls(_MutualTls):
                 f"must have {WORKER} in it, once: an agent speaks for the worker that its certificate names"
             )
         return name
+
+
+class PeersTls(StrictModel):
+    """TLS towards the peers: what is trusted and shown there."""
+
+    ca_file: ConfigFile
+    """Authority that their certificates must come from."""
+    server_name: Annotated[str, Field(min_length=1)]
+    """Name in their certificates."""
+    cert_file: ConfigFile
+    """Certificate chain of this balancer, with the name `tls.reports.peer_san`."""
+    key_file: ConfigFile
+    """Its private key."""
+
+    def trust(self) -> BalancerTls:
+        return BalancerTls(Path(self.ca_file), self.server_name, Path(self.cert_file), Path(self.key_file))
+
+
+class PeersSection(StrictModel):
+    """The other balancers of the fleet. Each tells the others of its picks, and so decides nearly as one balancer would
+    that makes them all. The processes of one machine do so unasked."""
+
+    addresses: tuple[SocketAddress, ...] = ()
+    """Where the others have `listen.reports`, milliseconds away at most: farther ones tell too late to be of use. A
+    name stands for all its addresses, and this balancer's own may be among them."""
+    tls: PeersTls | None = None
+    """Set it where `tls.reports` is; the processes of one machine need it then too."""
 
 
 class AdminListenerTls(_ServerTls):

@@ -35,6 +35,7 @@ def refill(x: FleetState, e: int, r: int, now_s: float) -> None:
 
 
 def count_in(x: FleetState, e: int, r: int, model: int, rows: float, now_s: float) -> None:
+    """Count a request in that a worker is sent, by this balancer or a peer."""
     sent(x.queue, x.service, r, model, rows, now_s)
     refill(x, e, r, now_s)
     take(x.tokens, r)
@@ -102,9 +103,16 @@ def remember_outcome(
         served_with_key(x.caches, f, key, names[e, served], first + served, request.model, request.rows)
 
 
-def count_out(x: FleetState, e: int, r: int, model: int, rows: float, now_s: float) -> None:
+def count_peer_out(x: FleetState, e: int, r: int, model: int, rows: float, now_s: float) -> None:
+    """Count a peer's request out."""
     ended(x.queue, x.service, r, model, rows, now_s)
     refill(x, e, r, now_s)
+
+
+def count_out(x: FleetState, e: int, r: int, model: int, rows: float, now_s: float) -> None:
+    count_peer_out(x, e, r, model, rows, now_s)
+    x.queue.done_requests[r, model] += 1
+    x.queue.done_rows[r, model] += rows
 
 
 def learn(x: FleetState, e: int, r: int, latency_s: float, ok: bool, now_s: float) -> None:

@@ -66,6 +66,8 @@ def keep_one(x: FleetState, e: int, one: int) -> None:
 def take(x: FleetState, e: int, first: int, w: int, request: RequestFeatures, now_s: float) -> None:
     """Worker `w` gets the request: count it in, and note its key and what its prompt begins with."""
     count_in(x, e, first + w, request.model, request.rows, now_s)
+    x.queue.sent_requests[first + w, request.model] += 1
+    x.queue.sent_rows[first + w, request.model] += request.rows
     remember(x, e, w, first + w, request, now_s)
     count_prompt_in(x, e, w, first + w, request, now_s)
 

@@ -212,6 +212,11 @@ class Kernel:
         with np.errstate(over="ignore"):
             steps.take(x, 0, 0, row, features_of(request, 0, column), now_s)
 
+    def count_peer(self, x: FleetState, row: int, column: int, rows: float, ended: bool, now_s: float) -> None:
+        """Count a peer's request in, or out once it `ended`."""
+        count = counting.count_peer_out if ended else counting.count_in
+        count(x, 0, row, column, rows, now_s)
+
     def count_out(self, x: FleetState, row: int, column: int, rows: float, now_s: float) -> None:
         counting.count_out(x, 0, row, column, rows, now_s)
 

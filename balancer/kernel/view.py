@@ -120,7 +120,7 @@ class View:
 
     @column
     def pending_other_models(self) -> FloatArray:
-        return queue.of_other_models(self._queue, ..., self._queue.own_requests[self._of_model], self.pending)
+        return queue.of_other_models(self._queue, ..., self._queue.known_requests[self._of_model], self.pending)
 
     @column
     def backlog_s(self) -> FloatArray:

@@ -60,7 +60,7 @@ def pending(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now
 
 def pending_other_models(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
     """See `FleetView`; needs no arithmetic where there are none."""
-    own = x.queue.own_requests[r, request.model]
+    own = x.queue.known_requests[r, request.model]
     if x.queue.in_flight[r] == own:
         return 0.0
     return float(of_other_models(x.queue, r, own, pending(x, e, w, r, request, now_s)))
@@ -117,7 +117,7 @@ def slowdown_s(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, 
 
 def work_behind_s(x: FleetState, e: int, w: int, r: int, request: RequestFeatures, now_s: float) -> float:
     """See `FleetView`; needs no look at other models where none of their requests is there."""
-    if x.queue.balancers[r] <= 1 and x.queue.in_flight[r] == x.queue.own_requests[r, request.model]:
+    if x.queue.balancers[r] <= 1 and x.queue.in_flight[r] == x.queue.known_requests[r, request.model]:
         return 0.0
     return float(work_behind_now_s(x.queue, x.service, (r, request.model), request.rows, _forming(x, r, now_s)))
 

@@ -62,7 +62,7 @@ JOURNAL_RING_BYTES = 16 * 2**20
 SEEN: dict[str, tuple[str, ...]] = {
     "queue": (
         *("in_flight", "reported_pending", "peer_in_flight", "peer_work_s", "peer_counted_s"),
-        *("own_work_s", "executing_s", "progress_s", "spread", "own_requests", "forming_rows", "balancers"),
+        *("known_work_s", "executing_s", "progress_s", "spread", "known_requests", "forming_rows", "balancers"),
     ),
     "service": ("fixed_s", "per_row_s", "max_batch_rows", "parallel"),
     "latency": ("latency_s", "latency_at_s", "errors", "errors_at_s"),

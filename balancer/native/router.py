@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from balancer.discovery.workers import PortName
@@ -134,8 +135,9 @@ class SharedRouter:
         # What it was at when it stopped may be half done.
         own = self._router.in_flight_by_worker()
         for row, name in enumerate(self.fleet.names):
-            for _ in range(int(self.fleet.queue.in_flight[row]) - own[name]):
-                self.fleet.ended(name, 0, 0.0, float(self._now_s))
+            left = self.fleet.own_requests(row)
+            for column in np.repeat(np.arange(len(left)), left.astype(int))[own[name] :]:
+                self.fleet.ended(name, int(column), 0.0, float(self._now_s))
         self.directory.outdated()
         self._selector_feed.restart()
         self.serve(self._wanted)
@@ -194,6 +196,14 @@ class SharedRouter:
     @observer.setter
     def observer(self, observer: DecisionObserver | None) -> None:
         self._router.observer = observer
+
+    @property
+    def moved(self) -> Callable[[], None]:
+        return self._router.moved
+
+    @moved.setter
+    def moved(self, moved: Callable[[], None]) -> None:
+        self._router.moved = moved
 
     @property
     def next_number(self) -> int:

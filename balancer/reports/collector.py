@@ -99,6 +99,7 @@ class _Stream:
     prompts: Callable[[str], Iterable[SentPrompt]]
     """Those that went to a worker, and that nobody asked for before."""
     knows: Callable[[str], bool]
+    told_all: Callable[[str], bool]
     number: int = 0
     """In the order of the first reports; 0: there was none yet."""
     received: int = 0
@@ -150,7 +151,7 @@ class _Stream:
             self.granted_pause_s = self.pause_s()
             ack = report_pb2.ReportAck(
                 received=self.received,
-                answered=self.answered,
+                answered=None if self.told_all(self.decoder.worker) else self.answered,
                 in_flight=in_flight_of(there.in_flight.items()) if there else (),
                 waiting_tokens=there.waiting_tokens if there else 0.0,
                 prompts=encode_prompts(self.prompts(self.decoder.worker)),
@@ -195,6 +196,7 @@ class Collector:
         *,
         may_speak: MaySpeak = _anybody,
         at_worker: Callable[[str], AtWorker] = _nothing,
+        told_all: Callable[[str], bool] = lambda worker: False,
         prompts: Callable[[str], Iterable[SentPrompt]] = _none,
         knows: Callable[[str], bool] = lambda worker: False,
         pause_s: Callable[[], float] = lambda: 0.0,
@@ -209,6 +211,7 @@ class Collector:
             silence_s: A stream that carries nothing for so long is ended.
             may_speak: Called when a stream's first report names its worker.
             at_worker: Returns what this balancer has at a worker.
+            told_all: Returns whether the worker's agent need not ask for that: the other balancers are told of it.
             prompts: Returns the prompts that it sent there, of which the agent was not told yet.
             knows: Returns whether discovery lists a worker.
             pause_s: Returns how many seconds may pass between two reports now; 0: as few as can be.
@@ -221,6 +224,7 @@ class Collector:
         self._silence_s = silence_s
         self._may_speak = may_speak
         self._at_worker, self._prompts, self._knows = at_worker, prompts, knows
+        self._told_all = told_all
         # Several fit into the silence after which a stream is given up.
         self._pause_s = lambda: min(pause_s(), silence_s / 3)
         self._refused = refused
@@ -251,7 +255,7 @@ class Collector:
         task = asyncio.current_task()
         assert task is not None  # grpc.aio runs each handler as a task
         now_s = asyncio.get_running_loop().time()
-        of_all = self._silence_s, self._pause_s, self._prompts, self._knows
+        of_all = self._silence_s, self._pause_s, self._prompts, self._knows, self._told_all
         stream = _Stream(context, ReportDecoder(), task, *of_all, received_s=now_s)
         stream.watch()
         self.counts.streams += 1

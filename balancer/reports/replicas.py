@@ -2,23 +2,17 @@
 
 import asyncio
 import contextlib
-import logging
-import socket
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from balancer import bounds
 from balancer.balancer_tls import BalancerTls
-from balancer.files.schema import UNIX
+from balancer.reports.addresses import Streams
 from balancer.reports.prompts import PromptLog
 from balancer.reports.sending import Replica
 from balancer.scheduler.events import Report
 from balancer.scheduler.peers import AtWorker
-
-logger = logging.getLogger(__name__)
-
-_RESOLVE_PERIOD_S = 5.0
 
 
 class Replicas:
@@ -31,9 +25,8 @@ class Replicas:
         `flows` is called when one of them wants reports at full rate from now on."""
         self._flows = flows
         self._tls = tls
-        self._targets = tuple(targets)
-        self._replicas: dict[str, Replica] = {}
-        self._unresolved: set[str] = set()
+        self._streams = Streams(targets, self._replica)
+        self._replicas = self._streams.by_address
         self._answers = asyncio.Event()
         self._prompts = PromptLog()
 
@@ -80,37 +73,11 @@ class Replicas:
             replica.offer(replace(report, peers_in_flight=in_flight, peers_waiting_tokens=waiting_tokens))
 
     async def run(self) -> None:
-        """Resolve the targets, now and then again, and stream to what they resolve to; until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            while True:
-                addresses = {address for target in self._targets for address in await self._resolve(target)}
-                if not self._unresolved:
-                    for address, replica in self._replicas.items():
-                        replica.wanted = address in addresses
-                for address in addresses - self._replicas.keys():
-                    group.create_task(self._stream(address))
-                await asyncio.sleep(_RESOLVE_PERIOD_S)
+        """Stream to what the targets resolve to; until cancelled."""
+        await self._streams.run()
 
-    async def _stream(self, address: str) -> None:
-        replica = self._replicas[address] = Replica(address, self._tls, self._answers.set, self._flows, self._prompts)
-        try:
-            await replica.run()
-        finally:
-            del self._replicas[address]
-
-    async def _resolve(self, target: str) -> set[str]:
-        if target.startswith(UNIX):
-            return {target}
-        host, _, port = target.rpartition(":")
-        try:
-            found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-        except OSError as error:
-            if target not in self._unresolved:
-                logger.warning("balancer %s cannot be resolved, trying again: %s", target, error)
-            self._unresolved.add(target)
-            return set()
-        self._unresolved.discard(target)
-        return {f"[{address[0]}]:{port}" if ":" in str(address[0]) else f"{address[0]}:{port}" for *_, address in found}
+    def _replica(self, address: str) -> Replica:
+        return Replica(address, self._tls, self._answers.set, self._flows, self._prompts)
 
 
 def peers(address: str, answers: Mapping[str, AtWorker | None]) -> tuple[tuple[tuple[str, int], ...] | None, float]:

@@ -123,3 +123,41 @@ class ReportAck(_message.Message):
     prompts: _containers.RepeatedCompositeFieldContainer[SentPrompt]
     knows_worker: bool
     def __init__(self, received: _Optional[int] = ..., answered: _Optional[int] = ..., in_flight: _Optional[_Iterable[_Union[InFlight, _Mapping]]] = ..., quiet_period_s: _Optional[float] = ..., waiting_tokens: _Optional[float] = ..., prompts: _Optional[_Iterable[_Union[SentPrompt, _Mapping]]] = ..., knows_worker: _Optional[bool] = ...) -> None: ...
+
+class PicksTold(_message.Message):
+    __slots__ = ("balancer", "picks", "waits")
+    BALANCER_FIELD_NUMBER: _ClassVar[int]
+    PICKS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    balancer: int
+    picks: _containers.RepeatedCompositeFieldContainer[WorkerPicks]
+    waits: _containers.RepeatedCompositeFieldContainer[WorkerWaits]
+    def __init__(self, balancer: _Optional[int] = ..., picks: _Optional[_Iterable[_Union[WorkerPicks, _Mapping]]] = ..., waits: _Optional[_Iterable[_Union[WorkerWaits, _Mapping]]] = ...) -> None: ...
+
+class WorkerWaits(_message.Message):
+    __slots__ = ("worker", "waiting_tokens")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    waiting_tokens: float
+    def __init__(self, worker: _Optional[str] = ..., waiting_tokens: _Optional[float] = ...) -> None: ...
+
+class WorkerPicks(_message.Message):
+    __slots__ = ("worker", "model", "sent", "sent_rows", "done", "done_rows")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SENT_FIELD_NUMBER: _ClassVar[int]
+    SENT_ROWS_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    DONE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    model: str
+    sent: int
+    sent_rows: float
+    done: int
+    done_rows: float
+    def __init__(self, worker: _Optional[str] = ..., model: _Optional[str] = ..., sent: _Optional[int] = ..., sent_rows: _Optional[float] = ..., done: _Optional[int] = ..., done_rows: _Optional[float] = ...) -> None: ...
+
+class PeerAck(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

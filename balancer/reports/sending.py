@@ -44,7 +44,7 @@ _REFUSALS = frozenset(
         grpc.StatusCode.RESOURCE_EXHAUSTED,
     }
 )
-_CHANNEL_OPTIONS = (
+CHANNEL_OPTIONS = (
     # A channel is for one connection, and we pause between them ourselves; this bounds the attempt.
     ("grpc.min_reconnect_backoff_ms", 2000),
     # Acknowledgements keep a live connection busy, so pings go out only where something is wrong.
@@ -180,11 +180,11 @@ class Replica:
 
     async def _channel(self) -> grpc.aio.Channel:
         if self._tls is None:
-            return grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
+            return grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS)
         trusted = await asyncio.to_thread(credentials, self._tls)
         # The address is one of several that a name stands for, so the certificate is held against that name.
         name = ("grpc.ssl_target_name_override", self._tls.server_name)
-        return grpc.aio.secure_channel(self.address, trusted, options=(*_CHANNEL_OPTIONS, name))
+        return grpc.aio.secure_channel(self.address, trusted, options=(*CHANNEL_OPTIONS, name))
 
     def _shown(self) -> str:
         if self._tls is None:
@@ -243,7 +243,10 @@ class Replica:
             self._take_prompts(ack)
         if ack.knows_worker != (self._listener is not None):
             self._listener = Listener(self._prompts, self.address) if ack.knows_worker else None
-        if not ack.HasField("answered") or ack.answered > self._questions:
+        if not ack.HasField("answered"):
+            self._answered, self.there = -1, None
+            return
+        if ack.answered > self._questions:
             return
         if ack.answered > max(self._answered, 0):
             self.there = None

@@ -1,7 +1,7 @@
 """What a router is to whoever sends requests by it: this balancer's alone, or one that Envoys decide beside."""
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from balancer.kernel.checked_answer import LEAST_PENDING
@@ -40,6 +40,12 @@ class AnyRouter(Protocol):
 
     @property
     def next_number(self) -> int: ...
+
+    @property
+    def moved(self) -> Callable[[], None]: ...
+
+    @moved.setter
+    def moved(self, moved: Callable[[], None]) -> None: ...
 
     def configure(self, policy: Policy, settings: Settings, selector: PolicySelector | None = None) -> None: ...
 

@@ -109,6 +109,43 @@ class ReportsLost:
     worker: str
 
 
+class PeerPicks(NamedTuple):
+    """What a peer, another balancer, sent to a worker of a model since it knows it: all there ever were."""
+
+    worker: str
+    model: str
+    sent: int
+    sent_rows: float
+    done: int
+    """Of those, how many ended, as far as the peer knows."""
+    done_rows: float
+
+    def at_its_start(self) -> "PeerPicks":
+        """Before any of those was sent that are in flight."""
+        return self._replace(sent=self.done, sent_rows=self.done_rows)
+
+    def all_done(self) -> "PeerPicks":
+        """Once they have all ended."""
+        return self._replace(done=self.sent, done_rows=self.sent_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerTold:
+    """A peer tells of its picks, where they differ from what it told before."""
+
+    peer: str
+    picks: tuple[PeerPicks, ...]
+    waits: tuple[tuple[str, float], ...] = ()
+    """Workers, and how many tokens of its prompts wait there."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLost:
+    """A peer tells no more."""
+
+    peer: str
+
+
 @dataclass(frozen=True, slots=True)
 class Sent:
     number: int
@@ -153,4 +190,7 @@ class Withdrawn:
     number: int
 
 
-Event = WorkerAdded | WorkersAdded | WorkerRemoved | Report | ReportsLost | Sent | FirstToken | Finished | Withdrawn
+Event = (
+    WorkerAdded | WorkersAdded | WorkerRemoved | Report | ReportsLost | PeerTold | PeerLost
+    | Sent | FirstToken | Finished | Withdrawn
+)  # fmt: skip

@@ -53,6 +53,8 @@ class Fleet:
         self.reports: Counter[str] = Counter()
         """Reports by what became of them: accepted, lost, late."""
         self.untold_prompts = UntoldPrompts()
+        self.peers_heard = 0
+        """How many other balancers tell this one of their picks."""
         self._free: list[int] = []
         """Columns without a model."""
         self._wanted_s: dict[str, float] = {}
@@ -97,8 +99,7 @@ class Fleet:
 
     def add_models(self, models: Collection[str]) -> None:
         """Give each of the models, which have none yet, a column, as far as there may be more."""
-        columns_left = bounds.MAX_FLEET_MODELS - len(self.models)
-        new = list(models)[:columns_left]
+        new = list(models)[: bounds.MAX_FLEET_MODELS - len(self.models)]
         if len(new) < len(models):
             self.reports["models_left_out"] += len(models) - len(new)
         made = max(len(new) - len(self._free), 0)
@@ -126,7 +127,7 @@ class Fleet:
         ]
         for model in due:
             column = self.models[model]
-            if self.queue.own_rows[:, column].any():
+            if self.queue.known_rows[:, column].any():
                 continue
             del self.models[model], self._wanted_s[model]
             for name in ESTIMATORS:
@@ -214,10 +215,11 @@ class Fleet:
         worker.stream, worker.incarnation, worker.number = number
         self._take_identity(row, worker, event)
         lines, batches = self._lines(worker, event, now_s)
-        known = event.peers_in_flight is not None
-        self.prefixes.peer_waiting_tokens[row] = event.peers_waiting_tokens if known else math.nan
-        begins = order == reports.BEGINS
-        if self.kernel.take_report(self, row, begins, lines, batches, event.balancers, now_s):
+        begins, unheard = order == reports.BEGINS, max(event.balancers - self.peers_heard, 1)
+        untold = event.peers_in_flight is None
+        if not untold or not self.peers_heard:
+            self.prefixes.peer_waiting_tokens[row] = math.nan if untold else event.peers_waiting_tokens
+        if self.kernel.take_report(self, row, begins, lines, batches, unheard, now_s):
             self._fresh_until_s = -math.inf
         for prompt in event.peers_prompts:
             column = self.models.get(prompt.model)
@@ -295,10 +297,13 @@ class Fleet:
         if worker not in self.index:
             return AtWorker()
         row = self.index[worker]
-        requests = self.queue.own_requests[row]
-        columns = requests.nonzero()[0].tolist()
-        in_flight = {model: int(requests[column]) for model, column in self.models.items() if column in columns}
+        requests = self.own_requests(row).tolist()
+        in_flight = {model: int(requests[column]) for model, column in self.models.items() if requests[column]}
         return AtWorker(in_flight, float(self.prefixes.waiting_tokens[row]))
+
+    def own_requests(self, row: int) -> FloatArray:
+        """Own requests in flight at a worker, by model, `(m,)`."""
+        return np.asarray(self.queue.sent_requests[row] - self.queue.done_requests[row])
 
     def sent(self, worker: str, column: int, rows: float, now_s: float) -> None:
         self.kernel.take(self, self.index[worker], column, Request("", rows=rows), now_s)
@@ -325,8 +330,8 @@ class Fleet:
             return
         self._faded_s = now_s
         self._forget_models(now_s)
-        memory_s = self.settings.estimators.service_memory_s
-        self.kernel.fade(self, -math.expm1(-min(elapsed_s, 10 * _FADE_PERIOD_S) / memory_s))
+        share = min(elapsed_s, 10 * _FADE_PERIOD_S) / self.settings.estimators.service_memory_s
+        self.kernel.fade(self, -math.expm1(-share))
 
     def column(self, model: str) -> int:
         """Of the estimators' state for a model; for one that has none of its own, that of `ANY_MODEL`."""
@@ -368,8 +373,7 @@ class Fleet:
 
     def listed(self) -> Collection[tuple[str, str]]:
         """Models and versions that masks are kept of, and the models that are known beside them."""
-        named = {*self.models, *self.settings.models} - {ANY_MODEL}
-        return self._known | {(model, "") for model in named} | {("", "")}
+        return self._known | {(model, "") for model in {*self.models, *self.settings.models} - {ANY_MODEL}} | {("", "")}
 
     def _may_keep(self, model: str, version: str) -> bool:
         """Whether masks of the model and version are kept: clients may name anything."""

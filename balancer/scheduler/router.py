@@ -5,7 +5,7 @@ seed and k, so the same seed, events and requests give the same decisions, bit f
 """
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from itertools import islice
 from typing import Protocol
 
@@ -25,6 +25,8 @@ from balancer.scheduler.events import (
     Event,
     Finished,
     FirstToken,
+    PeerLost,
+    PeerTold,
     Report,
     ReportsLost,
     Sent,
@@ -36,6 +38,7 @@ from balancer.scheduler.events import (
 from balancer.scheduler.fleet import ANY_MODEL, Fleet
 from balancer.scheduler.in_flight import InFlight, first_token, learn_answer, prompt_counted_last, take_out_prompt
 from balancer.scheduler.keys import OF_SEQUENCES, placing
+from balancer.scheduler.told import Told
 from policies.base import BoolArray, FloatArray, Policy, Request, least
 from policies.hashing import mix
 
@@ -89,6 +92,9 @@ class Router:
         self.fleet.kernel.seed = mix(seed)
         self.numbers: Numbers = _NumbersFromZero()
         self._in_flight: dict[int, InFlight] = {}
+        self._told = Told(self.fleet)
+        self.moved: Callable[[], None] = lambda: None
+        """Called with each own request that was counted in or out here."""
 
     @property
     def next_number(self) -> int:
@@ -131,6 +137,8 @@ class Router:
                     _drop(self._in_flight.pop(number))
             case ReportsLost():
                 self.fleet.lose(event.worker)
+            case PeerTold() | PeerLost():
+                self._told.take(event, now_s)
 
     def tick(self, now_s: float) -> None:
         """Let time pass; the owner of the clock calls this some ten times a second, and once at the start.
@@ -294,6 +302,7 @@ class Router:
         if len(self._in_flight) >= bounds.MAX_IN_FLIGHT:
             self._expire(next(iter(self._in_flight)), sent.at_s)
         self._in_flight[number] = sent
+        self.moved()
 
     def leave_out(self, failing: frozenset[tuple[str, str]]) -> None:
         """Give these workers, each with a model, none of its requests while others may have them, see `outliers`."""
@@ -334,4 +343,5 @@ class Router:
         sent = self._in_flight.pop(number, None)
         if sent is not None:
             take_out_prompt(self.fleet, sent)
+            self.moved()
         return sent

@@ -26,7 +26,8 @@ from balancer.files.yaml_document import ConfigError
 from balancer.native.router import SharedRouter
 from balancer.reports.collector import Collector
 from balancer.scheduler.canary.selector import PolicySelector
-from balancer.scheduler.events import Event, Report
+from balancer.scheduler.events import Event, PeerTold, Report
+from balancer.scheduler.peers import is_told_all
 from balancer.server import logs
 from balancer.server.admin.pages import Admin
 from balancer.server.canary_state import CanaryState, state_file
@@ -38,6 +39,7 @@ from balancer.server.metrics import Metrics
 from balancer.server.metrics.inference import inference_metrics
 from balancer.server.native.front import NativeFront, router_of
 from balancer.server.page.page_data import AdminSources
+from balancer.server.peers_front import PeersFront
 from balancer.server.proxy_front import ProxyFront
 from balancer.server.recorder import Recorder
 from balancer.server.security.gatekeeper import may_report
@@ -107,15 +109,8 @@ class App:
         self._native: NativeFront | None = None
         if isinstance(self.router, SharedRouter):
             self._native = NativeFront(self.router, metrics, self._recorder)
-        self._links = links_of(config)
-        self._proxy = ProxyFront(
-            config,
-            self._recorder,
-            self._clock,
-            self._traffic.noticing(self._may_pick),
-            self._links,
-            self._picker,
-        )
+        self._links, may_pick = links_of(config), self._traffic.noticing(self._may_pick)
+        self._proxy = ProxyFront(config, self._recorder, self._clock, may_pick, self._links, self._picker)
         self._decided = CanaryState(state_file(config, source, process))
         self._decision_log = KeptLog(self.router, self._recorder, metrics, number, self._seed)
         self._ads = Ads()
@@ -184,6 +179,7 @@ class App:
                     self._follow_workers(stop),
                     self._traffic.follow(stop, self._tick, self._collector.wake, internal_errors),
                     self._objectives.follow(stop),
+                    self._peers.run(),
                     *(certificates.follow(stop) for certificates in self._listeners.certificates.values()),
                 ]
                 if self._source is not None:
@@ -205,22 +201,21 @@ class App:
             self._decision_log.stop(_LAST_WRITE_S)
 
     async def _serve_grpc(self) -> None:
-        processor = ExternalProcessor(
-            self._picker,
-            self._recorder,
-            self._traffic.noticing(self._may_pick),
-            self._proxy.turned_away,
-        )
+        may_pick = self._traffic.noticing(self._may_pick)
+        processor = ExternalProcessor(self._picker, self._recorder, may_pick, self._proxy.turned_away)
         self._collector = Collector(
             self._observe,
             refused=lambda field: self.metrics.refused_inputs.labels("report", field).inc(),
             failed=self.metrics.handler_errors.labels("report").inc,
             may_speak=may_report(self._listeners.role("reports")),
             at_worker=self.router.fleet.at_worker,
+            told_all=functools.partial(is_told_all, self.router.fleet),
             prompts=self.router.fleet.untold_prompts.take,
             knows=lambda worker: worker in self.router.fleet.index,
             pause_s=self._traffic.report_pause_s,
         )
+        config, flows = self.state.config, self._traffic.flows
+        self._peers = PeersFront(config, self._process, self.router, self.metrics, self._observe, flows)
         self.metrics.watch(self._collector.counts, self._ads, self.state, self._listeners.certificates)
         await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
         await self._announce_readiness()
@@ -232,6 +227,7 @@ class App:
             gateways=(processor.add_to, health),
             health=(health,),
             reports=(self._collector.add_to,),
+            peers=(self._peers.add_to,),
             fleet=(self._fleet.add_to,),
         )
         await self._fleet.listen(self._listeners.certificates.get("envoy"))
@@ -258,7 +254,7 @@ class App:
             if event.worker not in self.router.fleet.index:
                 self._reporter.unlisted(event.worker)
             self._drains.observe(event)
-        else:
+        elif not isinstance(event, PeerTold):
             self._traffic.tick_soon()
         self.router.observe(event, self._clock())
         self._picker.holding.soon()

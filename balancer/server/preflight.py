@@ -86,9 +86,10 @@ def _discovery(config: Config, config_path: Path, notes: list[str]) -> Iterator[
 
 
 def _certificates(config: Config, now: datetime.datetime, notes: list[str]) -> Iterator[Problem]:
-    for name, tls in config.tls:
+    sections = {f"tls.{name}": tls for name, tls in config.tls} | {"peers.tls": config.peers.tls}
+    for name, tls in sections.items():
         if tls is not None:
-            yield from _fit_and_valid(f"tls.{name}", tls_files(tls), now, notes)
+            yield from _fit_and_valid(name, tls_files(tls), now, notes)
 
 
 def _envoys_certificates(config: Config, now: datetime.datetime, notes: list[str]) -> Iterator[Problem]:

@@ -21,12 +21,13 @@ class Kind(IntEnum):
     GIVE_UP = 9
     LEFT = 10
     HELD_LONG = 11
-    SAMPLE = 12
-    REPORT = 13
-    AUTOSCALE = 14
-    TIMELINE = 15
-    ANSWER = 16
-    ARRIVAL = 17
+    PEER = 12
+    SAMPLE = 13
+    REPORT = 14
+    AUTOSCALE = 15
+    TIMELINE = 16
+    ANSWER = 17
+    ARRIVAL = 18
 
 
 ENDLESS = {Kind.TICK, Kind.SAMPLE, Kind.REPORT, Kind.AUTOSCALE, Kind.TIMELINE}

@@ -34,9 +34,9 @@ class _Recorded(Simulation):
         super()._begin(request)
         self.recordings[request.balancer].began(request.number, self.clock.now_s)
 
-    def _observe(self, balancer: int, outcome: Finished | Withdrawn) -> None:
-        super()._observe(balancer, outcome)
-        self.recordings[balancer].ended(outcome, self.clock.now_s)
+    def _observe(self, request: LiveRequest, outcome: Finished | Withdrawn) -> None:
+        super()._observe(request, outcome)
+        self.recordings[request.balancer].ended(outcome, self.clock.now_s)
 
 
 def simulated_log(folder: Path, fleet: FleetSpec, arrivals: Arrivals, policy: Policy, seed: int = 0) -> DecisionLog:

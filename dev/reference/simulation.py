@@ -12,6 +12,7 @@ from dev.reference.batcher import LiveRequest
 from dev.reference.clock import Kind, Stream
 from dev.reference.device import Execution
 from dev.reference.faults import Faults
+from dev.reference.peers import Peers
 from dev.reference.record import Executed, Record
 from dev.reference.reports import Reports
 from dev.reference.worker import Worker
@@ -54,10 +55,9 @@ class Simulation:
         self._faults = Faults(self.world, self._reports, self._lose, self._reschedule, self._turn_all)
         self._held: dict[tuple[int, int], LiveRequest] = {}
         """By balancer and place."""
-        self._sent = 0
-        self._ended = 0
-        self._unheard = 0
-        """Outcomes that balancers have not observed yet."""
+        self._peers = Peers(self.world, self._turn_all)
+        self._sent = self._ended = self._unheard = 0
+        """Requests that were sent, that ended, and outcomes that balancers have not observed yet."""
         self._next = len(arrivals)
         """The next request of a closed loop."""
 
@@ -99,8 +99,7 @@ class Simulation:
         request = self._arriving.request(index, client, self.clock.now_s)
         self.record.arrived(request)
         if (patience_s := float(self._arriving.extras.patience_s[index])) < math.inf:
-            at_s = self.clock.now_s + patience_s
-            self.clock.at(at_s, Kind.GIVE_UP, (index,), self._give_up, request)
+            self.clock.at(self.clock.now_s + patience_s, Kind.GIVE_UP, (index,), self._give_up, request)
         generates = self.fleet.models[request.model].generation is not None
         features = Request(
             model=self.fleet.models[request.model].name,
@@ -164,6 +163,7 @@ class Simulation:
         self.world.workers[request.targets[0]].prompts += self._arriving.prompt(request)
         self.decided.append(request.targets[0])
         self.record.picked[index] = request.targets[0]
+        self._peers.tell(request, ended=False)
         self._send(request)
 
     def _tenant(self, number: int) -> str:
@@ -229,7 +229,7 @@ class Simulation:
             name = worker.spec.name
             event = Finished(request.number, name, None, False, "client") if reached else Withdrawn(request.number)
             at_s = now_s + self.fleet.network.outcome_s
-            self.clock.at(at_s, Kind.LEFT, (request.index,), self._observe, request.balancer, event)
+            self.clock.at(at_s, Kind.LEFT, (request.index,), self._observe, request, event)
             self._unheard += 1
         request.ended = True
         self.record.ended(request, Status.CANCELLED, -1, now_s, now_s - request.arrival_s)
@@ -375,8 +375,7 @@ class Simulation:
         name = self.fleet.workers[request.worker].name
         answer = (request.output, math.nan, request.cached) if self.fleet.models[request.model].generation else ()
         outcome = Finished(request.number, name, latency_s, status == Status.OK, void, *answer)
-        at_s = now_s + network.outcome_s
-        self.clock.at(at_s, Kind.OUTCOME, (self._ended,), self._observe, request.balancer, outcome)
+        self.clock.at(now_s + network.outcome_s, Kind.OUTCOME, (self._ended,), self._observe, request, outcome)
         self._ended += 1
         self._unheard += 1
         self._answer(request, answer_s)
@@ -385,10 +384,11 @@ class Simulation:
         """A balancer hears of the first token of an answer."""
         self.world.routers[request.balancer].observe(FirstToken(request.number), self.clock.now_s)
 
-    def _observe(self, balancer: int, outcome: Finished | Withdrawn) -> None:
+    def _observe(self, request: LiveRequest, outcome: Finished | Withdrawn) -> None:
         self._unheard -= 1
-        self.world.routers[balancer].observe(outcome, self.clock.now_s)
-        self._turn(balancer)
+        self._peers.tell(request, ended=True)
+        self.world.routers[request.balancer].observe(outcome, self.clock.now_s)
+        self._turn(request.balancer)
 
     def _answer(self, request: LiveRequest, answer_s: float) -> None:
         if self.arrivals.clients:

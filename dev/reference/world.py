@@ -45,6 +45,8 @@ class World:
         self.workers = [Worker(fleet, w, block_tokens) for w in range(len(fleet.workers))]
         self.index = {worker.spec.name: worker for worker in self.workers}
         self.routers = [Router(policy, fleet.settings_of(b), (seed << 8) + b) for b in range(fleet.balancers)]
+        for router in self.routers:
+            router.fleet.peers_heard = fleet.balancers - 1 if fleet.tells_peers else 0
         self.waiting = [Waiting(router) for router in self.routers]
         self.watch = Watch()
         for b, router in enumerate(self.routers):

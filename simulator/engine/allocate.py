@@ -112,9 +112,10 @@ def _lengths(z: EngineSizes, fleets: Sequence[FleetSpec], timeline: int, room: P
     holds = any(fleet.settings.holding.models for fleet in fleets)
     models = [model for fleet in fleets for model in fleet.models]
     generates = any(model.generation for model in models)
+    told = any(fleet.tells_peers for fleet in fleets)
     # A request on its way is in the heap where ways are unequal, and so are a client's next one, when it gives up, the
-    # end of a hold, and a first token.
-    events = (3 + holds + generates) * z.requests + n * (z.slots + m + 4 + b * z.snapshots) + 4 * faults + 64
+    # end of a hold, a first token, and what peers are told of it.
+    events = (3 + holds + generates + 2 * told) * z.requests + n * (z.slots + m + 4 + b * z.snapshots) + 4 * faults + 64
     most_rows = max(model.batching.max_batch_rows for model in models)
     return {
         **lengths_of(n, m),

@@ -1,5 +1,6 @@
 """What must hold of fleets and arrivals before compiled code, which checks no bounds, gets them."""
 
+import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -42,6 +43,8 @@ def _fleet_problems(fleet: FleetSpec) -> Iterator[str]:
         {"reports.period_s": fleet.reports.period_s, "autoscale.period_s": fleet.autoscale.period_s},
         {"balancers": fleet.balancers},
     )
+    if fleet.peers_s is not None and not 0 <= fleet.peers_s < math.inf:
+        yield f"peers_s is {fleet.peers_s}: give seconds of 0 or more, or None"
     if fleet.zones and len(fleet.zones) != fleet.balancers:
         yield f"zones are {fleet.zones}: give one for each of the {fleet.balancers} balancers, or none"
     for zone, ways_s in fleet.network.across_s.items():

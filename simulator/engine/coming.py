@@ -151,6 +151,7 @@ def _end(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
         sim.state.decided_s[e, k] = now_s
         if knowledge.balancers(sim, e) > 1:
             log_prompt(sim, e, k, w)
+    knowledge.tell_peers(sim, e, k, 0, now_s)
     send(sim, e, k, w, now_s)
 
 

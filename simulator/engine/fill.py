@@ -96,6 +96,7 @@ def _fill_environment(env: FloatArray, fleet: FleetSpec) -> None:
         model.batching.max_queue_requests or math.isfinite(model.batching.timeout_s) for model in fleet.models
     )
     values = {
+        at.E_PEERS: fleet.peers_s if fleet.tells_peers else -1.0,
         at.E_PERIOD: reports.period_s,
         at.E_DELAY: fleet.report_delay_s,
         at.E_JITTER: reports.jitter_s,

@@ -17,12 +17,14 @@ from simulator.engine.compiled import (
     rows_per_request,
     take_lying,
 )
+from simulator.engine.event_heap import push
 from simulator.engine.layout import Sim
 
 _computed = from_source(prefixes.computed)
 _learn_first_token, _learn_tokens = from_source(counting.learn_first_token), from_source(counting.learn_tokens)
 count_in, finish, refill, fade = map(from_source, (counting.count_in, counting.finish, counting.refill, counting.fade))
 remember, _remember_outcome = from_source(counting.remember), from_source(counting.remember_outcome)
+_count_peer_out = from_source(counting.count_peer_out)
 _keep_fresh, _fresh_until_s = from_source(limits_and_draw.keep_fresh), from_source(limits_and_draw.fresh_until_s)
 
 
@@ -38,12 +40,39 @@ def balancers(sim: Sim, e: int) -> int:
 
 
 @inlined
+def tells_peers(sim: Sim, e: int) -> bool:
+    return bool(sim.plan.env[e, at.E_PEERS] >= 0)
+
+
+@inlined
+def tell_peers(sim: Sim, e: int, k: int, ended: int, now_s: float) -> None:
+    """A balancer picked, or saw a request of its own end: the others will hear of it."""
+    if tells_peers(sim, e):
+        push(sim.heap, e, now_s + sim.plan.env[e, at.E_PEERS], at.PEER, (k << 1) | ended)
+
+
+@outlined
+def hear_peer(sim: Sim, e: int, subject: int, now_s: float) -> None:
+    k, ended = subject >> 1, subject & 1
+    m, rows = sim.demand.model[e, k], float(sim.demand.rows[e, k])
+    for b in range(balancers(sim, e)):
+        if b == sim.demand.balancer[e, k]:
+            continue
+        r = row(sim, e, b, sim.state.picked[e, k])
+        if ended:
+            _count_peer_out(sim, e, r, m, rows, now_s)
+        else:
+            count_in(sim, e, r, m, rows, now_s)
+
+
+@inlined
 def observe_outcome(sim: Sim, e: int, k: int, latency_s: float, ok: bool, now_s: float) -> None:
     """`Router._finished`; a latency of NaN is none."""
     x, b = sim.state, sim.demand.balancer[e, k]
     picked = row(sim, e, b, x.picked[e, k])
     served = row(sim, e, b, x.server[e, k])
     model, rows, key = sim.demand.model[e, k], sim.demand.rows[e, k], sim.demand.key[e, k]
+    tell_peers(sim, e, k, 1, now_s)
     finish(sim, e, picked, model, rows, served, latency_s, ok, now_s)
     if key != 0:
         features = RequestFeatures(model, float(rows), mix(key), 1.0, 0.0, 0.0, 0, 0.0, 0.0)

@@ -29,8 +29,8 @@ AnyArray = npt.NDArray[Any]
 # Kinds of events, in the order in which they happen at equal times.
 (
     TICK, FAULT, FAULT_END, HOST_DONE, DEVICE_DONE, REACH, TIMER, FIRST_TOKEN, OUTCOME, GIVE_UP, LEFT, HELD_LONG,
-    SAMPLE, REPORT, SCALE, TIMELINE, ANSWER, ARRIVAL,
-) = range(18)  # fmt: skip
+    PEER, SAMPLE, REPORT, SCALE, TIMELINE, ANSWER, ARRIVAL,
+) = range(19)  # fmt: skip
 KIND_BITS = 56
 """An event's payload is `kind << KIND_BITS | subject`."""
 REPORT_BITS = 16
@@ -45,8 +45,8 @@ SLOW, STALL, CRASH, ERRORS, JOIN, LEAVE, SILENT, LOAD, UNLOAD = range(9)
     E_COLD_FACTOR, E_SCALE_PERIOD, E_SCALE_UP, E_SCALE_DOWN, E_SCALE_LOAD, E_SCALE_LEAST, E_CACHE, E_SAVING,
     E_TIMELINE, E_CLIENTS, E_SAMPLES, E_FAULTS, E_FALLIBLE, E_FADE, E_EXACT, E_BALANCERS,
     E_UNEQUAL_WAYS, E_STICKY, E_PLACER, E_HOLDS, E_HOLDER, E_DECIDER, E_EXTRAS, E_SEQUENCES_OUTSIDE, E_BLOCK_TOKENS,
-    ENV_COLUMNS,
-) = range(36)  # fmt: skip
+    E_PEERS, ENV_COLUMNS,
+) = range(37)  # fmt: skip
 
 # Columns of `EnginePlan.model`, by environment and model.
 (

@@ -53,4 +53,5 @@ def hear_void(sim: Sim, e: int, k: int, now_s: float) -> None:
     if generates(sim, e, d.model[e, k]):
         knowledge.hear_computed(sim, e, k)
     r = knowledge.row(sim, e, d.balancer[e, k], x.picked[e, k])
+    knowledge.tell_peers(sim, e, k, 1, now_s)
     count_out(sim, e, r, d.model[e, k], d.rows[e, k], now_s)

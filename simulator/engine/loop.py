@@ -20,7 +20,10 @@ from simulator.engine.sequences import in_sequence
 from simulator.result import Status
 
 _draw, _is_held_model = from_source(limits_and_draw.draw), from_source(wait_queue.is_held_model)
-_SEEN_BY_HOLDER = (at.TICK, at.FAULT, at.FAULT_END, at.OUTCOME, at.GIVE_UP, at.LEFT, at.HELD_LONG, at.REPORT, at.SCALE)
+_SEEN_BY_HOLDER = (
+    *(at.TICK, at.FAULT, at.FAULT_END, at.OUTCOME, at.GIVE_UP),
+    *(at.LEFT, at.HELD_LONG, at.PEER, at.REPORT, at.SCALE),
+)
 """Events by which balancers learn something, or somebody has waited for long."""
 _OK, _ERROR = int(Status.OK), int(Status.ERROR)
 
@@ -95,6 +98,8 @@ def _handle_rare(sim: Sim, e: int, kind: int, subject: int, now_s: float) -> Non
         place = reports.find_snapshot(sim, e, w, number)
         if place >= 0:
             reports.receive(sim, e, b, w, place, now_s)
+    elif kind == at.PEER:
+        knowledge.hear_peer(sim, e, subject, now_s)
     elif kind == at.TICK:
         knowledge.fade_all(sim, e)
         push(sim.heap, e, now_s + 1.0, at.TICK, 0)

@@ -25,12 +25,17 @@ from balancer.kernel.reports import (
 from simulator.engine import layout as at
 from simulator.engine.compiled import exponential, from_source, inlined, outlined
 from simulator.engine.event_heap import push
-from simulator.engine.knowledge import balancers, forget_eligible, row
+from simulator.engine.knowledge import balancers, forget_eligible, row, tells_peers
 from simulator.engine.layout import Sim
 from simulator.engine.requests import lay_out_prefix, uniform
 
 _order_of, _take_report = from_source(reports.order_of), from_source(reports.take_report)
 _count_peer_prompt = from_source(counting.count_peer_prompt)
+
+
+@inlined
+def _own_requests(sim: Sim, r: int, m: int) -> float:
+    return sim.queue.sent_requests[r, m] - sim.queue.done_requests[r, m]
 
 
 @inlined
@@ -67,7 +72,7 @@ def sample(sim: Sim, e: int, w: int, now_s: float) -> int:
         x.snapshot_held[g, place, m] = x.running[g, m, at.HELD]
         x.sample_compute_s[g, taken % kept, m] = x.compute_s[g, m]
         for b in range(balancers(sim, e)):
-            x.snapshot_in_flight[g, place, b, m] = sim.queue.own_requests[row(sim, e, b, w), m]
+            x.snapshot_in_flight[g, place, b, m] = _own_requests(sim, row(sim, e, b, w), m)
     x.sample_s[g, taken % kept] = now_s
     x.whole[g, at.SAMPLED] = taken + 1
     return place
@@ -254,7 +259,8 @@ def receive(sim: Sim, e: int, b: int, w: int, place: int, now_s: float) -> None:
         lines += 1
     sim.prefixes.peer_waiting_tokens[r] = _peer_waiting_tokens(sim, e, b, g, place)
     batches, begins = known.batches[e], order == BEGINS
-    if _take_report(sim, e, r, begins, known.lines[e], lines, batches, noted, balancers(sim, e), now_s):
+    unheard = 1 if tells_peers(sim, e) else balancers(sim, e)
+    if _take_report(sim, e, r, begins, known.lines[e], lines, batches, noted, unheard, now_s):
         forget_eligible(sim, e, b)
     for entry in range(max(known.prompts[r], x.whole[g, at.PROMPTS] - sim.sizes.log), prompts):
         _hear_of_prompt(sim, e, b, w, x.log_prompt[g, entry % sim.sizes.log], now_s)

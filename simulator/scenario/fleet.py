@@ -189,6 +189,8 @@ class ScenarioFleetSection(StrictModel):
     """In groups of equal ones; those whose groups share a name are numbered on."""
     balancers: int = Field(default=1, ge=1, le=64)
     """Requests fall to them at random."""
+    peers_s: Annotated[float, Field(ge=0, le=10)] | None = None
+    """How long a pick, or its end, is on its way to the other balancers; null: they are not told."""
     reports: Reports = Reports()
     """The agents' report streams."""
     network: NetworkSpec = NetworkSpec()

@@ -29,11 +29,13 @@ ENVOY_CALLS = (
     "/grpc.health.v1.Health/Watch",
 )
 REPORT = "/balancer.telemetry.v1.Reports/Stream"
-CALLS = (*ENVOY_CALLS, REPORT)
+TELL = "/balancer.telemetry.v1.Peers/Tell"
+CALLS = (*ENVOY_CALLS, REPORT, TELL)
 REFUSED = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.PERMISSION_DENIED}
 ROLES = {
     "envoy": "spiffe://balancer/envoy",
     "agent of a": "spiffe://balancer/agent/a",
+    "peer": "spiffe://balancer/peer",
     "admin": "spiffe://balancer/admin",
     "nobody": "spiffe://elsewhere/envoy",
 }
@@ -148,17 +150,21 @@ def stranger(served: Served, kind: str, tmp_path: Path) -> grpc.ChannelCredentia
 @pytest.mark.parametrize("kind", STRANGERS)
 async def test_a_stranger_cannot_call_anything(served: Served, kind: str, tmp_path: Path) -> None:
     credentials = stranger(served, kind, tmp_path)
-    may = {"envoy": ("envoy", "envoy's own"), "agent of a": ("reports",)}.get(kind, ())
+    envoys = dict.fromkeys(("envoy", "envoy's own"), ENVOY_CALLS)
+    may = {"envoy": envoys, "agent of a": {"reports": (REPORT,)}, "peer": {"reports": (TELL,)}}.get(kind, {})
     for listener in {"envoy", "envoy's own", "reports"} - set(may):
         for method in CALLS:
-            its_own = (REPORT,) if listener == "reports" else ENVOY_CALLS
+            its_own = (REPORT, TELL) if listener == "reports" else ENVOY_CALLS
             refused = REFUSED if method in its_own else REFUSED | {grpc.StatusCode.UNIMPLEMENTED}
             assert await served.call(listener, method, credentials) in refused, (listener, method)
     for listener in may:
         # Whoever has the role of one listener finds nothing of the others there.
-        for method in set(CALLS) - set((REPORT,) if listener == "reports" else ENVOY_CALLS):
-            assert await served.call(listener, method, credentials) is grpc.StatusCode.UNIMPLEMENTED, method
+        for method in set(CALLS) - set(may[listener]):
+            others = listener == "reports" and method in (REPORT, TELL)
+            refused = grpc.StatusCode.PERMISSION_DENIED if others else grpc.StatusCode.UNIMPLEMENTED
+            assert await served.call(listener, method, credentials) is refused, method
     assert served.reports().get("accepted", 0) == 0
+    assert served.app.router.fleet.peers_heard == 0
     assert not served.app._ads.connected
 
 

@@ -229,6 +229,7 @@ def fleets(draw: Draw, models: Callable[[str], st.SearchStrategy[ModelSpec]] = m
         models=tuple(draw(models(name)) for name in names),
         workers=workers,
         balancers=balancers,
+        peers_s=draw(st.sampled_from([None, None, 0.0, 2 / 1024])),
         reports=draw(reports),
         network=draw(networks),
         faults=tuple(troubles),

@@ -92,8 +92,12 @@ def nothing_is_left_in_a_queue_or_in_flight(simulation: Simulation) -> None:
     cancelled = np.sum(simulation.record.status == Status.CANCELLED)
     assert 0 <= sum(worker.pending for worker in simulation.world.workers) <= cancelled
     for router in simulation.world.routers:
-        assert not router.fleet.queue.in_flight.any()
-        assert not router.fleet.queue.own_work_s.any()
+        queue = router.fleet.queue
+        np.testing.assert_array_equal(queue.sent_requests, queue.done_requests)
+        # What peers were not told of before the end is in flight there.
+        if not simulation.fleet.tells_peers:
+            assert not queue.in_flight.any()
+            assert not queue.known_work_s.any()
         assert router.outcomes["unmatched"] == 0
         assert not router.failures
     # Those whose clients left before they reached a worker are withdrawn.

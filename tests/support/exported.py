@@ -22,6 +22,7 @@ from balancer.scheduler.canary.split import Splits
 from balancer.server.metrics import Metrics
 from balancer.server.metrics.metrics import split_metrics
 from balancer.server.native.front import native_metrics
+from balancer.server.peers_front import PeersFront
 from balancer.server.workers.drains import Drains
 from balancer.server.workers.source import ClusterObjectives, pod_metrics
 from support.fleets import make_router
@@ -67,6 +68,7 @@ def declared() -> dict[str, frozenset[str]]:
     metrics.register(lambda: pod_metrics(PodCounts(), PoolCounts(), objectives))
     metrics.register(Drains(make_router(1), lambda: 0.0, lambda _: None).metrics)
     metrics.register(lambda: split_metrics(Splits()))
+    PeersFront(Config(), 0, make_router(1), metrics, lambda _: None, lambda: False)
     registry = CollectorRegistry()
     FleetCounts(registry)
     library = (*registry._collector_to_names, metrics.decision_log_lines)

@@ -54,6 +54,7 @@ _take_report = from_source(reports.take_report)
 _mix = from_source(mix_array)
 _count_peer_prompt = from_source(counting.count_peer_prompt)
 _count_out = from_source(counting.count_out)
+_count_in, _count_peer_out = from_source(counting.count_in), from_source(counting.count_peer_out)
 _finish, _fade = from_source(counting.finish), from_source(counting.fade)
 _computed = from_source(computed)
 _learn_first_token, _learn_tokens = from_source(counting.learn_first_token), from_source(counting.learn_tokens)
@@ -156,6 +157,16 @@ def count_out(x: FleetState, options: Options, call: KernelCall) -> int:
     return 0
 
 
+def count_peer(x: FleetState, options: Options, call: KernelCall) -> int:
+    """Count a peer's request in at the worker `PICKED`, or out where it ended, which `OK` says."""
+    f, i = call.numbers, call.wholes
+    if f[OK] != 0:
+        _count_peer_out(x, 0, i[PICKED], i[MODEL], f[ROWS], f[NOW_S])
+    else:
+        _count_in(x, 0, i[PICKED], i[MODEL], f[ROWS], f[NOW_S])
+    return 0
+
+
 def fade(x: FleetState, options: Options, call: KernelCall) -> int:
     """Let what was learned of service times fade."""
     _fade(x, 0, 0, x.decision.mask.shape[1], call.numbers[SHARE])
@@ -180,7 +191,7 @@ def bid(x: FleetState, options: Options, call: KernelCall) -> int:
 
 
 FIXED: tuple[Entry, ...] = (
-    *(keep_fresh, fresh_until_s, admit, take, count_out, finish, fade),
+    *(keep_fresh, fresh_until_s, admit, take, count_out, count_peer, finish, fade),
     *(take_report, count_peer_prompt, first_token, end_prompt, bid, look_up, match),
 )
 

@@ -138,7 +138,7 @@ class Compiled(Kernel):
         self._answers: dict[int, _Answer] = {}
         self._keep_fresh, self._fresh_until_s = self._fixed("keep_fresh"), self._fixed("fresh_until_s")
         self._admit, self._take = self._fixed("admit"), self._fixed("take")
-        self._count_out = self._fixed("count_out")
+        self._count_out, self._count_peer = self._fixed("count_out"), self._fixed("count_peer")
         self._finish = self._fixed("finish")
         self._take_report, self._look_up_key = self._fixed("take_report"), self._fixed("look_up")
         self._fade, self._match_prompt = self._fixed("fade"), self._fixed("match")
@@ -316,6 +316,11 @@ class Compiled(Kernel):
         self._lay_out_pick(x, column, 1.0, None, now_s, row, tokens)
         lay_out_prefix(x, prefix)
         self._count_peer_prompt(self._of_fleet_state, self._of_none, self._of_call)
+
+    def count_peer(self, x: FleetState, row: int, column: int, rows: float, ended: bool, now_s: float) -> None:
+        self._bind(x)
+        _PICK.pack_into(self._slots, 0, column, rows, 0, 0.0, 0.0, now_s, row, -1, 0.0, ended)
+        self._count_peer(self._of_fleet_state, self._of_none, self._of_call)
 
     def count_out(self, x: FleetState, row: int, column: int, rows: float, now_s: float) -> None:
         self._lay_out_pick(x, column, rows, None, now_s, row)

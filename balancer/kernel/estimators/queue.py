@@ -1,9 +1,10 @@
-"""How much waits at each worker: own requests counted exactly, everybody else's dead-reckoned between reports.
+"""How much waits at each worker: known requests counted exactly, everybody else's dead-reckoned between reports.
 
-A balancer knows its own picks at once and their ends within milliseconds. What others sent it knows only through
-reports, which are old by the time they are used. Between two reports it assumes that the others send as it does (each
-of `balancers` sees about one share of the traffic) and that the device works through its queue at one second of work a
-second, divided among own and others' work as it lies there. Requests of several balancers share batches.
+A balancer knows its own picks at once and their ends within milliseconds, and those of its peers, which are balancers
+that tell it of them, a little later; both are the known ones. What others sent it knows only through reports, which are
+old by the time they are used. Between two reports it assumes that the others send as it does (each of `balancers` sees
+about one share of the traffic) and that the device works through its queue at one second of work a second, divided
+among known and others' work as it lies there. Requests of several balancers share batches.
 
 Work is counted in seconds of the device: a batch costs its fixed time once, so the requests that will share a batch
 share that cost (see `balancer.kernel.estimators.service`).
@@ -33,19 +34,19 @@ class Queue:
     """What is known to lie at each worker; times are seconds of the router's clock."""
 
     in_flight: FloatArray = per_worker()
-    """Own requests sent and not seen finish."""
-    own_requests: FloatArray = per_model()
+    """Known requests: sent, and not seen or told to have ended."""
+    known_requests: FloatArray = per_model()
     """Those of one model."""
-    own_rows: FloatArray = per_model()
+    known_rows: FloatArray = per_model()
     waiting_rows: FloatArray = per_model()
-    """Those of the own rows that do not execute yet: what comes now can join them alone."""
-    own_work_model_s: FloatArray = per_model()
-    """Device seconds for the own rows of one model."""
+    """Those of the known rows that do not execute yet: what comes now can join them alone."""
+    known_work_model_s: FloatArray = per_model()
+    """Device seconds for the known rows of one model."""
     waiting_model_s: FloatArray = per_model()
     """Of them, for the rows that wait."""
     forming_rows: FloatArray = per_model()
     """All rows that wait there, whoever sent them, as far as is known: what comes now can join them."""
-    own_work_s: FloatArray = per_worker()
+    known_work_s: FloatArray = per_worker()
     executing_s: FloatArray = per_worker()
     """Of them, for the rows that execute, of all models."""
     progress_s: FloatArray = per_worker(-np.inf)
@@ -55,16 +56,22 @@ class Queue:
     reported_pending: FloatArray = per_worker()
     """As the last report says: queued, not executing."""
     peer_in_flight: FloatArray = per_worker()
-    """Requests there that this balancer did not send, at `peer_counted_s`."""
+    """Requests there that are not known, at `peer_counted_s`."""
     peer_work_s: FloatArray = per_worker()
     """Device seconds for those, at `peer_counted_s`."""
     peer_counted_s: FloatArray = per_worker(-np.inf)
     """When they were last counted."""
     balancers: FloatArray = per_worker(1.0)
+    """That the worker reports to: this one, and those that do not tell it of their picks."""
+    sent_requests: FloatArray = per_model()
+    """Own ones, all there ever were, as the next three: of these a balancer tells its peers."""
+    sent_rows: FloatArray = per_model()
+    done_requests: FloatArray = per_model()
+    done_rows: FloatArray = per_model()
     charged_until_s: FloatArray = per_worker()
     """Until when the time of the device is charged to models; from then on it goes to the next that ends."""
     charged_s: FloatArray = per_model()
-    """Seconds of the device, charged to the model's own requests as they ended, that no report settled yet."""
+    """Seconds of the device, charged to the model's known requests as they ended, that no report settled yet."""
     ended_rows: FloatArray = per_model()
     """Rows of those requests."""
 
@@ -82,15 +89,15 @@ def rows_per_request(executed_rows: float, requests: float) -> float:
 
 
 def recount(q: Queue, s: Service, w: int, m: int) -> None:
-    """Bring the own work of one worker and model up to date after its rows or its service time changed."""
-    executing_rows = q.own_rows[w, m] - q.waiting_rows[w, m]
+    """Bring the known work of one worker and model up to date after its rows or its service time changed."""
+    executing_rows = q.known_rows[w, m] - q.waiting_rows[w, m]
     # Instances that are busy execute a batch each.
     executing_s = batch_work_s(s, w, m, executing_rows, min(executing_rows, s.instances[w, m]))
     waiting_s = batch_work_s(s, w, m, q.waiting_rows[w, m])
-    before_s = q.own_work_model_s[w, m]
+    before_s = q.known_work_model_s[w, m]
     q.executing_s[w] += executing_s - (before_s - q.waiting_model_s[w, m])
-    q.own_work_s[w] += executing_s + waiting_s - before_s
-    q.own_work_model_s[w, m] = executing_s + waiting_s
+    q.known_work_s[w] += executing_s + waiting_s - before_s
+    q.known_work_model_s[w, m] = executing_s + waiting_s
     q.waiting_model_s[w, m] = waiting_s
     if q.balancers[w] <= 1:
         q.forming_rows[w, m] = q.waiting_rows[w, m]
@@ -98,25 +105,25 @@ def recount(q: Queue, s: Service, w: int, m: int) -> None:
 
 def recount_worker(q: Queue, s: Service, w: int) -> None:
     """`recount` for all models, after their service times changed: from nothing, so that what rounding left goes."""
-    q.executing_s[w] = q.own_work_s[w] = 0.0
-    q.own_work_model_s[w] = q.waiting_model_s[w] = 0.0
-    for m in range(q.own_rows.shape[1]):
+    q.executing_s[w] = q.known_work_s[w] = 0.0
+    q.known_work_model_s[w] = q.waiting_model_s[w] = 0.0
+    for m in range(q.known_rows.shape[1]):
         recount(q, s, w, m)
 
 
 def sent(q: Queue, s: Service, w: int, m: int, rows: float, now_s: float) -> None:
-    """Count an own request in; the others are assumed to have sent as much as we did."""
-    before_s = q.own_work_s[w]
+    """Count a known request in; the others are assumed to have sent as much as we did."""
+    before_s = q.known_work_s[w]
     if q.in_flight[w] == 0:
         q.charged_until_s[w] = now_s
     q.in_flight[w] += 1
-    q.own_requests[w, m] += 1
-    if q.balancers[w] <= 1 and q.own_rows[w, m] < s.instances[w, m]:
+    q.known_requests[w, m] += 1
+    if q.balancers[w] <= 1 and q.known_rows[w, m] < s.instances[w, m]:
         # An instance is idle. What executes beside it has been at it for no longer than it takes.
         q.progress_s[w] = max(q.progress_s[w], now_s - q.executing_s[w])
     else:
         q.waiting_rows[w, m] += rows
-    q.own_rows[w, m] += rows
+    q.known_rows[w, m] += rows
     recount(q, s, w, m)
     peers = q.balancers[w] - 1
     if peers > 0:
@@ -126,26 +133,26 @@ def sent(q: Queue, s: Service, w: int, m: int, rows: float, now_s: float) -> Non
         # Theirs and ours go into batches together: what these take is theirs as far as our own account has not got it.
         q.forming_rows[w, m] = forming + rows * (1 + peers)
         all_s = batch_work_s(s, w, m, q.forming_rows[w, m]) - batch_work_s(s, w, m, forming)
-        q.peer_work_s[w] = max(q.peer_work_s[w] + all_s - (q.own_work_s[w] - before_s), 0.0)
+        q.peer_work_s[w] = max(q.peer_work_s[w] + all_s - (q.known_work_s[w] - before_s), 0.0)
 
 
 def ended(q: Queue, s: Service, w: int, m: int, rows: float, now_s: float) -> None:
-    """Count an own request out."""
+    """Count a known request out."""
     if q.in_flight[w]:
         q.charged_s[w, m] += max(now_s - q.charged_until_s[w], 0.0)
         q.charged_until_s[w] = now_s
         q.ended_rows[w, m] += rows
     q.in_flight[w] = max(q.in_flight[w] - 1, 0.0)
-    q.own_requests[w, m] = max(q.own_requests[w, m] - 1, 0.0)
+    q.known_requests[w, m] = max(q.known_requests[w, m] - 1, 0.0)
     # The rows of the last request out are taken as they are, so that rounding cannot leave a residue behind.
-    q.own_rows[w, m] = max(q.own_rows[w, m] - rows, 0.0) if q.in_flight[w] else 0.0
+    q.known_rows[w, m] = max(q.known_rows[w, m] - rows, 0.0) if q.in_flight[w] else 0.0
     # A batch ended, and the next takes what waits. Batches that are shared with other balancers end unseen.
     executing_rows = s.max_batch_rows[w, m] * s.instances[w, m] if q.balancers[w] <= 1 else 0.0
-    q.waiting_rows[w, m] = max(q.own_rows[w, m] - executing_rows, 0.0)
+    q.waiting_rows[w, m] = max(q.known_rows[w, m] - executing_rows, 0.0)
     recount(q, s, w, m)
     if not q.in_flight[w]:
-        q.own_work_s[w] = q.executing_s[w] = 0.0
-        q.own_requests[w] = q.own_rows[w] = q.waiting_rows[w] = q.own_work_model_s[w] = q.waiting_model_s[w] = 0.0
+        q.known_work_s[w] = q.executing_s[w] = 0.0
+        q.known_requests[w] = q.known_rows[w] = q.waiting_rows[w] = q.known_work_model_s[w] = q.waiting_model_s[w] = 0.0
         if q.balancers[w] <= 1:
             q.forming_rows[w] = 0.0
     q.progress_s[w] = now_s
@@ -156,7 +163,7 @@ def settle(q: Queue, w: int, m: int, rows: float, executions: float, took_s: flo
 
     While a device is busy, the time from one end to the next is what it worked for the batch that ended, or what
     several that overlap worked for together. Each end is charged with it, and what Triton counts beyond that was
-    waiting. Charged are own requests alone; the rest of the `rows` are others', and took as much in proportion.
+    waiting. Charged are known requests alone; the rest of the `rows` are others', and took as much in proportion.
 
     What is left over, as sending takes time too, stays for ends that the next report tells of: one batch's at most.
     """
@@ -189,7 +196,7 @@ def executing_of(q: Queue, w: int, m: int, pending: float, executing: float, pee
     """
     if q.balancers[w] <= 1 or math.isnan(peer_in_flight):
         return executing
-    return float(max(q.own_requests[w, m] + peer_in_flight - pending, 0.0))
+    return float(max(q.known_requests[w, m] + peer_in_flight - pending, 0.0))
 
 
 def take_lying(q: Queue, s: Service, w: int, m: int, pending: float, executing: float, rows: float) -> float:
@@ -209,9 +216,9 @@ def take_lying(q: Queue, s: Service, w: int, m: int, pending: float, executing: 
 def reported(q: Queue, w: int, pending: float, executing: float, work_s: float, now_s: float) -> None:
     """Take over what a report says lies at worker `w`: `pending` queued and `executing` requests, `work_s` in all.
 
-    With one balancer the executing requests are its own; counting their lagging average beside the exact own count
-    would only add noise, so then just what is queued beyond the own requests is somebody else's. With several, others
-    have the work that own requests alone would not take: batches are shared.
+    With one balancer the executing requests are known; counting their lagging average beside the exact count would only
+    add noise, so then just what is queued beyond the known requests is somebody else's. With several, others have the
+    work that known requests alone would not take: batches are shared.
     """
     q.reported_pending[w] = pending
     several = q.balancers[w] > 1
@@ -220,7 +227,7 @@ def reported(q: Queue, w: int, pending: float, executing: float, work_s: float, 
     peers = max(total - own, 0.0)
     q.peer_in_flight[w] = peers
     if several:
-        q.peer_work_s[w] = max(work_s - q.own_work_s[w], 0.0)
+        q.peer_work_s[w] = max(work_s - q.known_work_s[w], 0.0)
     else:
         q.peer_work_s[w] = work_s * peers / (pending + executing) if peers > 0 else 0.0
     q.peer_counted_s[w] = now_s
@@ -230,7 +237,7 @@ def _drain(q: Queue, w: int, now_s: float) -> None:
     """Advance the others' share of worker `w` to now."""
     work_s = q.peer_work_s[w]
     if work_s > 0:
-        share = work_s / (work_s + q.own_work_s[w])
+        share = work_s / (work_s + q.known_work_s[w])
         left = max(1 - (now_s - q.peer_counted_s[w]) * share / work_s, 0.0)
         q.peer_in_flight[w] *= left
         q.peer_work_s[w] *= left
@@ -241,7 +248,7 @@ def _drain(q: Queue, w: int, now_s: float) -> None:
 
 def work_left(q: Queue, at: At, now_s: float | FloatArray) -> FloatArray:
     """The share of what was at a worker when others' requests were last counted that should still be there, 0 to 1."""
-    total_s = q.peer_work_s[at] + q.own_work_s[at]
+    total_s = q.peer_work_s[at] + q.known_work_s[at]
     left = _ONE - (now_s - q.peer_counted_s[at]) / np.maximum(total_s, _TINY_S)
     share: FloatArray = np.minimum(np.maximum(left, _ZERO), _ONE)
     return share
@@ -260,7 +267,7 @@ def pending_now(q: Queue, at: At, left: FloatArray) -> FloatArray:
 
 
 def of_other_models(q: Queue, at: At, own: float | FloatArray, pending: float | FloatArray) -> FloatArray:
-    """Those of the `pending` that are for other models than the one whose `own_requests` are `own`.
+    """Those of the `pending` that are for other models than the one whose `known_requests` are `own`.
 
     Others' requests are taken to be of the same mix as the own ones; where there are none, to be of the model.
     """
@@ -270,7 +277,7 @@ def of_other_models(q: Queue, at: At, own: float | FloatArray, pending: float | 
 
 
 def backlog_now_s(q: Queue, at: At, now_s: float | FloatArray, left: float | FloatArray | None) -> FloatArray:
-    """Seconds until a worker has worked off what is there now; `left`: `peer_share_left`, None where all are our own.
+    """Seconds until a worker has worked off what is there now; `left`: `peer_share_left`, None where all are known.
 
     What executes has been under way since the last sign of progress. Where executions take what they are expected to,
     the rest is left; where they differ, what has taken long takes longer yet: the mean rest of a lognormal time that
@@ -281,7 +288,7 @@ def backlog_now_s(q: Queue, at: At, now_s: float | FloatArray, left: float | Flo
     elapsed_s = np.maximum(now_s - q.progress_s[at], _ZERO)
     rest_s = executing_s + (np.minimum(np.sqrt(q.spread[at]), _MOST_VARIED) - _ONE) * elapsed_s
     executes_s = np.minimum(np.maximum(rest_s, elapsed_s - executing_s), _GIVEN_UP * executing_s - elapsed_s)
-    backlog_s = q.own_work_s[at] - executing_s + np.maximum(executes_s, _ZERO)
+    backlog_s = q.known_work_s[at] - executing_s + np.maximum(executes_s, _ZERO)
     if left is not None:
         backlog_s = backlog_s + q.peer_work_s[at] * left
     left_s: FloatArray = np.maximum(backlog_s, _ZERO)

@@ -92,12 +92,12 @@ def count_for_now(
     q, t, entry = x.queue, x.tokens, held.undo[e, number]
     entry[0], entry[1] = r, model
     entry[2], entry[3], entry[4] = q.in_flight[r], q.charged_until_s[r], q.progress_s[r]
-    entry[5], entry[6] = q.own_work_s[r], q.executing_s[r]
+    entry[5], entry[6] = q.known_work_s[r], q.executing_s[r]
     entry[7], entry[8], entry[9] = q.peer_in_flight[r], q.peer_work_s[r], q.peer_counted_s[r]
-    entry[10], entry[11] = q.own_rows[r, model], q.waiting_rows[r, model]
-    entry[12], entry[13] = q.own_work_model_s[r, model], q.waiting_model_s[r, model]
+    entry[10], entry[11] = q.known_rows[r, model], q.waiting_rows[r, model]
+    entry[12], entry[13] = q.known_work_model_s[r, model], q.waiting_model_s[r, model]
     entry[14], entry[15], entry[16] = t.level[r], t.rate_per_s[r], t.at_s[r]
-    entry[17], entry[18] = q.forming_rows[r, model], q.own_requests[r, model]
+    entry[17], entry[18] = q.forming_rows[r, model], q.known_requests[r, model]
     count_in(x, e, r, model, rows, now_s)
 
 
@@ -108,12 +108,12 @@ def undo(x: FleetState, held: Held, e: int, count: int) -> None:
         entry = held.undo[e, count - 1 - i]
         r, model = int(entry[0]), int(entry[1])
         q.in_flight[r], q.charged_until_s[r], q.progress_s[r] = entry[2], entry[3], entry[4]
-        q.own_work_s[r], q.executing_s[r] = entry[5], entry[6]
+        q.known_work_s[r], q.executing_s[r] = entry[5], entry[6]
         q.peer_in_flight[r], q.peer_work_s[r], q.peer_counted_s[r] = entry[7], entry[8], entry[9]
-        q.own_rows[r, model], q.waiting_rows[r, model] = entry[10], entry[11]
-        q.own_work_model_s[r, model], q.waiting_model_s[r, model] = entry[12], entry[13]
+        q.known_rows[r, model], q.waiting_rows[r, model] = entry[10], entry[11]
+        q.known_work_model_s[r, model], q.waiting_model_s[r, model] = entry[12], entry[13]
         t.level[r], t.rate_per_s[r], t.at_s[r] = entry[14], entry[15], entry[16]
-        q.forming_rows[r, model], q.own_requests[r, model] = entry[17], entry[18]
+        q.forming_rows[r, model], q.known_requests[r, model] = entry[17], entry[18]
 
 
 def _picking(compiler: Compiler, choose: Choose) -> Any:

@@ -138,7 +138,7 @@ _NOTHING = 1e-9
 def batches_of(x: FleetState, r: int, model: int) -> float:
     """Batches of ours that a worker has of a model: those that execute, no fewer than instances are busy, and those
     that wait."""
-    rows, waiting = x.queue.own_rows[r, model], x.queue.waiting_rows[r, model]
+    rows, waiting = x.queue.known_rows[r, model], x.queue.waiting_rows[r, model]
     if rows == 0:
         return 0.0
     most, executing = x.service.max_batch_rows[r, model], rows - waiting
@@ -149,7 +149,7 @@ def batches_of(x: FleetState, r: int, model: int) -> float:
 def batches_there(x: FleetState, r: int, model: int, now_s: float) -> float:
     """Unfinished batches at a worker, over all models; others' requests as if they were to this one."""
     batches = 0.0
-    for m in range(x.queue.own_rows.shape[1]):
+    for m in range(x.queue.known_rows.shape[1]):
         batches += batches_of(x, r, m)
     if x.queue.peer_in_flight[r] > 0:
         batches += (

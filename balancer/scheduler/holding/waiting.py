@@ -243,7 +243,7 @@ class Waiting:
             return
         # Places that are lent stay what they are: whoever waits knows them.
         places = 1 + max(settings.max_requests, max(self.waiters, default=-1) + 1)
-        lengths = lengths_of_held(places, True) | {"e": 1, "b": 1, "m": router.fleet.queue.own_rows.shape[1]}
+        lengths = lengths_of_held(places, True) | {"e": 1, "b": 1, "m": router.fleet.queue.known_rows.shape[1]}
         before, self._held = self._held, held_arrays(lengths)
         held = self._held
         held.settings[0] = holding_row(settings)

@@ -69,7 +69,7 @@ class Listeners:
         return None if certificates is None else certificates.role
 
     async def start(self, **services: Iterable[Services]) -> None:
-        """Listen; each adds services to the listener of its name, where the config has one.
+        """Listen; each adds services to the listener of its name, where the config has one, `peers` to that of reports.
 
         Raises:
             AddressInUseError: naming the field of the config, the address and the remedy.
@@ -111,9 +111,14 @@ class Listeners:
             return
         certificates = self.certificates.get(_OF_ENVOY.get(name, name))
         server = grpc.aio.server(options=[*_LIMITS, *options])
-        guarded = GuardedServer(server, self._metrics, None if certificates is None else certificates.role)
-        for add_to in services[name]:
-            add_to(guarded)  # type: ignore[arg-type]  # it has the two methods that services register with
+        roles = {name: None if certificates is None else certificates.role}
+        if name == "reports":
+            tls = self._config.tls.reports
+            roles["peers"] = None if tls is None else tls.peer_san
+        for services_of, role in roles.items():
+            guarded = GuardedServer(server, self._metrics, role)
+            for add_to in services[services_of]:
+                add_to(guarded)  # type: ignore[arg-type]  # it has the two methods that services register with
         for address in named:
             _bind(server, f"listen.{name}", address, certificates)
         await server.start()

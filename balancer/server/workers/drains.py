@@ -95,7 +95,7 @@ class Drains:
             "worker": worker,
             "drained_by_hand": drained is not None,
             "draining": fleet.workers[row].draining or fleet.workers[row].stopping,
-            "in_flight": float(fleet.queue.in_flight[row]),
+            "in_flight": float(fleet.own_requests(row).sum()),
             "nothing_left": not why,
             "why": why,
         }
@@ -104,8 +104,8 @@ class Drains:
         """What speaks against stopping the worker; empty: nothing."""
         fleet, now_s = self._router.fleet, self._clock()
         row, settings = fleet.index[worker], self._router.settings
-        if fleet.queue.in_flight[row] > 0:
-            return f"{fleet.queue.in_flight[row]:.0f} requests of this balancer's are in flight there"
+        if (own := fleet.own_requests(row).sum()) > 0:
+            return f"{own:.0f} requests of this balancer's are in flight there"
         if settings.reports_required or fleet.workers[row].number >= 0:
             if now_s - fleet.reported_s[row] > settings.stale_after_s:
                 return "its agent is silent, so nobody knows what others have there"

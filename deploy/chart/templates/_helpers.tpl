@@ -104,6 +104,11 @@ imagePullSecrets:
 {{- $_ := set $pods "label_selector" (include "balancer.labelSelector" .) -}}
 {{- end -}}
 {{- $own := dict "listen" $listen "processes" (int $gateway.processes) "state_file" "/run/balancer/state.json" "discovery" (dict "kubernetes" $pods) -}}
+{{- $peers := dict "addresses" list -}}
+{{- range $process := until (int $gateway.processes) -}}
+{{- $_ := set $peers "addresses" (append $peers.addresses (printf "%s:%d" (include "balancer.balancers" $) (add $gateway.ports.reports $process))) -}}
+{{- end -}}
+{{- $_ := set $own "peers" $peers -}}
 {{- if $gateway.adminTokenSecret }}{{ $_ := set $own "admin" (dict "token_file" "/etc/balancer/admin/token") }}{{ end -}}
 {{- if ne .Values.certificates.source "none" -}}
 {{- $files := dict "cert_file" "/etc/balancer/tls/tls.crt" "key_file" "/etc/balancer/tls/tls.key" -}}
@@ -111,6 +116,7 @@ imagePullSecrets:
 {{- if $gateway.adminTokenSecret }}{{ $_ := set $tls "admin" $files }}{{ end -}}
 {{- if and $gateway.picks.enabled (eq $gateway.picks.tls "certificates") }}{{ $_ := set $tls "gateways" $files }}{{ end -}}
 {{- $_ := set $own "tls" $tls -}}
+{{- $_ := set $peers "tls" (merge (dict "ca_file" "/etc/balancer/tls/ca.crt" "server_name" .Values.certificates.serverName) $files) -}}
 {{- $shown := dict "cert_file" "/etc/envoy/tls/tls.crt" "key_file" "/etc/envoy/tls/tls.key" -}}
 {{- if .Values.certificates.clientsShowCertificates }}{{ $_ := set $shown "client_ca_file" "/etc/envoy/tls/ca.crt" }}{{ end -}}
 {{- $_ := set $envoy "tls" $shown -}}
@@ -125,13 +131,13 @@ imagePullSecrets:
 {{/* What of the config a running balancer does not take over: pods are replaced when it changes, and only then. */}}
 {{- define "balancer.restartFields" -}}
 {{- $config := include "balancer.config" . | fromYaml -}}
-{{- pick $config "discovery" "listen" "admin" "tls" "processes" "first_process" "envoy" "state_file" | toYaml -}}
+{{- pick $config "discovery" "listen" "admin" "tls" "processes" "first_process" "peers" "envoy" "state_file" | toYaml -}}
 {{- end }}
 
 {{/* Values that fit each for itself but not together; a schema's words would help nobody. */}}
 {{- define "balancer.check" -}}
 {{- $values := .Values -}}
-{{- $owned := dict "listen" "gateway.ports" "processes" "gateway.processes" "first_process" "nothing: each pod is its own" "state_file" "nothing: it is in the pod" "discovery" "discovery" "tls" "certificates" -}}
+{{- $owned := dict "listen" "gateway.ports" "processes" "gateway.processes" "first_process" "nothing: each pod is its own" "peers" "nothing: all pods tell each other" "state_file" "nothing: it is in the pod" "discovery" "discovery" "tls" "certificates" -}}
 {{- range $field, $remedy := $owned }}
 {{- if hasKey $values.config $field }}{{ fail (printf "config.%s: is the chart's to set; use %s" $field $remedy) }}{{ end }}
 {{- end }}

@@ -150,7 +150,7 @@ async def test_a_client_that_leaves(rig: BothFronts) -> None:
     call = rig.stub.ModelInfer(a_request(), timeout=PATIENCE_S)
     waiting = asyncio.create_task(call.wait_for_connection())
     await arrived.wait()
-    assert rig.router.fleet.queue.own_rows.sum() == 16
+    assert rig.router.fleet.queue.known_rows.sum() == 16
     call.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await waiting

@@ -1,4 +1,4 @@
-"""Two balancer processes behind one Envoy: each decides alone, and hears of what it decided."""
+"""Two balancer processes behind one Envoy: each decides alone, hears of what it decided, and tells the other."""
 
 from collections.abc import AsyncIterator
 
@@ -27,6 +27,10 @@ async def matched(stack: Stack, process: int) -> float:
     return await stack.metric("balancer_outcomes_total", process, result="matched")
 
 
+async def in_flight(stack: Stack, process: int) -> float:
+    return sum(worker["in_flight"] for worker in (await stack.get("/workers", process))["workers"])
+
+
 async def test_both_pick_and_each_hears_of_its_own_picks(stack: Stack) -> None:
     async with steady_load(stack.url, clients=8) as load:
         for process in range(2):
@@ -35,6 +39,14 @@ async def test_both_pick_and_each_hears_of_its_own_picks(stack: Stack) -> None:
                 f"process {process} hears of its picks",
                 until=lambda found: found > 50,
             )
+        # The other's picks count too: all that clients have under way, in either's eyes.
+        for process in range(2):
+            await eventually(
+                lambda process=process: in_flight(stack, process),
+                f"process {process} knows what all clients have in flight",
+                until=lambda found: found > 4,
+            )
+            assert await stack.metric("balancer_peers", process) == 1
     assert not load.failures()
 
     async def idle(process: int) -> bool:

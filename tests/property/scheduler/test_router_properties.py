@@ -62,7 +62,7 @@ def work_s(router: Router) -> tuple[np.ndarray, np.ndarray]:
     What waits goes in full batches. What executes is a batch in each instance, as far as there are rows for them.
     """
     q, s = router.fleet.queue, router.fleet.service
-    rows = q.own_rows - q.waiting_rows
+    rows = q.known_rows - q.waiting_rows
     batches = np.maximum(np.ceil(rows / s.max_batch_rows), np.minimum(rows, s.instances))
     executing_s = (batches * s.fixed_s + rows * s.per_row_s) / s.parallel
     full = np.ceil(q.waiting_rows / s.max_batch_rows)
@@ -72,16 +72,16 @@ def work_s(router: Router) -> tuple[np.ndarray, np.ndarray]:
 def assert_counts_balance(router: Router, in_flight: Mapping[int, tuple[str, Request]]) -> None:
     """`in_flight`: the worker of each request without an outcome, by its number."""
     q = router.fleet.queue
-    counts, rows = np.zeros_like(q.in_flight), np.zeros_like(q.own_rows)
+    counts, rows = np.zeros_like(q.in_flight), np.zeros_like(q.known_rows)
     for worker, request in in_flight.values():
         counts[router.fleet.index[worker]] += 1
         rows[router.fleet.index[worker], router.fleet.models[request.model]] += request.rows
     np.testing.assert_array_equal(q.in_flight, counts)
-    np.testing.assert_array_equal(q.own_rows, rows)
+    np.testing.assert_array_equal(q.known_rows, rows)
     executing_s, waiting_s = work_s(router)
     np.testing.assert_allclose(q.executing_s, executing_s.sum(axis=1), atol=1e-6)
-    np.testing.assert_allclose(q.own_work_s, (executing_s + waiting_s).sum(axis=1), atol=1e-6)
-    assert (q.own_work_s >= -1e-9).all()
+    np.testing.assert_allclose(q.known_work_s, (executing_s + waiting_s).sum(axis=1), atol=1e-6)
+    assert (q.known_work_s >= -1e-9).all()
     assert not router.failures
 
 

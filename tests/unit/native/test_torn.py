@@ -70,7 +70,7 @@ def test_a_state_that_does_not_fit_is_left_to_the_balancer(
     assert str(TAKEN) in answers(settle, folder, requests)
     content = bytearray((folder / "fleet_state").read_bytes())
     # An array of two axes.
-    start = 0 if dtype is HEADER else HEADER.itemsize + list(FIELDS).index("queue.own_rows") * ENTRY.itemsize
+    start = 0 if dtype is HEADER else HEADER.itemsize + list(FIELDS).index("queue.known_rows") * ENTRY.itemsize
     for name, value in fields.items():
         np.frombuffer(content, dtype, 1, start)[name] = value
     (folder / "fleet_state").write_bytes(content)

@@ -141,6 +141,22 @@ async def test_a_balancer_allows_pauses_while_no_requests_flow_and_says_at_once_
             assert replicas.pause_s == 0.0
 
 
+async def test_balancers_that_are_told_of_each_others_picks_are_asked_once_they_are_not() -> None:
+    told, first, second = {"w": True}, ReceivedEvents(), ReceivedEvents()
+    options = {"at_worker": lambda _: AtWorker({"a": 5}), "told_all": told.__getitem__}
+    async with (
+        collecting(first, **options) as (collector, address),
+        collecting(second, **options) as (_, other),
+        running(Replicas([address, other]), asking=True),
+    ):
+        before = await first.report(lambda report: report.number > 30)
+        assert (before.peers_in_flight, collector.counts.questions) == (None, 0)
+        told["w"] = False
+        await first.report(lambda report: report.peers_in_flight == (("a", 5),))
+        told["w"] = True
+        await first.report(lambda report: report.peers_in_flight is None, after=len(first.events))
+
+
 async def test_a_lone_balancer_gets_no_question() -> None:
     received = ReceivedEvents()
     async with collecting(received) as (collector, address), running(Replicas([address]), asking=True):
@@ -225,7 +241,7 @@ async def test_every_address_of_a_name_gets_a_stream(monkeypatch: pytest.MonkeyP
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", fake_getaddrinfo)
-    monkeypatch.setattr("balancer.reports.replicas._RESOLVE_PERIOD_S", 0.05)
+    monkeypatch.setattr("balancer.reports.addresses._RESOLVE_PERIOD_S", 0.05)
     async with collecting(first) as (_, address):
         port = int(address.rpartition(":")[2])
         replicas = Replicas([f"balancer.test:{port}", "nowhere.test:1"])
@@ -248,7 +264,7 @@ async def test_an_address_that_left_its_name_is_dropped_when_its_stream_breaks(m
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", fake_getaddrinfo)
-    monkeypatch.setattr("balancer.reports.replicas._RESOLVE_PERIOD_S", 0.02)
+    monkeypatch.setattr("balancer.reports.addresses._RESOLVE_PERIOD_S", 0.02)
     lost = asyncio.Event()
 
     def on_event(event: Event) -> None:

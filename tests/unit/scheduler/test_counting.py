@@ -48,11 +48,11 @@ def test_a_report_that_teaches_service_times_counts_the_own_work_anew() -> None:
     router = make_router(1, models=[model(**executed(10, 0.010))])
     for _ in range(3):
         router.route(M, 0.1)
-    before_s = float(router.fleet.queue.own_work_s[0])
+    before_s = float(router.fleet.queue.known_work_s[0])
     router.observe(report("w0", 2, [model(**executed(500, 0.080))]), 0.2)
-    assert router.fleet.queue.own_work_s[0] == pytest.approx(3 * work_of_one(router))
+    assert router.fleet.queue.known_work_s[0] == pytest.approx(3 * work_of_one(router))
     assert router.fleet.queue.executing_s[0] == pytest.approx(work_of_one(router))
-    assert router.fleet.queue.own_work_s[0] > 3 * before_s
+    assert router.fleet.queue.known_work_s[0] > 3 * before_s
 
 
 def test_service_times_that_fade_count_the_own_work_anew() -> None:
@@ -62,11 +62,11 @@ def test_service_times_that_fade_count_the_own_work_anew() -> None:
     router.observe(report("w0", 2, [model(**executed(500, 0.080))]), 0.1)
     for _ in range(3):
         router.route(M, 0.1)
-    before_s = float(router.fleet.queue.own_work_s[0])
+    before_s = float(router.fleet.queue.known_work_s[0])
     for now_s in range(2, 30, 2):
         router.tick(float(now_s))
-    assert router.fleet.queue.own_work_s[0] == pytest.approx(3 * work_of_one(router))
-    assert router.fleet.queue.own_work_s[0] < before_s / 3
+    assert router.fleet.queue.known_work_s[0] == pytest.approx(3 * work_of_one(router))
+    assert router.fleet.queue.known_work_s[0] < before_s / 3
 
 
 def test_a_report_has_batch_sizes_and_instances() -> None:
@@ -77,10 +77,10 @@ def test_a_report_has_batch_sizes_and_instances() -> None:
     service, m = router.fleet.service, router.fleet.models["m"]
     fixed_s, per_row_s = service.fixed_s[0, m], service.per_row_s[0, m]
     assert router.fleet.queue.executing_s[0] == pytest.approx(2 * fixed_s + 2 * per_row_s)
-    assert router.fleet.queue.own_work_s[0] == pytest.approx(3 * fixed_s + 6 * per_row_s)
+    assert router.fleet.queue.known_work_s[0] == pytest.approx(3 * fixed_s + 6 * per_row_s)
     # With other balancers the seconds are those that Triton counts, in which each instance waits for the other.
     router.observe(report("w0", 2, [model(max_batch_rows=4, instances=2)], balancers=2), 0.2)
-    assert router.fleet.queue.own_work_s[0] == pytest.approx((3 * fixed_s + 6 * per_row_s) / 2)
+    assert router.fleet.queue.known_work_s[0] == pytest.approx((3 * fixed_s + 6 * per_row_s) / 2)
 
 
 def shared_device(balancers: int) -> Router:

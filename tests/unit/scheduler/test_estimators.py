@@ -120,16 +120,16 @@ class TestQueue:
         for _ in range(1 + 4):
             queue.sent(q, s, 0, 0, 1, now_s=0.0)
         assert q.executing_s[0] == pytest.approx(0.08 + 0.01)
-        assert q.own_work_s[0] == pytest.approx(2 * 0.08 + 5 * 0.01)
+        assert q.known_work_s[0] == pytest.approx(2 * 0.08 + 5 * 0.01)
         queue.sent(q, s, 0, 0, 1, now_s=0.0)
-        assert q.own_work_s[0] == pytest.approx(3 * 0.08 + 6 * 0.01)
+        assert q.known_work_s[0] == pytest.approx(3 * 0.08 + 6 * 0.01)
 
     def test_when_a_batch_ends_those_that_wait_execute_as_far_as_they_fit(self) -> None:
         q, s = allocate(Queue, 1, 1), make_service()
         for _ in range(1 + 5):
             queue.sent(q, s, 0, 0, 1, now_s=0.0)
         queue.ended(q, s, 0, 0, 1, now_s=0.1)
-        assert (q.waiting_rows[0, 0], q.own_rows[0, 0]) == (1, 5)
+        assert (q.waiting_rows[0, 0], q.known_rows[0, 0]) == (1, 5)
         assert q.executing_s[0] == pytest.approx(0.08 + 4 * 0.01)
 
     def test_as_many_execute_side_by_side_as_there_are_instances(self) -> None:
@@ -147,7 +147,7 @@ class TestQueue:
         for _ in range(2):
             queue.sent(q, s, 0, 0, 1, now_s=0.0)
         assert q.waiting_rows[0, 0] == 2
-        assert q.own_work_s[0] == pytest.approx(0.08 + 2 * 0.01)
+        assert q.known_work_s[0] == pytest.approx(0.08 + 2 * 0.01)
         queue.ended(q, s, 0, 0, 1, now_s=1.0)
         assert q.waiting_rows[0, 0] == 1
 
@@ -172,7 +172,7 @@ class TestQueue:
 
     def test_several_balancers_share_batches_so_others_have_the_work_that_own_requests_do_not_take(self) -> None:
         q = allocate(Queue, 1, 1)
-        q.in_flight[0], q.own_work_s[0] = 4, 1.5
+        q.in_flight[0], q.known_work_s[0] = 4, 1.5
         reported(q, pending=6, executing=2, work_s=2.0, balancers=2, now_s=0.0)
         assert (q.peer_in_flight[0], q.peer_work_s[0]) == (4, 0.5)
         reported(q, pending=4, executing=0, work_s=1.0, balancers=2, now_s=0.0)
@@ -180,7 +180,7 @@ class TestQueue:
 
     def test_the_device_works_for_others_and_us_by_what_lies_there(self) -> None:
         q = allocate(Queue, 1, 1)
-        q.own_work_s[0] = 1.0
+        q.known_work_s[0] = 1.0
         reported(q, pending=8, executing=0, work_s=2.0, balancers=2, now_s=0.0)
         assert pending_now(q, 0.5)[0] == pytest.approx(8 * 0.75)
         assert pending_now(q, 2.0)[0] == 0
@@ -196,7 +196,7 @@ class TestQueue:
 
     def test_what_is_left_of_theirs_when_more_come_depends_on_our_work_beside_it(self) -> None:
         q, s = allocate(Queue, 1, 1), make_service(fixed_s=0.0, per_row_s=0.0)
-        q.own_work_s[0] = 1.0
+        q.known_work_s[0] = 1.0
         reported(q, pending=8, executing=0, work_s=2.0, balancers=2, now_s=0.0)
         queue.sent(q, s, 0, 0, 1, now_s=0.5)
         assert (q.peer_in_flight[0], q.peer_work_s[0]) == (8 * 0.75 + 1, 0.75)
@@ -254,7 +254,7 @@ def test_leading_axes_give_what_single_fleets_give() -> None:
     batched = allocate(Queue, 5, 2, batch=(3,))
     for f in (
         "in_flight",
-        "own_work_s",
+        "known_work_s",
         "executing_s",
         "peer_in_flight",
         "peer_work_s",

@@ -75,14 +75,14 @@ def test_as_long_as_there_is_room_the_block_and_its_rows_stay() -> None:
 
 def test_a_block_without_room_is_replaced_and_says_so() -> None:
     fleet = filled(8, 4)
-    block, kept = fleet.block, fleet.queue.own_rows.copy()
+    block, kept = fleet.block, fleet.queue.known_rows.copy()
     fleet.add(workers=1)
     assert fleet.block is not block
     assert not block.header["in_force"]
     assert fleet.block.header["in_force"]
     assert fleet.block.generation == block.generation + 1
     assert fleet.block.room == (16, 4)
-    np.testing.assert_array_equal(fleet.queue.own_rows[:8], kept)
+    np.testing.assert_array_equal(fleet.queue.known_rows[:8], kept)
 
 
 def test_a_thousand_workers_one_by_one_take_few_blocks() -> None:
@@ -103,7 +103,7 @@ def test_a_thousand_workers_one_by_one_take_few_blocks() -> None:
 )
 def test_numbers_stay_with_their_worker_and_model(steps: Sequence[tuple[str, int]]) -> None:
     fleet, number = FleetBlock(), 1.0
-    model: dict[str, np.ndarray] = {"queue.own_rows": np.zeros((0, 0)), "tokens.level": np.zeros(0)}
+    model: dict[str, np.ndarray] = {"queue.known_rows": np.zeros((0, 0)), "tokens.level": np.zeros(0)}
     for step, count in steps:
         workers, models = fleet.sizes
         own_rows, level = model.values()
@@ -117,10 +117,10 @@ def test_numbers_stay_with_their_worker_and_model(steps: Sequence[tuple[str, int
         elif workers:
             fleet.remove_worker(count % workers)
             own_rows, level = np.delete(own_rows, count % workers, 0), np.delete(level, count % workers)
-        model = {"queue.own_rows": own_rows, "tokens.level": level}
-        np.testing.assert_array_equal(fleet.queue.own_rows, own_rows)
+        model = {"queue.known_rows": own_rows, "tokens.level": level}
+        np.testing.assert_array_equal(fleet.queue.known_rows, own_rows)
         np.testing.assert_array_equal(fleet.tokens.level, level)
-        for array in (fleet.queue.own_rows, own_rows, fleet.tokens.level, level):
+        for array in (fleet.queue.known_rows, own_rows, fleet.tokens.level, level):
             array[...] += number
         number *= 2
 

@@ -43,7 +43,7 @@ def test_what_executes_by_it_is_counted_in_batches() -> None:
     router = executing(balancers=2, peers_in_flight=(("m", 9),))
     queue, service, m = router.fleet.queue, router.fleet.service, router.fleet.models["m"]
     fixed_s, per_row_s = service.fixed_s[0, m], service.per_row_s[0, m]
-    assert queue.own_work_s[0] + queue.peer_work_s[0] == pytest.approx(2 * fixed_s + 11 * per_row_s)
+    assert queue.known_work_s[0] + queue.peer_work_s[0] == pytest.approx(2 * fixed_s + 11 * per_row_s)
 
 
 def test_models_that_others_have_nothing_of_are_left_out() -> None:
