@@ -6,6 +6,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +255,8 @@ class App:
             if event.worker not in self.router.fleet.index:
                 self._reporter.unlisted(event.worker)
             self._drains.observe(event)
+            if is_told_all(self.router.fleet, event.worker):
+                event = replace(event, peers_in_flight=None)  # of an agent that asks no more
         elif not isinstance(event, PeerTold):
             self._traffic.tick_soon()
         self.router.observe(event, self._clock())

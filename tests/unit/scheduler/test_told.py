@@ -137,6 +137,30 @@ def test_an_agent_need_not_ask_a_balancer_that_is_told_all() -> None:
     assert not is_told_all(router.fleet, "w0")
 
 
+def test_what_a_hostile_peer_tells_neither_takes_long_nor_grows_nor_ends_own_requests() -> None:
+    router = make_router(1)
+    router.route(Request("m"), 0.0)
+    for k in range(20):
+        tell(router, picks(200_000, 0), *(picks(200_000, 0, f"w{k}-{i}") for i in range(50)))
+        router.observe(PeerTold("other", (), tuple((f"w{k}-{i}", 1.0) for i in range(50))), 0.0)
+        assert in_flight(router) == [1001]
+        tell(router, picks(200_000, 200_000))
+        assert in_flight(router) == [1]
+        tell(router, picks(0, 0))
+    assert router._told._waits == {"other": {}}
+    assert len(router._told._picks["other"]) == 1
+
+
+def test_workers_that_are_gone_are_forgotten() -> None:
+    router = make_router(2)
+    tell(router, picks(1, 0), picks(1, 0, "w1"))
+    router.observe(PeerTold("other", (), (("w1", 1.0),)), 0.0)
+    router.observe(WorkerRemoved("w1"), 0.0)
+    tell(router)
+    assert list(router._told._picks["other"]) == [("w0", "m")]
+    assert router._told._waits == {"other": {}}
+
+
 @dataclass
 class Peer:
     """A balancer that tells another one, over a stream that carries what it likes of it."""
