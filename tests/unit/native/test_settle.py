@@ -34,7 +34,8 @@ from balancer.kernel.settings import Settings
 from balancer.native.enums import Source
 from balancer.native.layouts import UNKNOWN_MODEL
 from balancer.native.router import SharedRouter
-from balancer.scheduler.events import WorkerAdded
+from balancer.scheduler.events import PeerLost, PeerTold, WorkerAdded
+from balancer.scheduler.peers import OwnPicks
 from balancer.scheduler.router import Router
 from policies import BUILTIN
 from policies.base import Policy
@@ -99,6 +100,13 @@ def test_it_decides_counts_and_learns_as_the_router_does(settle: Path, tmp_path:
     outcomes = np.concatenate([batch.copy() for batch in shared.state.outcomes()])
     assert len(outcomes) == len(wanted) - taken + ended
     assert outcomes["matched"].sum() == ended
+    # Peers are told of what Envoys picked, and what they tell counts beside it.
+    told = OwnPicks(shared.fleet).since(OwnPicks(shared.fleet).nothing_told(), 1000)
+    assert (sum(picks.sent for picks in told), sum(picks.done for picks in told)) == (taken, ended)
+    for event in (PeerTold("peer", tuple(told)), PeerLost("peer")):
+        shared.observe(event, time.monotonic())
+        beside = taken - ended if isinstance(event, PeerTold) else 0
+        assert shared.fleet.queue.in_flight.sum() == taken - ended + beside
     # What asks for a model that nobody has is refused.
     nobody = sum(line.startswith("ask") and line.split()[-4] == "nobody" for line in lines)
     assert (outcomes["column"] == UNKNOWN_MODEL).sum() == nobody
