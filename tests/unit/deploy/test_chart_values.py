@@ -107,6 +107,11 @@ def test_several_processes_go_with_all_but_native(frontend: str) -> None:
     found = rendered(TRY, values={"gateway.frontend": frontend, "gateway.processes": 3})
     config = parse(config_of(found), "balancer.yaml")
     assert (config.envoy.frontend, config.processes) == (frontend, 3)
+    # All processes of all pods tell each other: the name stands for the pods.
+    ports = [f"{config.listen.reports.rpartition(':')[2][:-1]}{number}" for number in (2, 3, 4)]
+    (service,) = {address.rpartition(":")[0] for address in config.peers.addresses}
+    assert [address.rpartition(":")[2] for address in config.peers.addresses] == ports
+    assert service in {each["metadata"]["name"] for each in of_kind(found, "Service")}
 
 
 def test_a_zone_is_said_by_the_pod_or_by_the_values() -> None:
@@ -149,6 +154,6 @@ def test_pods_are_replaced_for_what_a_running_balancer_does_not_take_over_and_fo
         "processes": {"gateway.frontend": "pick", "gateway.processes": 2},
         "envoy": {"config.envoy": {"open_health": True}},
     }
-    # What the chart fixes cannot change: every pod is the first of its own Envoy.
-    assert {field.partition(".")[0] for field in RESTART_FIELDS} == {*changes, "first_process", "state_file"}
+    # What the chart fixes cannot change: every pod is the first of its own Envoy, and tells all others.
+    assert {field.partition(".")[0] for field in RESTART_FIELDS} == {*changes, "first_process", "state_file", "peers"}
     assert all(restart_stamp(values) != as_it_is for values in changes.values())
