@@ -44,7 +44,7 @@ _REFUSALS = frozenset(
         grpc.StatusCode.RESOURCE_EXHAUSTED,
     }
 )
-CHANNEL_OPTIONS = (
+_CHANNEL_OPTIONS = (
     # A channel is for one connection, and we pause between them ourselves; this bounds the attempt.
     ("grpc.min_reconnect_backoff_ms", 2000),
     # Acknowledgements keep a live connection busy, so pings go out only where something is wrong.
@@ -150,7 +150,7 @@ class Replica:
 
     async def _connection(self) -> StreamFailure:
         try:
-            channel = await self._channel()
+            channel = await channel_to(self.address, self._tls)
         except OperatorError as error:
             return StreamFailure(str(error))
         async with channel:
@@ -177,14 +177,6 @@ class Replica:
         if code is grpc.StatusCode.UNAVAILABLE and self._acknowledged_s > -math.inf:
             return StreamFailure("the connection broke", details, code)
         return explain(code, details, self._shown())
-
-    async def _channel(self) -> grpc.aio.Channel:
-        if self._tls is None:
-            return grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS)
-        trusted = await asyncio.to_thread(credentials, self._tls)
-        # The address is one of several that a name stands for, so the certificate is held against that name.
-        name = ("grpc.ssl_target_name_override", self._tls.server_name)
-        return grpc.aio.secure_channel(self.address, trusted, options=(*CHANNEL_OPTIONS, name))
 
     def _shown(self) -> str:
         if self._tls is None:
@@ -277,6 +269,16 @@ class Replica:
         self._listener = None
         self.pause_s = _LONGEST_PAUSE_S
         self._on_answer()
+
+
+async def channel_to(address: str, tls: BalancerTls | None) -> grpc.aio.Channel:
+    """To a balancer's report port. Raises OperatorError where a file of `tls` cannot be read."""
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+    trusted = await asyncio.to_thread(credentials, tls)
+    # The address is one of several that a name stands for, so the certificate is held against that name.
+    name = ("grpc.ssl_target_name_override", tls.server_name)
+    return grpc.aio.secure_channel(address, trusted, options=(*_CHANNEL_OPTIONS, name))
 
 
 async def _write(call: _Call, message: report_pb2.WorkerReport) -> bool:

@@ -77,8 +77,9 @@ def explain(code: grpc.StatusCode, details: str, shown: str) -> StreamFailure:
 
 
 class StreamStatus:
-    def __init__(self, address: str) -> None:
-        self._address = address
+    def __init__(self, address: str, what: str = "reports to balancer") -> None:
+        """`what` the stream carries, and to whom."""
+        self._address, self._what = address, what
         self._cause = ""
         self._at_s = -math.inf
         self._times = 0
@@ -90,14 +91,15 @@ class StreamStatus:
             return
         self._cause, self._at_s = failure.cause, now_s
         logger.warning(
-            "no reports to balancer %s: %s",
+            "no %s %s: %s",
+            self._what,
             self._address,
             failure.cause,
             extra={"details": failure.details, "attempts": self._times},
         )
 
     def connected(self) -> None:
-        logger.info("reports to balancer %s: connected", self._address)
+        logger.info("%s %s: connected", self._what, self._address)
 
     def well(self) -> None:
         """It has done so for a while: the next failure is news again."""

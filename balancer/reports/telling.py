@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
-import math
 import random
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -11,15 +9,14 @@ from typing import NoReturn
 import grpc
 
 from balancer import bounds
-from balancer.balancer_tls import BalancerTls, credentials
+from balancer.balancer_tls import BalancerTls
 from balancer.errors import OperatorError
 from balancer.reports import report_pb2
 from balancer.reports.addresses import Streams
-from balancer.reports.sending import CHANNEL_OPTIONS
+from balancer.reports.sending import channel_to
+from balancer.reports.stream_failures import StreamFailure, StreamStatus
 from balancer.scheduler.events import PeerPicks
 from balancer.scheduler.peers import OwnPicks
-
-logger = logging.getLogger(__name__)
 
 METHOD = f"/{report_pb2.DESCRIPTOR.services_by_name['Peers'].full_name}/Tell"
 _EVERY_S = 0.001
@@ -33,7 +30,6 @@ _PAUSE_S = 1.0
 _TOLD_ELSEWHERE = (grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.ABORTED)
 _TOLD_ELSEWHERE_S = 60.0
 """The same at an address that is this process's own, as a name of all balancers has it, or a peer's second one."""
-_SAY_AGAIN_S = 60.0
 
 _Method = grpc.aio.StreamStreamMultiCallable[report_pb2.PicksTold, report_pb2.PeerAck]
 _Call = grpc.aio.StreamStreamCall[report_pb2.PicksTold, report_pb2.PeerAck]
@@ -47,7 +43,7 @@ class Teller:
         self.moved = asyncio.Event()
         """Set when there may be something to tell."""
         self._address, self._tls, self._identity, self._picks = address, tls, identity, picks
-        self._failure, self._said_s = "", -math.inf
+        self._status = StreamStatus(address, "picks to peer")
 
     async def run(self) -> None:
         while self.wanted:
@@ -55,23 +51,17 @@ class Teller:
             try:
                 await self._connection()
             except OperatorError as error:
-                self._failed(str(error))
+                self._status.failed(StreamFailure(str(error)), asyncio.get_running_loop().time())
             except grpc.aio.AioRpcError as error:
                 if error.code() in _TOLD_ELSEWHERE:
                     pause_s = _TOLD_ELSEWHERE_S
                 else:
-                    self._failed(f"{error.code().name} {error.details()}")
+                    failure = StreamFailure(f"{error.code().name} {error.details()}", code=error.code())
+                    self._status.failed(failure, asyncio.get_running_loop().time())
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
 
     async def _connection(self) -> None:
-        if self._tls is None:
-            channel = grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS)
-        else:
-            trusted = await asyncio.to_thread(credentials, self._tls)
-            # The address is one of several that a name stands for, so the certificate is held against that name.
-            name = ("grpc.ssl_target_name_override", self._tls.server_name)
-            channel = grpc.aio.secure_channel(self._address, trusted, options=(*CHANNEL_OPTIONS, name))
-        async with channel:
+        async with await channel_to(self._address, self._tls) as channel:
             method: _Method = channel.stream_stream(
                 METHOD,
                 request_serializer=report_pb2.PicksTold.SerializeToString,
@@ -96,20 +86,13 @@ class Teller:
                     message.waits.add(worker=worker, waiting_tokens=tokens)
                 await call.write(message)
                 if message.balancer:
-                    self._failure = ""
-                    logger.info("peer %s: is told of picks", self._address)
+                    self._status.well()
+                    self._status.connected()
                 message = report_pb2.PicksTold()
                 await asyncio.sleep(_EVERY_S)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_LIFE_S):
                         await self.moved.wait()
-
-    def _failed(self, why: str) -> None:
-        """Log it unless the same was said within the last minute."""
-        now_s = asyncio.get_running_loop().time()
-        if why != self._failure or now_s - self._said_s > _SAY_AGAIN_S:
-            self._failure, self._said_s = why, now_s
-            logger.warning("peer %s: is not told of picks, trying again: %s", self._address, why)
 
 
 class Tellers(Streams[Teller]):

@@ -42,7 +42,7 @@ class UntoldPrompts:
 
 
 class PicksFleet(Protocol):
-    """What is told of a fleet."""
+    """The parts of a fleet that a peer is told of."""
 
     names: list[str]
     index: dict[str, int]
@@ -62,7 +62,7 @@ class ToldSoFar:
     waiting: FloatArray
     """Tokens by worker, `(n,)`."""
     revision: int = -1
-    """Of the fleet then."""
+    """The fleet's revision when the peer was told last."""
 
 
 class OwnPicks:

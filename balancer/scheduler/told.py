@@ -1,7 +1,7 @@
 """What peers tell: the picks and ends of other balancers, counted as own ones are, once each.
 
-A peer tells how many requests it has sent to a worker, and how many of them ended, all there ever were. So nothing is
-lost with a message, and as little is told as there is to tell, however many requests there were in between.
+A peer tells how many requests it has sent to a worker, and how many of them ended, all there ever were. The next
+message makes up for one that was lost, and its size does not depend on how many requests came in between.
 """
 
 from collections.abc import Iterable

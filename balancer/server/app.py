@@ -255,7 +255,7 @@ class App:
             if event.worker not in self.router.fleet.index:
                 self._reporter.unlisted(event.worker)
             self._drains.observe(event)
-            if is_told_all(self.router.fleet, event.worker):
+            if event.peers_in_flight is not None and is_told_all(self.router.fleet, event.worker):
                 event = replace(event, peers_in_flight=None)  # of an agent that asks no more
         elif not isinstance(event, PeerTold):
             self._traffic.tick_soon()

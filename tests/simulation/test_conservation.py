@@ -94,7 +94,7 @@ def nothing_is_left_in_a_queue_or_in_flight(simulation: Simulation) -> None:
     for router in simulation.world.routers:
         queue = router.fleet.queue
         np.testing.assert_array_equal(queue.sent_requests, queue.done_requests)
-        # What peers were not told of before the end is in flight there.
+        # The run ends before peers hear of the last ends, so these requests still count at them.
         if not simulation.fleet.tells_peers:
             assert not queue.in_flight.any()
             assert not queue.known_work_s.any()

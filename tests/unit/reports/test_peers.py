@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
@@ -127,7 +128,7 @@ async def test_who_says_nothing_is_heard_no_longer() -> None:
         assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-HOSTILE = {
+HOSTILE: dict[str, Any] = {
     "picks.sent": {"sent": 2**60, "done": 2**60},
     "picks.done": {"sent": 1, "done": 2},
     "picks.worker": {"worker": "w" * 300},
@@ -140,7 +141,7 @@ HOSTILE = {
 @pytest.mark.parametrize("field", HOSTILE)
 def test_what_is_out_of_bounds_is_refused_by_its_field(field: str) -> None:
     with pytest.raises(OutOfBoundsError, match=f"^{field}: .* is refused") as refused:
-        decode_picks(report_pb2.PicksTold(picks=[report_pb2.WorkerPicks(**HOSTILE[field])]))  # type: ignore[arg-type]
+        decode_picks(report_pb2.PicksTold(picks=[report_pb2.WorkerPicks(**HOSTILE[field])]))
     assert refused.value.field == field
 
 
