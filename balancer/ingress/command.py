@@ -22,7 +22,7 @@ from balancer.errors import OperatorError
 from balancer.files.schema import Address
 from balancer.ingress.calls import Caller
 from balancer.ingress.ingress import Ingress, Options
-from balancer.ingress.message import Broker
+from balancer.ingress.message import Broker, Topics
 from balancer.ingress.metrics import IngressMetrics
 from balancer.ingress.room import Room
 from balancer.server.admin.server import AdminServer
@@ -67,6 +67,13 @@ SIGTERM takes nothing new and ends what is there.
 @click.option("--listener", metavar="URL", default="http://127.0.0.1:8080", show_default=True, help="Envoy's.")
 @click.option("--listener-ca", type=FILE, help="What signed the listener's certificate, where the system knows it not.")
 @click.option("--metrics", metavar="HOST:PORT", default="", help="Serves /metrics there.")
+@click.option(
+    "--lease-s",
+    type=click.FloatRange(min=1),
+    default=30.0,
+    show_default=True,
+    help="After so long the messages of an ingress that is gone go to another.",
+)
 @click.option("--drain-s", type=click.FloatRange(min=0), default=25.0, show_default=True, help="For what is held.")
 @admin_options(says="listen.admin of a balancer, which says how much room its fleet has.")
 def ingress(
@@ -80,6 +87,7 @@ def ingress(
     listener: str,
     listener_ca: Path | None,
     metrics: str,
+    lease_s: float,
     drain_s: float,
     **where: Any,
 ) -> None:
@@ -90,7 +98,7 @@ def ingress(
     dead = dead_letters or f"{requests}-dead"
     if len({requests, answers, dead}) < 3:
         raise click.UsageError("--requests, --answers and --dead-letters must name three topics")
-    broker = _broker(broker_url, requests, answers, dead, group, in_order)
+    broker = _broker(broker_url, Topics(requests, answers, dead, group, in_order, lease_s))
     tls = None if listener_ca is None else ssl.create_default_context(cafile=listener_ca)
     balancers = balancers_of(**where)
     uvloop.run(
@@ -104,12 +112,12 @@ def ingress(
     )
 
 
-def _broker(url: str, *how: Any) -> Broker:
+def _broker(url: str, topics: Topics) -> Broker:
     scheme = urlsplit(url).scheme
     if scheme not in _BROKERS:
         raise click.UsageError(f"--broker {url!r}: its scheme must be one of {', '.join(_BROKERS)}")
     module, name = _BROKERS[scheme]
-    broker: Broker = getattr(importlib.import_module(module), name)(url, *how)
+    broker: Broker = getattr(importlib.import_module(module), name)(url, topics)
     return broker
 
 

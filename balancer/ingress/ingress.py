@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from balancer.ingress.calls import MODEL_HEADER, Answer, Call, Failure, UnservableError, call_of, deadline_s
 from balancer.ingress.message import Broker, BrokerError, Message, Settled
@@ -100,7 +101,7 @@ class Ingress:
             while (most := self._most()) <= 0:
                 self._freed.clear()
                 await self._freed.wait()
-            for message in await self._insist(lambda most=most: self._broker.take(most)):
+            for message in await self._insist(functools.partial(self._broker.take, most)):
                 self._metrics.taken.inc()
                 self._held[id(message)] = message
                 self._held_bytes += len(message.body)
@@ -177,7 +178,7 @@ class Ingress:
             batch = [await self._ended.get()]
             while not self._ended.empty():
                 batch.append(self._ended.get_nowait())
-            for settled, now in await self._insist(lambda batch=batch: self._broker.settle(batch)):
+            for settled, now in await self._insist(functools.partial(self._broker.settle, batch)):
                 self._forget(settled, now)
 
     def _forget(self, settled: Settled, now: bool) -> None:
@@ -196,7 +197,7 @@ class Ingress:
 
     async def _keep(self) -> None:
         while True:
-            await asyncio.sleep(self._broker.keep_s / 3)
+            await asyncio.sleep(self._broker.lease_s / 3)
             await self._insist(lambda: self._broker.keep([*self._held.values()]))
 
     async def _watch_lag(self) -> None:
@@ -234,7 +235,7 @@ def _dead(message: Message, reason: str, begun: int = 0) -> Settled:
     return Settled(message, "dead", message.body, headers)
 
 
-async def _end(*tasks: asyncio.Future[None] | asyncio.Future[bool]) -> list[BaseException]:
+async def _end(*tasks: asyncio.Future[Any]) -> list[Exception]:
     """Cancel them all; what some had failed with before."""
     for task in tasks:
         task.cancel()

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka import Message as KafkaMessage
 
-from balancer.ingress.message import ID_HEADER, KEY_HEADER, BrokerError, BrokerRefusesError, Message, Settled
+from balancer.ingress.message import ID_HEADER, KEY_HEADER, BrokerError, BrokerRefusesError, Message, Settled, Topics
 
 _TAKE_S = 0.5
 _ANSWER_S = 10.0
@@ -54,19 +54,18 @@ class KafkaBroker:
     early waits for what came before it in its partition. What the URL says after `?` are properties of librdkafka.
     """
 
-    keep_s = 60.0
     max_body_bytes = 2**20 - 64 * 1024
     """What brokers take unless they are told otherwise, less room for headers."""
 
-    def __init__(self, url: str, requests: str, answers: str, dead_letters: str, group: str, in_order: bool) -> None:
-        """`in_order` changes nothing: partitions are in order as they stand."""
+    def __init__(self, url: str, topics: Topics) -> None:
+        """`topics.in_order` changes nothing here: partitions are in order as they stand."""
         parts = urlsplit(url)
         self._properties: dict[str, Any] = {"bootstrap.servers": parts.netloc, **dict(parse_qsl(parts.query))}
         self._properties |= {"log_level": 2}
-        self._requests, self._group = requests, group
-        self._to = {"answered": answers, "dead": dead_letters}
+        self._topics, self.lease_s = topics, topics.lease_s
         self._consumer: Consumer | None = None
         self._producer: Producer | None = None
+        self._member: Any = None
         self._partitions: dict[int, _Partition] = {}
         self._lost: list[Settled] = []
         """Ended here, while another one has got their partition."""
@@ -77,16 +76,17 @@ class KafkaBroker:
 
     async def open(self) -> None:
         if self._consumer is None:
+            mine = {"group.id": self._topics.group, "session.timeout.ms": int(1e3 * self.lease_s)}
             try:
-                self._consumer = Consumer({**self._properties, **_OURS, "group.id": self._group})
+                self._consumer = Consumer({**self._properties, **_OURS, **mine})
             except KafkaException as error:
-                raise BrokerRefusesError(f"Kafka: {_words(error)}: check the properties after ? in --broker") from error
-            self._consumer.subscribe([self._requests], on_revoke=self._revoke, on_lost=self._revoke)
+                raise BrokerRefusesError(f"Kafka: {_words(error)}; look at what follows ? in --broker") from error
+            self._consumer.subscribe([self._topics.requests], on_revoke=self._revoke, on_lost=self._revoke)
         await self._in(self._writer, self._have_producer)
 
     def _have_producer(self) -> Producer:
         if self._producer is None:
-            mine = f"{self._group}-{socket.gethostname()}-{os.getpid()}"
+            mine = f"{self._topics.group}-{socket.gethostname()}-{os.getpid()}"
             how = {"transactional.id": mine, "transaction.timeout.ms": 10_000, "linger.ms": 0}
             producer = Producer({**self._properties, **how})
             producer.init_transactions(_ANSWER_S)
@@ -98,21 +98,33 @@ class KafkaBroker:
         self._revoked += [partition.partition for partition in partitions]
 
     async def take(self, most: int) -> Sequence[Message]:
-        consumer = self._consumer
-        assert consumer is not None
-        taken: list[KafkaMessage] = await self._in(self._reader, lambda: consumer.consume(most, _TAKE_S))
-        while self._revoked:
-            gone = self._partitions.pop(self._revoked.pop(), _Partition())
+        taken, revoked, self._member = await self._in(self._reader, lambda: self._consume(most))
+        for number in revoked:
+            gone = self._partitions.pop(number, _Partition())
             self._lost += [settled for settled in gone.open.values() if settled is not None]
         found = []
         for each in taken:
-            error = each.error()
-            if error is None:
+            if each.error() is None:
                 found.append(message := _message(each))
                 self._partitions.setdefault(message.position[0], _Partition()).open[message.position[1]] = None
-            elif error.code() in _REFUSED:
-                raise BrokerError(f"topic {self._requests!r}: {error.str()}; make it, with as many partitions as suit")
+        errors = [error for each in taken if (error := each.error()) is not None and error.code() in _REFUSED]
+        if errors and not found:
+            raise BrokerError(f"topic {self._topics.requests!r}: {errors[0].str()}; make it, with some partitions")
         return found
+
+    def _consume(self, most: int) -> tuple[list[KafkaMessage], list[int], Any]:
+        """Messages, the partitions that went to somebody else meanwhile, and as whom offsets are committed from now on."""
+        consumer = self._consumer
+        assert consumer is not None
+        taken = consumer.consume(most, _TAKE_S)
+        revoked, self._revoked = self._revoked, []
+        if revoked:
+            # Some of these may be of before, and perhaps another one's now: all are fetched anew.
+            taken = []
+            for partition in consumer.committed(consumer.assignment(), _ANSWER_S):
+                partition.offset = partition.offset if partition.offset >= 0 else OFFSET_BEGINNING
+                consumer.seek(partition)
+        return taken, revoked, consumer.consumer_group_metadata()
 
     async def settle(self, ended: Sequence[Settled]) -> Sequence[tuple[Settled, bool]]:
         for settled in ended:
@@ -125,15 +137,19 @@ class KafkaBroker:
         ready = {number: partition.ready() for number, partition in self._partitions.items()}
         batch = [self._partitions[number].open[offset] for number, offsets in ready.items() for offset in offsets]
         if batch:
-            ends = [TopicPartition(self._requests, number, max(each) + 1) for number, each in ready.items() if each]
-            await self._in(self._writer, lambda: self._commit([each for each in batch if each is not None], ends))
+            ends = [
+                TopicPartition(self._topics.requests, number, max(each) + 1) for number, each in ready.items() if each
+            ]
+            ended_now, member = [each for each in batch if each is not None], self._member
+            await self._in(self._writer, lambda: self._commit(ended_now, ends, member))
             for number, offsets in ready.items():
                 for offset in offsets:
                     self._partitions[number].open.pop(offset, None)
         lost, self._lost = self._lost, []
         return [(settled, True) for settled in batch if settled is not None] + [(settled, False) for settled in lost]
 
-    def _commit(self, batch: Sequence[Settled], ends: Sequence[TopicPartition]) -> None:
+    def _commit(self, batch: Sequence[Settled], ends: Sequence[TopicPartition], member: Any) -> None:
+        """`member`: as whom; where partitions have gone to others since, Kafka refuses it."""
         # A producer that begins anew ends what its name has left open.
         producer, consumer = self._have_producer(), self._consumer
         assert consumer is not None
@@ -149,11 +165,9 @@ class KafkaBroker:
             for settled in batch:
                 id_ = settled.message.id
                 headers = {**settled.headers, ID_HEADER: id_}
-                key = settled.message.key or id_
-                producer.produce(
-                    self._to[settled.fate], settled.body, key.encode(), headers=_encoded(headers), on_delivery=_nothing
-                )
-            producer.send_offsets_to_transaction(list(ends), consumer.consumer_group_metadata(), _ANSWER_S)
+                key = (settled.message.key or id_).encode()
+                producer.produce(self._topics.of(settled.fate), settled.body, key, headers=_encoded(headers))
+            producer.send_offsets_to_transaction(list(ends), member, _ANSWER_S)
         except (KafkaException, BufferError) as error:
             self._abort(producer, error)
             raise
@@ -208,7 +222,7 @@ class KafkaBroker:
 
 
 def _message(taken: KafkaMessage) -> Message:
-    raw: Sequence[tuple[str, bytes]] = taken.headers() or ()
+    raw: Any = taken.headers() or ()
     headers = {name.lower(): (value or b"").decode("utf-8", "replace") for name, value in raw}
     place = (taken.partition(), taken.offset())
     key = (taken.key() or b"").decode("utf-8", "replace")
@@ -217,12 +231,8 @@ def _message(taken: KafkaMessage) -> Message:
     return Message(id_, taken.value() or b"", headers, published_ms / 1e3, place, key=headers.get(KEY_HEADER, key))
 
 
-def _encoded(headers: Mapping[str, str]) -> list[tuple[str, bytes]]:
+def _encoded(headers: Mapping[str, str]) -> list[tuple[str, str | bytes | None]]:
     return [(name, value.encode()) for name, value in headers.items()]
-
-
-def _nothing(*_: object) -> None:
-    """The transaction fails with what is not delivered."""
 
 
 def _words(error: Exception) -> str:

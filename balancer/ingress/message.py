@@ -43,6 +43,23 @@ class Message:
     """Whether its answer is published already."""
 
 
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """What an ingress reads and writes, the same whatever the broker is."""
+
+    requests: str
+    answers: str
+    dead_letters: str
+    group: str
+    """Ingresses of one group share the requests."""
+    in_order: bool = False
+    """Whether messages of one key are served one after another, a restart included."""
+    lease_s: float = 30.0
+
+    def of(self, fate: Fate) -> str:
+        return self.dead_letters if fate == "dead" else self.answers
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Settled:
     message: Message
@@ -57,7 +74,7 @@ class Broker(Protocol):
     Any of these raises BrokerError where the broker does not answer or has no time; whoever calls tries again.
     """
 
-    keep_s: float
+    lease_s: float
     """After so many seconds without `keep` the broker hands a message to somebody else."""
     max_body_bytes: int
     """That a message published may have."""

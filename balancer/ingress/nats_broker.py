@@ -17,11 +17,13 @@ from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StorageType,
 from nats.js.errors import APIError, NotFoundError
 from nats.js.errors import Error as JetStreamError
 
-from balancer.ingress.message import ID_HEADER, KEY_HEADER, BrokerError, BrokerRefusesError, Message, Settled
+from balancer.ingress.message import ID_HEADER, KEY_HEADER, BrokerError, BrokerRefusesError, Message, Settled, Topics
 
 _ID, _ABSENT = "Nats-Msg-Id", "Nats-Expected-Last-Subject-Sequence"
 _WRONG_LAST = 10071
 """JetStream's error code where the subject has a message already."""
+_MOST_UNSETTLED = 10_000
+"""Messages that all ingresses of a group hold together."""
 _TAKE_S = 5.0
 _ANSWER_S = 5.0
 _HEADERS_BYTES = 64 * 1024
@@ -36,14 +38,11 @@ class NatsBroker:
     Streams that are not there are made, with the defaults of a single server.
     """
 
-    keep_s = 30.0
-
-    def __init__(self, url: str, requests: str, answers: str, dead_letters: str, group: str, in_order: bool) -> None:
-        for name in (requests, answers, dead_letters, group):
+    def __init__(self, url: str, topics: Topics) -> None:
+        for name in (topics.requests, topics.answers, topics.dead_letters, topics.group):
             if not _NAME.fullmatch(name):
                 raise BrokerRefusesError(f"{name!r} cannot name a stream of NATS: give letters, digits, - and _")
-        self._url, self._requests, self._group, self._in_order = url, requests, group, in_order
-        self._to = {"answered": answers, "dead": dead_letters}
+        self._url, self._topics, self.lease_s = url, topics, topics.lease_s
         self._client: Client | None = None
         self._jetstream: JetStreamContext | None = None
         self._pulled: JetStreamContext.PullSubscription | None = None
@@ -60,16 +59,21 @@ class NatsBroker:
             self._client = client
         self._jetstream = jetstream = self._client.jetstream(timeout=_ANSWER_S)
         self.max_body_bytes = self._client.max_payload - _HEADERS_BYTES
-        await self._have_stream(self._requests, RetentionPolicy.WORK_QUEUE)
-        for name in self._to.values():
+        await self._have_stream(self._topics.requests, RetentionPolicy.WORK_QUEUE)
+        for name in (self._topics.answers, self._topics.dead_letters):
             await self._have_stream(name, RetentionPolicy.LIMITS)
         config = ConsumerConfig(
-            durable_name=self._group, ack_policy=AckPolicy.EXPLICIT, ack_wait=self.keep_s, max_ack_pending=10_000
+            durable_name=self._topics.group,
+            ack_policy=AckPolicy.EXPLICIT,
+            ack_wait=self.lease_s,
+            max_ack_pending=10_000,
         )
-        if self._in_order:
+        if self._topics.in_order:
             await self._begin_anew()
         self._pulled = await _asked(
-            jetstream.pull_subscribe(f"{self._requests}.>", durable=self._group, stream=self._requests, config=config)
+            jetstream.pull_subscribe(
+                f"{self._topics.requests}.>", durable=self._topics.group, stream=self._topics.requests, config=config
+            )
         )
 
     async def _have_stream(self, name: str, retention: RetentionPolicy) -> None:
@@ -92,7 +96,7 @@ class NatsBroker:
         jetstream = self._jetstream
         assert jetstream is not None
         with contextlib.suppress(_NotThereError):
-            await _asked(jetstream.delete_consumer(self._requests, self._group))
+            await _asked(jetstream.delete_consumer(self._topics.requests, self._topics.group))
 
     async def take(self, most: int) -> Sequence[Message]:
         assert self._pulled is not None
@@ -111,7 +115,7 @@ class NatsBroker:
         metadata = taken.metadata
         headers = {name.lower(): value for name, value in (taken.headers or {}).items()}
         sequence, again = metadata.sequence.stream, metadata.num_delivered or 1
-        id_ = headers.pop(_ID.lower(), "") or headers.pop(ID_HEADER, "") or f"{self._requests}-{sequence}"
+        id_ = headers.pop(_ID.lower(), "") or headers.pop(ID_HEADER, "") or f"{self._topics.requests}-{sequence}"
         return Message(
             id=id_,
             body=taken.data,
@@ -120,13 +124,13 @@ class NatsBroker:
             position=taken,
             deliveries=again,
             key=headers.get(KEY_HEADER, ""),
-            known=(again > 1 or self._in_order) and await self._is_answered(id_),
+            known=(again > 1 or self._topics.in_order) and await self._is_answered(id_),
         )
 
     async def _is_answered(self, id_: str) -> bool:
         jetstream = self._jetstream
         assert jetstream is not None
-        for topic in self._to.values():
+        for topic in (self._topics.answers, self._topics.dead_letters):
             try:
                 await _asked(jetstream.get_last_msg(topic, _subject(topic, id_), direct=True))
             except _NotThereError:
@@ -149,7 +153,7 @@ class NatsBroker:
         assert jetstream is not None
         now = settled.fate != "known"
         if now:
-            topic = self._to[settled.fate]
+            topic = self._topics.of(settled.fate)
             headers = {**settled.headers, ID_HEADER: settled.message.id, _ABSENT: "0"}
             try:
                 await _asked(jetstream.publish(_subject(topic, settled.message.id), settled.body, headers=headers))
@@ -163,7 +167,7 @@ class NatsBroker:
 
     async def lag(self) -> int:
         assert self._jetstream is not None
-        found = await _asked(self._jetstream.consumer_info(self._requests, self._group))
+        found = await _asked(self._jetstream.consumer_info(self._topics.requests, self._topics.group))
         return (found.num_pending or 0) + (found.num_ack_pending or 0)
 
     async def close(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, RedisError
 
-from balancer.ingress.message import ID_HEADER, KEY_HEADER, BrokerError, BrokerRefusesError, Message, Settled
+from balancer.ingress.message import ID_HEADER, KEY_HEADER, BrokerError, BrokerRefusesError, Message, Settled, Topics
 
 _SETTLE = """
 -- Who has not settled it yet publishes, and settles it; an id that was published of late is not published again.
@@ -37,15 +37,15 @@ class RedisBroker:
     With Redis Cluster, all names need one hash tag, as `{fleet}requests`.
     """
 
-    keep_s = 30.0
     max_body_bytes = 256 * 2**20
 
-    def __init__(self, url: str, requests: str, answers: str, dead_letters: str, group: str, in_order: bool) -> None:
-        self._requests, self._group, self._in_order = requests, group, in_order
-        self._to = {"answered": answers, "dead": dead_letters, "known": answers}
-        self._once = f"{answers}:once:"
+    def __init__(self, url: str, topics: Topics) -> None:
+        self._topics, self.lease_s = topics, topics.lease_s
+        self._once = f"{topics.answers}:once:"
         self._name = f"{socket.gethostname()}-{os.getpid()}"
-        self._claimed_s = -self.keep_s
+        self._claims, self._cursor, self._claimed_s = True, "0-0", 0.0
+        """Whether it goes through what others left, how far, and when it last had."""
+        self._from_anybody = topics.in_order
         try:
             self._redis: Redis = Redis.from_url(url, socket_timeout=_ANSWER_S, socket_connect_timeout=5.0)
         except ValueError as error:
@@ -55,28 +55,33 @@ class RedisBroker:
     async def open(self) -> None:
         self._script = await _asked(self._redis.script_load(_SETTLE))
         try:
-            await _asked(self._redis.xgroup_create(self._requests, self._group, id="0", mkstream=True))
+            await _asked(self._redis.xgroup_create(self._topics.requests, self._topics.group, id="0", mkstream=True))
         except BrokerError as error:
             if "BUSYGROUP" not in str(error):
                 raise
 
     async def take(self, most: int) -> Sequence[Message]:
         """What others left first; then what is new."""
-        left_s = 0.0 if self._in_order and self._claimed_s < 0 else self.keep_s
-        if time.monotonic() - self._claimed_s >= self.keep_s / 3 or not left_s:
-            found = await _asked(
-                self._redis.xautoclaim(
-                    self._requests, self._group, self._name, int(left_s * 1e3), count=most, start_id="0-0"
-                )
-            )
-            if len(entries := [entry for entry in found[1] if entry[1]]) < most:
-                self._claimed_s = time.monotonic()
-            if entries:
+        self._claims |= time.monotonic() - self._claimed_s >= self.lease_s / 3
+        while self._claims:
+            if entries := await self._left_by_others(most):
                 return await self._messages(entries, again=True)
+        topics, wait_ms = self._topics, int(1e3 * _TAKE_S)
         streams = await _asked(
-            self._redis.xreadgroup(self._group, self._name, {self._requests: ">"}, count=most, block=int(_TAKE_S * 1e3))
+            self._redis.xreadgroup(topics.group, self._name, {topics.requests: ">"}, count=most, block=wait_ms)
         )
         return await self._messages([entry for _, entries in streams or () for entry in entries], again=False)
+
+    async def _left_by_others(self, most: int) -> Sequence[Any]:
+        """Entries of ingresses that are gone; at the start, where order matters, of whoever has them."""
+        topics, idle_ms = self._topics, 0 if self._from_anybody else int(1e3 * self.lease_s)
+        self._cursor, found, *_ = await _asked(
+            self._redis.xautoclaim(topics.requests, topics.group, self._name, idle_ms, self._cursor, count=most)
+        )
+        self._claims = self._cursor not in (b"0-0", "0-0")
+        if not self._claims:
+            self._claimed_s, self._from_anybody = time.monotonic(), False
+        return [entry for entry in found if entry[1]]
 
     async def _messages(self, entries: Sequence[Any], again: bool) -> list[Message]:
         if not entries:
@@ -86,7 +91,7 @@ class RedisBroker:
             for position, fields in entries:
                 pipeline.exists(self._once + _id(position, fields))
                 if again:
-                    pipeline.xpending_range(self._requests, self._group, position, position, 1)
+                    pipeline.xpending_range(self._topics.requests, self._topics.group, position, position, 1)
             said = await _asked(pipeline.execute())
         step = 2 if again else 1
         for number, (position, fields) in enumerate(entries):
@@ -111,9 +116,9 @@ class RedisBroker:
                 message = settled.message
                 headers = {**settled.headers, ID_HEADER: message.id}
                 fields = [part for pair in headers.items() for part in pair] + [_BODY, settled.body]
-                keys = (self._requests, self._to[settled.fate], self._once + message.id)
+                keys = (self._topics.requests, self._topics.of(settled.fate), self._once + message.id)
                 pipeline.evalsha(
-                    self._script, 3, *keys, self._group, message.position, REMEMBER_S, settled.fate, *fields
+                    self._script, 3, *keys, self._topics.group, message.position, REMEMBER_S, settled.fate, *fields
                 )
             try:
                 said = await _asked(pipeline.execute())
@@ -125,11 +130,13 @@ class RedisBroker:
 
     async def keep(self, held: Sequence[Message]) -> None:
         if positions := [message.position for message in held]:
-            await _asked(self._redis.xclaim(self._requests, self._group, self._name, 0, positions, justid=True))
+            await _asked(
+                self._redis.xclaim(self._topics.requests, self._topics.group, self._name, 0, positions, justid=True)
+            )
 
     async def lag(self) -> int:
         """What is settled is deleted."""
-        return int(await _asked(self._redis.xlen(self._requests)))
+        return int(await _asked(self._redis.xlen(self._topics.requests)))
 
     async def close(self) -> None:
         await self._redis.aclose()
