@@ -46,6 +46,8 @@ _PASSING = frozenset((429, 503))
 """Whoever gets one of these may come again: the request was not begun with."""
 _PERHAPS = frozenset((404, 408, 409, 425, 500, 502, 504))
 """Whoever gets one of these may come again, some times: it was perhaps begun with, or the fleet is just starting."""
+_OF_MODEL = 3
+"""So much does a model's own failure count beside a lost worker."""
 _BEGUN = (b"before headers", b"connection termination")
 """In Envoy's words for a worker that was lost with the request."""
 
@@ -72,8 +74,8 @@ class Failure:
     reason: str
     final: bool
     """Whether it would fail again in the same way."""
-    begun: bool = True
-    """Whether a worker may have begun with it."""
+    begun: int = 1
+    """By how much it is more probable that no worker can answer it; 0: none has begun with it."""
     after_s: float = 0.0
     """What the listener asks to wait for."""
 
@@ -145,7 +147,9 @@ class Caller:
     async def open(self) -> None:
         # As many connections as there are calls: how many, the room says.
         connector = aiohttp.TCPConnector(limit=0, ssl=self._tls or True)
-        self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
+        # Answers are published as they come, so they come as anybody can read them.
+        plain = {"Accept-Encoding": "identity"}
+        self._session = aiohttp.ClientSession(connector=connector, headers=plain, auto_decompress=False)
 
     async def close(self) -> None:
         if self._session is not None:
@@ -167,7 +171,7 @@ class Caller:
             ) as response:
                 body = await _bounded(response)
         except aiohttp.ClientConnectorError as error:
-            return Failure(f"nobody answers at {self._listener}: {error.strerror or error}", final=False, begun=False)
+            return Failure(f"nobody answers at {self._listener}: {error.strerror or error}", final=False, begun=0)
         except TimeoutError:
             return Failure("no answer in time", final=False)
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -190,7 +194,7 @@ def _read(status: int, headers: Mapping[str, str], body: bytes) -> Answer | Fail
         return Answer(body, kept | {"x-status": str(status)})
     said = " ".join(body[:MAX_REASON_BYTES].decode("utf-8", "replace").split())
     reason = f"the listener answers {status}: {said}"
-    begun = status in _PERHAPS or any(words in body for words in _BEGUN)
+    begun = _OF_MODEL if status == 500 else int(status in _PERHAPS or any(words in body for words in _BEGUN))
     return Failure(reason, status not in _PASSING | _PERHAPS, begun, _retry_after_s(headers))
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import signal
+import socket
 import ssl
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,12 @@ SIGTERM takes nothing new and ends what is there.
 @click.option("--answers", default="answers", show_default=True, help="Topic of the answers.")
 @click.option("--dead-letters", default="", help="Topic of what cannot be answered  [default: that of requests, -dead]")
 @click.option("--group", default="balancer", show_default=True, help="Ingresses of one group share the requests.")
+@click.option(
+    "--name",
+    default="",
+    help="Of this ingress, the same after a restart, as a StatefulSet's pods have: what the one of that name left open "
+    "with Kafka ends at once  [default: a new one]",
+)
 @click.option("--in-order", is_flag=True, help="Messages of one key one after another; see docs/ingress.md.")
 @click.option("--model", default="", help="Of messages that name none.")
 @click.option("--listener", metavar="URL", default="http://127.0.0.1:8080", show_default=True, help="Envoy's.")
@@ -82,6 +90,7 @@ def ingress(
     answers: str,
     dead_letters: str,
     group: str,
+    name: str,
     in_order: bool,
     model: str,
     listener: str,
@@ -98,7 +107,8 @@ def ingress(
     dead = dead_letters or f"{requests}-dead"
     if len({requests, answers, dead}) < 3:
         raise click.UsageError("--requests, --answers and --dead-letters must name three topics")
-    broker = _broker(broker_url, Topics(requests, answers, dead, group, in_order, lease_s))
+    own_name = name or f"{socket.gethostname()}-{os.getpid()}"
+    broker = _broker(broker_url, Topics(requests, answers, dead, group, in_order, lease_s, own_name))
     tls = None if listener_ca is None else ssl.create_default_context(cafile=listener_ca)
     balancers = balancers_of(**where)
     uvloop.run(

@@ -26,7 +26,7 @@ MOST_TAKEN = 64
 MOST_DELIVERIES = 20
 """A message that was handed out so often and never settled takes its ingress down each time."""
 MOST_BEGUN = 8
-"""Calls that may have been begun with, and failed: so many workers is a message tried at."""
+"""Calls that failed and may have been begun with: so many workers is a message tried at."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 _LAG_PERIOD_S = 2.0
 Done = TypeVar("Done")

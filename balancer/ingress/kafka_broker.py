@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,8 +21,6 @@ _OURS = {
     "enable.auto.commit": False,
     "auto.offset.reset": "earliest",
     "isolation.level": "read_committed",
-    # A process that is gone is noticed by its heartbeats; one whose fleet is full may take nothing for long.
-    "max.poll.interval.ms": 86_400_000,
     "queued.max.messages.kbytes": 16_384,
     "fetch.wait.max.ms": 100,
 }
@@ -72,13 +68,17 @@ class KafkaBroker:
         self._doubtful = False
         """Whether nobody has said what became of the last commit."""
         self._revoked: list[int] = []
+        self._early: list[Message] = []
+        """Taken, and not asked for yet."""
         self._reader, self._writer = (ThreadPoolExecutor(1, f"kafka-{what}") for what in ("reader", "writer"))
 
     async def open(self) -> None:
         if self._consumer is None:
-            mine = {"group.id": self._topics.group, "session.timeout.ms": int(1e3 * self.lease_s)}
+            lease_ms = int(1e3 * self.lease_s)
+            # Who is asked to give partitions away has twice as long for it, and others wait.
+            times = {"session.timeout.ms": lease_ms, "max.poll.interval.ms": 2 * lease_ms}
             try:
-                self._consumer = Consumer({**self._properties, **_OURS, **mine})
+                self._consumer = Consumer({**self._properties, **_OURS, **times, "group.id": self._topics.group})
             except KafkaException as error:
                 raise BrokerRefusesError(f"Kafka: {_words(error)}; look at what follows ? in --broker") from error
             self._consumer.subscribe([self._topics.requests], on_revoke=self._revoke, on_lost=self._revoke)
@@ -86,7 +86,7 @@ class KafkaBroker:
 
     def _have_producer(self) -> Producer:
         if self._producer is None:
-            mine = f"{self._topics.group}-{socket.gethostname()}-{os.getpid()}"
+            mine = f"{self._topics.group}-{self._topics.name}"
             how = {"transactional.id": mine, "transaction.timeout.ms": 10_000, "linger.ms": 0}
             producer = Producer({**self._properties, **how})
             producer.init_transactions(_ANSWER_S)
@@ -98,7 +98,11 @@ class KafkaBroker:
         self._revoked += [partition.partition for partition in partitions]
 
     async def take(self, most: int) -> Sequence[Message]:
-        taken, revoked, self._member = await self._in(self._reader, lambda: self._consume(most))
+        early, self._early = self._early, []
+        return early or self._taken(*await self._in(self._reader, lambda: self._consume(most, _TAKE_S)))
+
+    def _taken(self, taken: Sequence[KafkaMessage], revoked: Sequence[int], member: Any) -> list[Message]:
+        self._member = member
         for number in revoked:
             gone = self._partitions.pop(number, _Partition())
             self._lost += [settled for settled in gone.open.values() if settled is not None]
@@ -112,18 +116,19 @@ class KafkaBroker:
             raise BrokerError(f"topic {self._topics.requests!r}: {errors[0].str()}; make it, with some partitions")
         return found
 
-    def _consume(self, most: int) -> tuple[list[KafkaMessage], list[int], Any]:
-        """Messages, the partitions that went to somebody else meanwhile, and as whom offsets are committed from now on."""
+    def _consume(self, most: int, wait_s: float) -> tuple[list[KafkaMessage], list[int], Any]:
+        """Messages, the partitions that went to others meanwhile, and as whom offsets are committed from now on."""
         consumer = self._consumer
         assert consumer is not None
-        taken = consumer.consume(most, _TAKE_S)
+        taken = consumer.consume(most, wait_s)
         revoked, self._revoked = self._revoked, []
         if revoked:
             # Some of these may be of before, and perhaps another one's now: all are fetched anew.
             taken = []
-            for partition in consumer.committed(consumer.assignment(), _ANSWER_S):
+            from_here = consumer.committed(consumer.assignment(), _ANSWER_S)
+            for partition in from_here:
                 partition.offset = partition.offset if partition.offset >= 0 else OFFSET_BEGINNING
-                consumer.seek(partition)
+            consumer.assign(from_here)
         return taken, revoked, consumer.consumer_group_metadata()
 
     async def settle(self, ended: Sequence[Settled]) -> Sequence[tuple[Settled, bool]]:
@@ -187,7 +192,18 @@ class KafkaBroker:
         self._producer = None
 
     async def keep(self, held: Sequence[Message]) -> None:
-        """Heartbeats are librdkafka's."""
+        """Heartbeats are librdkafka's, but who takes part in a rebalance has to ask for messages."""
+        consumer = self._consumer
+        assert consumer is not None
+
+        def nothing() -> tuple[list[KafkaMessage], list[int], Any]:
+            assigned = consumer.assignment()
+            consumer.pause(assigned)
+            found = self._consume(1, 0.0)
+            consumer.resume(consumer.assignment())
+            return found
+
+        self._early += self._taken(*await self._in(self._reader, nothing))
 
     async def lag(self) -> int:
         consumer = self._consumer

@@ -55,6 +55,8 @@ class Topics:
     in_order: bool = False
     """Whether messages of one key are served one after another, a restart included."""
     lease_s: float = 30.0
+    name: str = ""
+    """Of this ingress among those of its group."""
 
     def of(self, fate: Fate) -> str:
         return self.dead_letters if fate == "dead" else self.answers

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, TypeVar, cast
@@ -42,7 +40,6 @@ class RedisBroker:
     def __init__(self, url: str, topics: Topics) -> None:
         self._topics, self.lease_s = topics, topics.lease_s
         self._once = f"{topics.answers}:once:"
-        self._name = f"{socket.gethostname()}-{os.getpid()}"
         self._claims, self._cursor, self._claimed_s = True, "0-0", 0.0
         """Whether it goes through what others left, how far, and when it last had."""
         self._from_anybody = topics.in_order
@@ -68,7 +65,7 @@ class RedisBroker:
                 return await self._messages(entries, again=True)
         topics, wait_ms = self._topics, int(1e3 * _TAKE_S)
         streams = await _asked(
-            self._redis.xreadgroup(topics.group, self._name, {topics.requests: ">"}, count=most, block=wait_ms)
+            self._redis.xreadgroup(topics.group, topics.name, {topics.requests: ">"}, count=most, block=wait_ms)
         )
         return await self._messages([entry for _, entries in streams or () for entry in entries], again=False)
 
@@ -76,7 +73,7 @@ class RedisBroker:
         """Entries of ingresses that are gone; at the start, where order matters, of whoever has them."""
         topics, idle_ms = self._topics, 0 if self._from_anybody else int(1e3 * self.lease_s)
         self._cursor, found, *_ = await _asked(
-            self._redis.xautoclaim(topics.requests, topics.group, self._name, idle_ms, self._cursor, count=most)
+            self._redis.xautoclaim(topics.requests, topics.group, topics.name, idle_ms, self._cursor, count=most)
         )
         self._claims = self._cursor not in (b"0-0", "0-0")
         if not self._claims:
@@ -130,9 +127,8 @@ class RedisBroker:
 
     async def keep(self, held: Sequence[Message]) -> None:
         if positions := [message.position for message in held]:
-            await _asked(
-                self._redis.xclaim(self._topics.requests, self._topics.group, self._name, 0, positions, justid=True)
-            )
+            topics = self._topics
+            await _asked(self._redis.xclaim(topics.requests, topics.group, topics.name, 0, positions, justid=True))
 
     async def lag(self) -> int:
         """What is settled is deleted."""
