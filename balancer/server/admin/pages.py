@@ -16,6 +16,7 @@ from balancer import bounds
 from balancer.bounds import OutOfBoundsError, shown
 from balancer.config.sections import AdminSection
 from balancer.scheduler.canary.split import Splits
+from balancer.scheduler.room import room
 from balancer.scheduler.snapshot import snapshot
 from balancer.server.admin.server import AdminServer, Token
 from balancer.server.internal_errors import InternalErrors
@@ -33,6 +34,7 @@ _PAGES = {
     "/live": "200 while the process answers",
     "/metrics": "Prometheus metrics",
     "/workers": "the fleet as the policy sees it",
+    "/room": "how many requests of each model the fleet has room for",
     "/explain?model=NAME": "what the policy would do now, and why each worker left out is so "
     "(also: version, rows, key, priority, deadline_ms); POST: with a prompt, the body of a request of OpenAI's API",
     "/drain?worker=NAME": "whether a worker is drained by hand, and what is left there; POST to it, or to /undrain, "
@@ -86,6 +88,7 @@ class Admin:
             "/live": self._live,
             "/metrics": self._metrics,
             "/workers": self._workers,
+            "/room": self._room,
             "/explain": self._explain,
             "/guard": self._guard,
             "/recent": self._recent,
@@ -214,6 +217,10 @@ class Admin:
             for each in snapshot(self._from.router, self._from.clock())
         ]
         return self._of_policy({"workers": workers})
+
+    async def _room(self, _: web.BaseRequest) -> web.Response:
+        found = room(self._from.router.fleet, self._from.clock())
+        return _json({"room": {model: each._asdict() for model, each in found.items()}})
 
     async def _guard(self, _: web.BaseRequest) -> web.Response:
         return self._of_policy(canary(self._from.router, self._from.clock()))

@@ -1,0 +1,1 @@
+"""From a topic through the listener to another topic: `balancer ingress`."""

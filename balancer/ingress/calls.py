@@ -1,0 +1,203 @@
+"""What a message asks of the listener, and what its answer means for it."""
+
+from __future__ import annotations
+
+import json
+import re
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+
+from balancer.ingress.message import ID_HEADER, MAX_ID_BYTES, Message
+
+DEADLINE_HEADER = "x-deadline-ms"
+MODEL_HEADER, VERSION_HEADER, PATH_HEADER = "x-model", "x-model-version", "x-path"
+MAX_ANSWER_BYTES = 80 * 2**20
+MAX_REASON_BYTES = 500
+MAX_CALL_S = 600.0
+FORWARDED = frozenset(
+    (
+        "accept",
+        "content-type",
+        "inference-header-content-length",
+        "traceparent",
+        "tracestate",
+        "x-batch-rows",
+        "x-gateway-inference-objective",
+        "x-priority",
+        "x-repeatable",
+        "x-routing-key",
+        "x-sequence-id",
+        "x-tenant",
+    )
+)
+"""Headers of a message that the listener gets as they are. No other, so a message cannot speak for somebody else."""
+RETURNED = ("content-type", "inference-header-content-length", "traceparent")
+_OPENAI = {"messages": "/v1/chat/completions", "prompt": "/v1/completions", "input": "/v1/embeddings"}
+"""The path by the member that only its bodies have."""
+_ID = re.compile(rf"[!-~]{{1,{MAX_ID_BYTES}}}")
+_VALUE = re.compile(r"[ -~]{0,1024}")
+_PASSING = frozenset((429, 503))
+"""Whoever gets one of these may come again: the request was not begun with."""
+_PERHAPS = frozenset((404, 408, 409, 425, 500, 502, 504))
+"""Whoever gets one of these may come again, some times: it was perhaps begun with, or the fleet is just starting."""
+_OF_MODEL = 3
+"""So much does a model's own failure count beside a lost worker."""
+_BEGUN = (b"before headers", b"connection termination")
+"""In Envoy's words for a worker that was lost with the request."""
+
+
+class UnservableError(ValueError):
+    """No worker can serve this message, ever; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    path: str
+    model: str
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    body: bytes
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    reason: str
+    final: bool
+    """Whether it would fail again in the same way."""
+    begun: int = 1
+    """By how much it is more probable that no worker can answer it; 0: none has begun with it."""
+    after_s: float = 0.0
+    """What the listener asks to wait for."""
+
+
+def call_of(message: Message, model: str = "") -> Call:
+    """What it asks for; `model` where it names none.
+
+    Raises:
+        UnservableError: its id, headers or body ask for nothing that there is.
+    """
+    if not _ID.fullmatch(message.id):
+        raise UnservableError(f"id {message.id[:64]!r}: give 1 to {MAX_ID_BYTES} printable ASCII characters, no blanks")
+    given = message.headers
+    for name, value in given.items():
+        if (name in FORWARDED or name.startswith("x-")) and not _VALUE.fullmatch(value):
+            raise UnservableError(f"header {name}: give at most 1024 printable ASCII characters")
+    headers = {name: value for name, value in given.items() if name in FORWARDED} | {ID_HEADER: message.id}
+    headers.setdefault("content-type", "application/json")
+    path, named = given.get(PATH_HEADER, ""), given.get(MODEL_HEADER, "")
+    if path in _OPENAI.values() or (not path and not named):
+        openai_path, asked = _openai(message.body)
+        if openai_path or path:
+            return Call(path or openai_path, named or asked, headers)
+    named = named or model
+    if not named:
+        raise UnservableError(f"it names no model: give the header {MODEL_HEADER}, or start the ingress with --model")
+    ending = path or "infer"
+    if ending not in ("infer", "generate"):
+        known = ", ".join(("infer", "generate", *_OPENAI.values()))
+        raise UnservableError(f"header {PATH_HEADER} is {ending[:64]!r}: give one of {known}")
+    version = given.get(VERSION_HEADER, "")
+    versions = f"/versions/{quote(version, safe='')}" if version else ""
+    return Call(f"/v2/models/{quote(named, safe='')}{versions}/{ending}", named, headers)
+
+
+def _openai(body: bytes) -> tuple[str, str]:
+    """Path and model that a body of OpenAI's API asks for; empty where it is none."""
+    try:
+        read = json.loads(body)
+    except (ValueError, RecursionError):
+        return "", ""
+    if not isinstance(read, dict) or not isinstance(read.get("model"), str):
+        return "", ""
+    return next((path for member, path in _OPENAI.items() if member in read), ""), read["model"]
+
+
+def deadline_s(message: Message) -> float:
+    """Until when its answer is wanted, Unix time; infinity where it does not say.
+
+    Raises:
+        UnservableError: it says no number of milliseconds.
+    """
+    text = message.headers.get(DEADLINE_HEADER)
+    if text is None:
+        return float("inf")
+    if not re.fullmatch(r"[0-9]{1,12}", text):
+        raise UnservableError(f"header {DEADLINE_HEADER} is {text[:64]!r}: give whole milliseconds since it was sent")
+    return message.published_s + int(text) / 1e3
+
+
+class Caller:
+    """Calls the listener."""
+
+    def __init__(self, listener: str, tls: ssl.SSLContext | None = None, unix_s: Callable[[], float] = time.time):
+        """`listener`: its URL."""
+        self._listener, self._tls, self._unix_s = listener.rstrip("/"), tls, unix_s
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        # As many connections as there are calls: how many, the room says.
+        connector = aiohttp.TCPConnector(limit=0, ssl=self._tls or True)
+        # Answers are published as they come, so they come as anybody can read them.
+        plain = {"Accept-Encoding": "identity"}
+        self._session = aiohttp.ClientSession(connector=connector, headers=plain, auto_decompress=False)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def call(self, call: Call, message: Message, until_s: float) -> Answer | Failure:
+        """Send it, once; `until_s`: Unix time of its deadline."""
+        session = self._session
+        assert session is not None  # opened before
+        left_s = min(until_s - self._unix_s(), MAX_CALL_S)
+        headers = dict(call.headers)
+        if until_s < float("inf"):
+            headers[DEADLINE_HEADER] = str(max(int(left_s * 1e3), 1))
+        limit = aiohttp.ClientTimeout(total=max(left_s, 1e-3), sock_connect=5.0)
+        url = self._listener + call.path
+        try:
+            async with session.post(
+                url, data=message.body, headers=headers, timeout=limit, allow_redirects=False
+            ) as response:
+                body = await _bounded(response)
+        except aiohttp.ClientConnectorError as error:
+            return Failure(f"nobody answers at {self._listener}: {error.strerror or error}", final=False, begun=0)
+        except TimeoutError:
+            return Failure("no answer in time", final=False)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return Failure(f"the connection to the listener broke: {error}"[:MAX_REASON_BYTES], final=False)
+        return _read(response.status, response.headers, body)
+
+
+async def _bounded(response: aiohttp.ClientResponse) -> bytes:
+    body = bytearray()
+    async for part in response.content.iter_any():
+        body += part
+        if len(body) > MAX_ANSWER_BYTES:
+            raise ValueError(f"the answer has more than {MAX_ANSWER_BYTES} bytes")
+    return bytes(body)
+
+
+def _read(status: int, headers: Mapping[str, str], body: bytes) -> Answer | Failure:
+    if 200 <= status < 300:
+        kept = {name: headers[name] for name in RETURNED if name in headers}
+        return Answer(body, kept | {"x-status": str(status)})
+    said = " ".join(body[:MAX_REASON_BYTES].decode("utf-8", "replace").split())
+    reason = f"the listener answers {status}: {said}"
+    begun = _OF_MODEL if status == 500 else int(status in _PERHAPS or any(words in body for words in _BEGUN))
+    return Failure(reason, status not in _PASSING | _PERHAPS, begun, _retry_after_s(headers))
+
+
+def _retry_after_s(headers: Mapping[str, Any]) -> float:
+    text = str(headers.get("Retry-After", ""))
+    return min(float(text), 60.0) if re.fullmatch(r"[0-9]{1,5}", text) else 0.0

@@ -1,0 +1,162 @@
+"""`balancer ingress`: a process of its own, before the listener."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import signal
+import socket
+import ssl
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+import uvloop
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from balancer.cli.admin_client import admin_options, balancers_of
+from balancer.cli.tls_options import FILE
+from balancer.config.log import LogSection
+from balancer.errors import OperatorError
+from balancer.files.schema import Address
+from balancer.ingress.calls import Caller
+from balancer.ingress.ingress import Ingress, Options
+from balancer.ingress.message import Broker, Topics
+from balancer.ingress.metrics import IngressMetrics
+from balancer.ingress.room import Room
+from balancer.server.admin.server import AdminServer
+from balancer.server.logs import configure
+
+_BROKERS = {
+    "nats": ("balancer.ingress.nats_broker", "NatsBroker"),
+    "redis": ("balancer.ingress.redis_broker", "RedisBroker"),
+    "rediss": ("balancer.ingress.redis_broker", "RedisBroker"),
+    "kafka": ("balancer.ingress.kafka_broker", "KafkaBroker"),
+}
+"""By the URL's scheme: the module with the broker's client, imported where it is used alone, and the class."""
+
+_EPILOG = """\b
+Examples:
+  balancer ingress --broker nats://127.0.0.1:4222 --listener http://127.0.0.1:8080
+  balancer ingress --broker redis://127.0.0.1:6379/0 --requests asked --answers said --model digits
+  balancer ingress --broker kafka://127.0.0.1:9092 --in-order
+
+Each message is a request: a body of KServe or OpenAI JSON, its model in the header x-model or in OpenAI's body. Its
+answer has the same id, once, whoever dies. docs/ingress.md has the headers, and what each broker guarantees. Ctrl-C or
+SIGTERM takes nothing new and ends what is there.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.option(
+    "--broker",
+    "broker_url",
+    metavar="URL",
+    required=True,
+    envvar="BALANCER_BROKER",
+    show_envvar=True,
+    help=f"By {', '.join(_BROKERS)}://HOST:PORT; with a password in it, give it by the environment.",
+)
+@click.option("--requests", default="requests", show_default=True, help="Topic of the requests.")
+@click.option("--answers", default="answers", show_default=True, help="Topic of the answers.")
+@click.option("--dead-letters", default="", help="Topic of what cannot be answered  [default: that of requests, -dead]")
+@click.option("--group", default="balancer", show_default=True, help="Ingresses of one group share the requests.")
+@click.option(
+    "--name",
+    default="",
+    help="Of this ingress, the same after a restart, as a StatefulSet's pods have: what the one of that name left open "
+    "with Kafka ends at once  [default: a new one]",
+)
+@click.option("--in-order", is_flag=True, help="Messages of one key one after another; see docs/ingress.md.")
+@click.option("--model", default="", help="Of messages that name none.")
+@click.option("--listener", metavar="URL", default="http://127.0.0.1:8080", show_default=True, help="Envoy's.")
+@click.option("--listener-ca", type=FILE, help="What signed the listener's certificate, where the system knows it not.")
+@click.option("--metrics", metavar="HOST:PORT", default="", help="Serves /metrics there.")
+@click.option(
+    "--lease-s",
+    type=click.FloatRange(min=1),
+    default=30.0,
+    show_default=True,
+    help="After so long the messages of an ingress that is gone go to another.",
+)
+@click.option("--drain-s", type=click.FloatRange(min=0), default=25.0, show_default=True, help="For what is held.")
+@admin_options(says="listen.admin of a balancer, which says how much room its fleet has.")
+def ingress(
+    broker_url: str,
+    requests: str,
+    answers: str,
+    dead_letters: str,
+    group: str,
+    name: str,
+    in_order: bool,
+    model: str,
+    listener: str,
+    listener_ca: Path | None,
+    metrics: str,
+    lease_s: float,
+    drain_s: float,
+    **where: Any,
+) -> None:
+    """Serve the requests of a topic, and write their answers to another."""
+    configure(LogSection())
+    if urlsplit(listener).scheme not in ("http", "https"):
+        raise click.UsageError(f"--listener {listener!r}: give http://HOST:PORT or https://HOST:PORT")
+    dead = dead_letters or f"{requests}-dead"
+    if len({requests, answers, dead}) < 3:
+        raise click.UsageError("--requests, --answers and --dead-letters must name three topics")
+    own_name = name or f"{socket.gethostname()}-{os.getpid()}"
+    broker = _broker(broker_url, Topics(requests, answers, dead, group, in_order, lease_s, own_name))
+    tls = None if listener_ca is None else ssl.create_default_context(cafile=listener_ca)
+    balancers = balancers_of(**where)
+    uvloop.run(
+        _serve(
+            broker,
+            Caller(listener, tls),
+            Room(lambda: balancers.get("/room")),
+            Options(model, in_order, drain_s),
+            metrics,
+        )
+    )
+
+
+def _broker(url: str, topics: Topics) -> Broker:
+    scheme = urlsplit(url).scheme
+    if scheme not in _BROKERS:
+        raise click.UsageError(f"--broker {url!r}: its scheme must be one of {', '.join(_BROKERS)}")
+    module, name = _BROKERS[scheme]
+    broker: Broker = getattr(importlib.import_module(module), name)(url, topics)
+    return broker
+
+
+async def _serve(broker: Broker, caller: Caller, room: Room, options: Options, metrics_at: Address) -> None:
+    metrics, stop = IngressMetrics(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await caller.open()
+    watching = asyncio.ensure_future(room.run())
+    pages = await _pages(metrics, metrics_at) if metrics_at else None
+    try:
+        await Ingress(broker, caller.call, room, options, metrics).run(stop)
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        await caller.close()
+        if pages is not None:
+            await pages.stop()
+
+
+async def _pages(metrics: IngressMetrics, address: Address) -> AdminServer:
+    async def page(request: web.BaseRequest) -> web.StreamResponse:
+        if request.path != "/metrics" or request.method not in ("GET", "HEAD"):
+            return web.Response(status=404, text="there is /metrics alone\n")
+        return web.Response(body=metrics.latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    server = AdminServer(page, 16, 5.0, closed=lambda _: None)
+    try:
+        await server.start(address, None)
+    except (OSError, ValueError) as error:
+        raise OperatorError(f"--metrics {address}: cannot listen there: {error}") from error
+    return server

@@ -1,0 +1,207 @@
+"""NATS JetStream: requests are a durable consumer's, answers a stream with a subject for each id."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+import nats
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StorageType, StreamConfig
+from nats.js.errors import APIError, NotFoundError
+from nats.js.errors import Error as JetStreamError
+
+from balancer.ingress.message import ID_HEADER, KEY_HEADER, BrokerError, BrokerRefusesError, Message, Settled, Topics
+
+_ID, _ABSENT = "Nats-Msg-Id", "Nats-Expected-Last-Subject-Sequence"
+_WRONG_LAST = 10071
+"""JetStream's error code where the subject has a message already."""
+_MOST_UNSETTLED = 10_000
+"""Messages that all ingresses of a group hold together."""
+_TAKE_S = 5.0
+_ANSWER_S = 5.0
+_HEADERS_BYTES = 64 * 1024
+"""Kept free in a message for its headers."""
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+Said = TypeVar("Said")
+
+
+class NatsBroker:
+    """An id stands once among the answers: a subject takes a second message from nobody, as NATS checks.
+
+    Streams that are not there are made, with the defaults of a single server.
+    """
+
+    def __init__(self, url: str, topics: Topics) -> None:
+        for name in (topics.requests, topics.answers, topics.dead_letters, topics.group):
+            if not _NAME.fullmatch(name):
+                raise BrokerRefusesError(f"{name!r} cannot name a stream of NATS: give letters, digits, - and _")
+        self._url, self._topics, self.lease_s = url, topics, topics.lease_s
+        self._client: Client | None = None
+        self._jetstream: JetStreamContext | None = None
+        self._pulled: JetStreamContext.PullSubscription | None = None
+        self.max_body_bytes = 2**20
+
+    async def open(self) -> None:
+        if self._client is None:
+            client = Client()
+
+            async def quiet(_: Exception) -> None:
+                """What goes wrong shows in what is asked next."""
+
+            await _asked(client.connect(self._url, max_reconnect_attempts=-1, error_cb=quiet, connect_timeout=5))
+            self._client = client
+        self._jetstream = jetstream = self._client.jetstream(timeout=_ANSWER_S)
+        self.max_body_bytes = self._client.max_payload - _HEADERS_BYTES
+        await self._have_stream(self._topics.requests, RetentionPolicy.WORK_QUEUE)
+        for name in (self._topics.answers, self._topics.dead_letters):
+            await self._have_stream(name, RetentionPolicy.LIMITS)
+        config = ConsumerConfig(
+            durable_name=self._topics.group,
+            ack_policy=AckPolicy.EXPLICIT,
+            ack_wait=self.lease_s,
+            max_ack_pending=10_000,
+        )
+        if self._topics.in_order:
+            await self._begin_anew()
+        self._pulled = await _asked(
+            jetstream.pull_subscribe(
+                f"{self._topics.requests}.>", durable=self._topics.group, stream=self._topics.requests, config=config
+            )
+        )
+
+    async def _have_stream(self, name: str, retention: RetentionPolicy) -> None:
+        jetstream = self._jetstream
+        assert jetstream is not None
+        try:
+            await _asked(jetstream.stream_info(name))
+        except _NotThereError:
+            config = StreamConfig(
+                name=name,
+                subjects=[f"{name}.>"],
+                retention=retention,
+                storage=StorageType.FILE,
+                allow_direct=True,
+            )
+            await _asked(jetstream.add_stream(config))
+
+    async def _begin_anew(self) -> None:
+        """What was handed out and not settled comes before what is new: a consumer begins at the first that is left."""
+        jetstream = self._jetstream
+        assert jetstream is not None
+        with contextlib.suppress(_NotThereError):
+            await _asked(jetstream.delete_consumer(self._topics.requests, self._topics.group))
+
+    async def take(self, most: int) -> Sequence[Message]:
+        assert self._pulled is not None
+        assert self._client is not None
+        if not self._client.is_connected:
+            raise BrokerError("there is no connection to NATS")
+        try:
+            taken: list[Msg] = await self._pulled.fetch(most, timeout=_TAKE_S)
+        except (TimeoutError, nats.errors.TimeoutError):
+            return []
+        except (NatsError, JetStreamError, OSError) as error:
+            raise BrokerError(str(error) or type(error).__name__) from error
+        return await asyncio.gather(*map(self._message, taken))
+
+    async def _message(self, taken: Msg) -> Message:
+        metadata = taken.metadata
+        headers = {name.lower(): value for name, value in (taken.headers or {}).items()}
+        sequence, again = metadata.sequence.stream, metadata.num_delivered or 1
+        id_ = headers.pop(_ID.lower(), "") or headers.pop(ID_HEADER, "") or f"{self._topics.requests}-{sequence}"
+        return Message(
+            id=id_,
+            body=taken.data,
+            headers=headers,
+            published_s=metadata.timestamp.timestamp(),
+            position=taken,
+            deliveries=again,
+            key=headers.get(KEY_HEADER, ""),
+            known=(again > 1 or self._topics.in_order) and await self._is_answered(id_),
+        )
+
+    async def _is_answered(self, id_: str) -> bool:
+        jetstream = self._jetstream
+        assert jetstream is not None
+        for topic in (self._topics.answers, self._topics.dead_letters):
+            try:
+                await _asked(jetstream.get_last_msg(topic, _subject(topic, id_), direct=True))
+            except _NotThereError:
+                continue
+            return True
+        return False
+
+    async def settle(self, ended: Sequence[Settled]) -> Sequence[tuple[Settled, bool]]:
+        done = await asyncio.gather(*map(self._settle_one, ended), return_exceptions=True)
+        found = [(settled, now) for settled, now in zip(ended, done, strict=True) if isinstance(now, bool)]
+        if not found:
+            raise next(error for error in done if isinstance(error, BaseException))
+        return found
+
+    async def _settle_one(self, settled: Settled) -> bool:
+        """First the answer, then the acknowledgement: between them the message may be handed out again, and then its
+        answer is found.
+        """
+        jetstream = self._jetstream
+        assert jetstream is not None
+        now = settled.fate != "known"
+        if now:
+            topic = self._topics.of(settled.fate)
+            headers = {**settled.headers, ID_HEADER: settled.message.id, _ABSENT: "0"}
+            try:
+                await _asked(jetstream.publish(_subject(topic, settled.message.id), settled.body, headers=headers))
+            except _ThereAlreadyError:
+                now = False
+        await _asked(settled.message.position.ack_sync(timeout=_ANSWER_S))
+        return now
+
+    async def keep(self, held: Sequence[Message]) -> None:
+        await asyncio.gather(*(_asked(message.position.in_progress()) for message in held))
+
+    async def lag(self) -> int:
+        assert self._jetstream is not None
+        found = await _asked(self._jetstream.consumer_info(self._topics.requests, self._topics.group))
+        return (found.num_pending or 0) + (found.num_ack_pending or 0)
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+
+class _NotThereError(BrokerError):
+    pass
+
+
+class _ThereAlreadyError(BrokerError):
+    pass
+
+
+async def _asked(asked: Coroutine[Any, Any, Said]) -> Said:
+    """What NATS says.
+
+    Raises:
+        BrokerError: it says nothing, or no.
+    """
+    try:
+        return await asked
+    except NotFoundError as error:
+        raise _NotThereError(str(error)) from error
+    except APIError as error:
+        raise (_ThereAlreadyError if error.err_code == _WRONG_LAST else BrokerError)(str(error)) from error
+    except (NatsError, JetStreamError, OSError, TimeoutError) as error:
+        raise BrokerError(str(error) or type(error).__name__) from error
+
+
+def _subject(topic: str, id_: str) -> str:
+    """Of an id: with each byte but letters, digits, - and _ as = and two hexadecimal digits."""
+    return f"{topic}." + "".join(
+        chr(each) if chr(each).isascii() and (chr(each).isalnum() or each in b"-_") else f"={each:02X}"
+        for each in id_.encode()
+    )

@@ -1,0 +1,109 @@
+"""How many requests of each model may be at the fleet, by what a balancer says of its workers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from balancer.errors import OperatorError
+
+logger = logging.getLogger(__name__)
+BUSY_PERIOD_S, IDLE_PERIOD_S = 0.1, 2.0
+"""Between two questions: while messages are worked on, and else."""
+_FIRST = 4.0
+"""Requests of a model that no balancer has spoken of; enough to find out what the listener says of it."""
+_NO_MODELS = 1000
+
+
+@dataclass(slots=True)
+class _OfModel:
+    limit: float = _FIRST
+    at_fleet: int = 0
+    waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
+
+
+class Room:
+    def __init__(self, ask: Callable[[], Awaitable[bytes]]) -> None:
+        """`ask`: for a balancer's page `/room`; raises OperatorError where there is no answer."""
+        self._ask = ask
+        self._models: dict[str, _OfModel] = {}
+        self._busy = asyncio.Event()
+        self.asked_s = 0.0
+        """When a balancer last said, monotonic; 0: never."""
+
+    async def run(self) -> None:
+        silent = False
+        while True:
+            before = {name: model.at_fleet for name, model in self._models.items()}
+            try:
+                self._take(await self._ask(), before)
+                self.asked_s, silent = time.monotonic(), False
+            except (OperatorError, ValueError, TypeError, KeyError) as error:
+                if not silent:
+                    logger.warning("the fleet's room stays as it was: %s", str(error)[:500])
+                silent = True
+            if self._busy.is_set():
+                await asyncio.sleep(BUSY_PERIOD_S)
+            else:
+                with_work = asyncio.ensure_future(self._busy.wait())
+                await asyncio.wait((with_work,), timeout=IDLE_PERIOD_S)
+                with_work.cancel()
+
+    def _take(self, said: bytes, before: dict[str, int]) -> None:
+        rooms = json.loads(said)["room"]
+        for name in [*rooms][:_NO_MODELS]:
+            requests, in_flight = float(rooms[name]["requests"]), float(rooms[name]["in_flight"])
+            model = self._models.setdefault(name, _OfModel())
+            others = max(in_flight - before.get(name, 0), 0.0)
+            model.limit = max(requests - others, 1.0 if requests else 0.0)
+            _wake(model)
+        for name in [name for name, model in self._models.items() if name not in rooms and not model.at_fleet]:
+            if not self._models[name].waiting:
+                del self._models[name]
+            else:
+                self._models[name].limit = _FIRST
+                _wake(self._models[name])
+
+    @property
+    def total(self) -> int:
+        """Requests of all models; some where no balancer has said anything."""
+        return max(int(sum(model.limit for model in self._models.values())), int(_FIRST))
+
+    def of(self) -> dict[str, float]:
+        return {name: model.limit for name, model in self._models.items()}
+
+    async def enter(self, name: str) -> None:
+        """Wait until the fleet has room for one more request of the model, and take it."""
+        self._busy.set()
+        model = self._models.setdefault(name, _OfModel())
+        if model.at_fleet < model.limit and not model.waiting:
+            model.at_fleet += 1
+            return
+        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        model.waiting.append(mine)
+        try:
+            await mine
+        except asyncio.CancelledError:
+            if mine.done() and not mine.cancelled():
+                self.leave(name)
+            else:
+                model.waiting.remove(mine)
+            raise
+
+    def leave(self, name: str) -> None:
+        model = self._models[name]
+        model.at_fleet -= 1
+        _wake(model)
+        if not any(other.at_fleet or other.waiting for other in self._models.values()):
+            self._busy.clear()
+
+
+def _wake(model: _OfModel) -> None:
+    while model.waiting and model.at_fleet < model.limit:
+        model.at_fleet += 1
+        model.waiting.popleft().set_result(None)

