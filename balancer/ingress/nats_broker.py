@@ -47,6 +47,8 @@ class NatsBroker:
         self._jetstream: JetStreamContext | None = None
         self._pulled: JetStreamContext.PullSubscription | None = None
         self.max_body_bytes = 2**20
+        self._done: dict[int, bool] = {}
+        """Of what is being settled, by identity: what is done already, and whether it was published now."""
 
     async def open(self) -> None:
         if self._client is None:
@@ -139,28 +141,40 @@ class NatsBroker:
         return False
 
     async def settle(self, ended: Sequence[Settled]) -> Sequence[tuple[Settled, bool]]:
-        done = await asyncio.gather(*map(self._settle_one, ended), return_exceptions=True)
-        found = [(settled, now) for settled, now in zip(ended, done, strict=True) if isinstance(now, bool)]
-        if not found:
-            raise next(error for error in done if isinstance(error, BaseException))
-        return found
-
-    async def _settle_one(self, settled: Settled) -> bool:
-        """First the answer, then the acknowledgement: between them the message may be handed out again, and then its
-        answer is found.
+        """First the answers, all at once, then the acknowledgements: where one of these is lost, the message is handed
+        out again, and its answer found.
         """
-        jetstream = self._jetstream
-        assert jetstream is not None
-        now = settled.fate != "known"
-        if now:
-            topic = self._topics.of(settled.fate)
-            headers = {**settled.headers, ID_HEADER: settled.message.id, _ABSENT: "0"}
+        left = [settled for settled in ended if id(settled) not in self._done]
+        said = [await _asked(self._published(settled)) for settled in left]
+        if waiting := [each for each in said if each is not None]:
+            _, late = await asyncio.wait(waiting, timeout=_ANSWER_S)
+            for each in late:
+                each.cancel()
+        failure: BrokerError | None = None
+        for settled, future in zip(left, said, strict=True):
             try:
-                await _asked(jetstream.publish(_subject(topic, settled.message.id), settled.body, headers=headers))
+                now = future is not None and await _asked(_result(future))
             except _ThereAlreadyError:
                 now = False
-        await _asked(settled.message.position.ack_sync(timeout=_ANSWER_S))
-        return now
+            except BrokerError as error:
+                failure = error
+                continue
+            await _asked(settled.message.position.ack())
+            self._done[id(settled)] = now
+        if failure is not None:
+            raise failure
+        done, self._done = self._done, {}
+        return [(settled, done[id(settled)]) for settled in ended]
+
+    async def _published(self, settled: Settled) -> asyncio.Future[Any] | None:
+        """On its way; None where nothing is to be published."""
+        jetstream = self._jetstream
+        assert jetstream is not None
+        if settled.fate == "known":
+            return None
+        headers = {**settled.headers, ID_HEADER: settled.message.id, _ABSENT: "0"}
+        subject = _subject(self._topics.of(settled.fate), settled.message.id)
+        return await jetstream.publish_async(subject, settled.body, headers=headers)
 
     async def keep(self, held: Sequence[Message]) -> None:
         await asyncio.gather(*(_asked(message.position.in_progress()) for message in held))
@@ -172,6 +186,8 @@ class NatsBroker:
 
     async def close(self) -> None:
         if self._client is not None:
+            with contextlib.suppress(BrokerError):
+                await _asked(self._client.flush(int(_ANSWER_S)))
             await self._client.close()
 
 
@@ -197,6 +213,13 @@ async def _asked(asked: Coroutine[Any, Any, Said]) -> Said:
         raise (_ThereAlreadyError if error.err_code == _WRONG_LAST else BrokerError)(str(error)) from error
     except (NatsError, JetStreamError, OSError, TimeoutError) as error:
         raise BrokerError(str(error) or type(error).__name__) from error
+
+
+async def _result(future: asyncio.Future[Any]) -> bool:
+    if future.cancelled():
+        raise TimeoutError
+    await future
+    return True
 
 
 def _subject(topic: str, id_: str) -> str:

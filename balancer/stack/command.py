@@ -65,6 +65,11 @@ _PORT = click.IntRange(1, 65535)
     help="With --model-control-mode explicit: load it at the start; repeatable; *: all.",
 )
 @click.option(
+    "--ingress-port",
+    type=_PORT,
+    help="Starts a NATS there, and an ingress that serves its topics; see docs/ingress.md.",
+)
+@click.option(
     "--run-dir",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("out/up"),

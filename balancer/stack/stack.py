@@ -78,6 +78,8 @@ class Stack:
     envoy_arguments: Sequence[str] = ()
     envoy_threads: int = 2
     agents: list[Child] = field(default_factory=list, init=False)
+    before_listener: Mapping[str, LocalProcess] = field(default_factory=dict, init=False)
+    """Clients that belong to it, by name, to be started once it is ready."""
     balancer: Child = field(init=False)
     envoy: EnvoyProcess = field(init=False)
 
@@ -106,6 +108,7 @@ class Stack:
             made[server.name] = server
             if agent is not None:
                 made[f"{server.name}-agent"] = agent
+        made |= self.before_listener
         return {name: part for name, part in made.items() if part.started}
 
     def check(self) -> None:
@@ -237,7 +240,9 @@ class Stack:
 
     async def stop(self, *, gently: bool = False) -> None:
         """End everything, whatever has been broken; `gently`: Tritons finish what they execute."""
-        # Envoy first, so that clients see a closed port rather than errors; then the rest at once.
+        for part in reversed(self.before_listener.values()):
+            await part.stop()
+        # Envoy before the rest, so that clients see a closed port rather than errors; then all at once.
         if hasattr(self, "envoy"):
             await self.envoy.stop()
         rest = [part for name, part in self.parts().items() if name != "envoy"]

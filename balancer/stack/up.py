@@ -3,23 +3,18 @@
 import asyncio
 import fcntl
 import json
-import math
 import shutil
 import signal
 import socket
-from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal
 
-import aiohttp
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
-from rich.text import Text
 
 from balancer.config.config import Config, load
 from balancer.config.frontend import AUTO, bootstrap_options, untraceable
@@ -31,86 +26,13 @@ from balancer.files.schema import is_local, join_address
 from balancer.files.yaml_document import dump
 from balancer.native.state import default_folder
 from balancer.stack.envoyproxy import find_envoy
+from balancer.stack.ingress_parts import ANSWERS, DEAD, REQUESTS, ingress_parts
+from balancer.stack.live_line import live_line
 from balancer.stack.llama import MODEL, find_language_model
+from balancer.stack.nats_server import find_nats
 from balancer.stack.process import LocalProcess, free_port_range, free_ports
 from balancer.stack.stack import READY_S, REPOSITORY, Stack, new_language_model, new_triton
 from balancer.stack.tritonserver import TritonServer, find_triton
-
-_PERIOD_S = 1.0
-_TIMEOUT_S = 5.0
-_QUIET_PERIODS = 10
-"""Where the output is no terminal, a line every so many periods."""
-
-
-async def live_line(console: Console, admin_urls: Sequence[str], stop: asyncio.Event) -> None:
-    """Show rate, p50, p99 and errors of all balancer processes together, until `stop` is set."""
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S)) as session:
-        with Live(console=console, auto_refresh=False, transient=True) as live:
-            period = 0
-            while not stop.is_set():
-                line = await _line(session, admin_urls)
-                if console.is_terminal:
-                    live.update(Text(line), refresh=True)
-                elif period % _QUIET_PERIODS == 0:
-                    console.print(line, markup=False)
-                period += 1
-                try:
-                    await asyncio.wait_for(stop.wait(), _PERIOD_S)
-                except TimeoutError:
-                    continue
-
-
-async def _line(session: aiohttp.ClientSession, admin_urls: Sequence[str]) -> str:
-    recents = []
-    for url in admin_urls:
-        try:
-            async with session.get(f"{url}/recent", raise_for_status=True) as response:
-                recents.append(await response.json())
-        except (aiohttp.ClientError, TimeoutError):
-            return f"no answer from the balancer at {url}; Envoy picks by itself meanwhile"
-    return words_of(recents)
-
-
-def words_of(recents: Sequence[Mapping[str, Any]]) -> str:
-    """What `/recent` of each process says, in a line, and one more for a refused config and for each failing split."""
-    p50_ms, p99_ms = math.nan, math.nan
-    for recent in recents:
-        # Of several processes the slowest is shown: each sees a share of the same fleet.
-        p50_ms = _larger(p50_ms, recent["p50_s"])
-        p99_ms = _larger(p99_ms, recent["p99_s"])
-    rate_per_s, errors = (sum(recent[name] for recent in recents) for name in ("rate_per_s", "errors"))
-    policy, refused = recents[-1]["policy"], recents[-1]["config_refused"]
-    latencies = f"p50 {p50_ms:.1f} ms   p99 {p99_ms:.1f} ms   " if math.isfinite(p50_ms) else ""
-    notes = [f"config refused, the last good one stays: {'; '.join(refused)}"] if refused else []
-    line = f"{rate_per_s:8.1f} requests/s   {latencies}errors {errors}   policy {policy}"
-    return "\n".join([line, *notes, *_failed_by_split([split for recent in recents for split in recent["splits"]])])
-
-
-def _failed_by_split(splits: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each split model of which requests failed, of all processes together. A version that no worker has is
-    to all other figures the client's error."""
-    requests: Counter[tuple[str, str]] = Counter()
-    errors: Counter[tuple[str, str]] = Counter()
-    returned = {}
-    for split in splits:
-        for each in split["versions"]:
-            requests[split["model"], each["version"]] += each["requests"]
-            errors[split["model"], each["version"]] += each["errors"]
-        if split["returned"]:
-            returned[split["model"]] = split["versions"][0]["version"]
-    found: dict[str, list[str]] = {}
-    for (model, version), failed in errors.items():
-        if failed:
-            words = f"{failed} of {requests[model, version]} requests of version {version} failed"
-            found.setdefault(model, []).append(words)
-    for model, old in returned.items():
-        found.setdefault(model, []).append(f"all go to version {old} again")
-    return [f"split {model}: {', '.join(words)}" for model, words in found.items()]
-
-
-def _larger(known_ms: float, new_s: float | None) -> float:
-    return known_ms if new_s is None else max(1000 * new_s, 0.0 if math.isnan(known_ms) else known_ms)
-
 
 _MODELS = REPOSITORY / "triton" / "models"
 EMULATED_GPUS = ("A100", "V100", "A30", "T4")
@@ -139,6 +61,8 @@ class UpOptions:
     """As tritonserver's: `explicit` has clients of this machine load and unload models, on all workers."""
     load_models: tuple[str, ...] = ()
     """At the start, with `explicit`; `*`: all."""
+    ingress_port: int | None = None
+    """Of a NATS whose topics are served, too; None: there is none."""
     run_dir: Path = Path("out/up")
 
 
@@ -158,7 +82,8 @@ def _check_parts(options: UpOptions) -> None:
     parts: list[Callable[[], object]] = [find_envoy]
     parts += [find_triton, lambda: _check_models(options)] if options.workers else []
     parts += [find_language_model] if options.language_models else []
-    if len(parts) == 1:
+    parts += [find_nats] if options.ingress_port is not None else []
+    if not options.workers and not options.language_models:
         raise OperatorError("there is no worker; give --workers or --llm a number from 1")
     if words := missing(parts):
         raise OperatorError(words)
@@ -195,6 +120,8 @@ class _Up:
         in_file = load(self._config_path)
         overrides = _set_over_file(options, in_file)
         _check_free("--port", options.host, options.port)
+        if options.ingress_port is not None:
+            _check_free("--ingress-port", "127.0.0.1", options.ingress_port)
         config = Overrides(overrides)(in_file)
         for process in range(config.processes):
             _check_free("--admin-port", "127.0.0.1", options.admin_port + process)
@@ -208,6 +135,8 @@ class _Up:
             tritons=_tritons(options),
             language_models=[new_language_model(f"llm-{n}", options.run_dir) for n in range(options.language_models)],
         )
+        if options.ingress_port is not None:
+            self._stack.before_listener = ingress_parts(self._stack, options.ingress_port)
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -245,6 +174,13 @@ class _Up:
         self._say("envoy", f"listens at {config.envoy.listen}, admin {config.envoy.admin}")
         await stack.start_envoy()
         await stack.wait_ready()
+        for name, part in stack.before_listener.items():
+            self._say(name, self._topics)
+            await part.start()
+
+    @property
+    def _topics(self) -> str:
+        return f"nats://127.0.0.1:{self._options.ingress_port}: subjects {REQUESTS}.>, {ANSWERS}.>, {DEAD}.>"
 
     async def _until_stopped(self, work: Coroutine[Any, Any, None]) -> str | None:
         """Do `work` until it is done, the user stops, or a part ends; returns what failed."""
@@ -280,6 +216,7 @@ class _Up:
             ("ready", f"workers: {len(self._stack.specs)}, policy: {config.policy.name}, decided by: {decides}"),
             ("gRPC and HTTP", f"localhost:{port}, e.g. tritonclient.grpc.InferenceServerClient('localhost:{port}')"),
             *((("OpenAI", f"http://localhost:{port}/v1, model {MODEL}"),) if self._options.language_models else ()),
+            *((("topics", self._topics),) if self._options.ingress_port is not None else ()),
             ("page", " ".join(f"{url}/" for url in self._admin_urls())),
             ("fleet", f"{first}/workers"),
             ("why", f"{first}/explain?model=digits"),

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from balancer.stack.up import words_of
+from balancer.stack.live_line import words_of
 
 
 def recent(**further: Any) -> dict[str, Any]:
