@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from nats.errors import Error as NatsError
 from nats.js.errors import Error as JetStreamError
+from nats.js.errors import NotFoundError
 
 from balancer.stack.nats_server import NatsServer
 from balancer.stack.process import LocalProcess, free_ports
@@ -80,6 +82,10 @@ class RealBroker(ABC):
         """In this order."""
 
     @abstractmethod
+    async def ended(self) -> int:
+        """How many there are of these."""
+
+    @abstractmethod
     async def said(self) -> list[Said]:
         """All answers and dead letters so far, each topic in its order."""
 
@@ -102,6 +108,15 @@ class RealNats(RealBroker):
             headers = {**each.headers, "Nats-Msg-Id": each.id}
             await client.jetstream().publish("requests.new", each.body, headers=headers)
         await client.close()
+
+    async def ended(self) -> int:
+        client = await nats.connect(self.url, max_reconnect_attempts=1)
+        found = 0
+        for topic in TOPICS[1:]:
+            with contextlib.suppress(NotFoundError):
+                found += (await client.jetstream().stream_info(topic)).state.messages
+        await client.close()
+        return found
 
     async def said(self) -> list[Said]:
         client = await nats.connect(self.url)
@@ -145,6 +160,10 @@ class RealRedis(RealBroker):
             for each in asked:
                 await client.xadd("requests", {**each.headers, "id": each.id, "body": each.body})
 
+    async def ended(self) -> int:
+        async with redis.asyncio.Redis.from_url(self.url) as client:
+            return sum([int(await client.xlen(topic)) for topic in TOPICS[1:]])
+
     async def said(self) -> list[Said]:
         found = []
         async with redis.asyncio.Redis.from_url(self.url) as client:
@@ -183,6 +202,9 @@ class RealTansu(RealBroker):
         for each in asked:
             producer.produce("requests", each.body, each.id, headers=dict(each.headers))
         assert await asyncio.to_thread(producer.flush, 30) == 0
+
+    async def ended(self) -> int:
+        return len(await self.said())
 
     async def said(self) -> list[Said]:
         return await asyncio.to_thread(self._said)
