@@ -129,6 +129,11 @@ def rivals() -> dict[str, tuple[str, dict[str, Any]]]:
     found: dict[str, tuple[str, dict[str, Any]]] = {}
     for name in FIELD:
         found[name] = name, {}
-        for goal in GOALS if name in GRIDS else ():
-            found[f"{name}, tuned for {goal}"] = name, read_tuned()[name]["chosen"][goal]
+        chosen = read_tuned()[name]["chosen"] if name in GRIDS else {}
+        for goal, options in chosen.items():
+            # Where one choice is the best for several goals, it stands once.
+            goals = [each for each in chosen if chosen[each] == options]
+            if goal == goals[0]:
+                of = "" if len(goals) == len(GOALS) else f" for {' and '.join(goals)}"
+                found[f"{name}, tuned{of}"] = name, options
     return found
