@@ -141,40 +141,29 @@ class NatsBroker:
         return False
 
     async def settle(self, ended: Sequence[Settled]) -> Sequence[tuple[Settled, bool]]:
-        """First the answers, all at once, then the acknowledgements: where one of these is lost, the message is handed
-        out again, and its answer found.
-        """
         left = [settled for settled in ended if id(settled) not in self._done]
-        said = [await _asked(self._published(settled)) for settled in left]
-        if waiting := [each for each in said if each is not None]:
-            _, late = await asyncio.wait(waiting, timeout=_ANSWER_S)
-            for each in late:
-                each.cancel()
-        failure: BrokerError | None = None
-        for settled, future in zip(left, said, strict=True):
-            try:
-                now = future is not None and await _asked(_result(future))
-            except _ThereAlreadyError:
-                now = False
-            except BrokerError as error:
-                failure = error
-                continue
-            await _asked(settled.message.position.ack())
-            self._done[id(settled)] = now
-        if failure is not None:
-            raise failure
+        for error in await asyncio.gather(*map(self._settle_one, left), return_exceptions=True):
+            if error is not None:
+                raise error
         done, self._done = self._done, {}
         return [(settled, done[id(settled)]) for settled in ended]
 
-    async def _published(self, settled: Settled) -> asyncio.Future[Any] | None:
-        """On its way; None where nothing is to be published."""
+    async def _settle_one(self, settled: Settled) -> None:
+        """First the answer, then the acknowledgement: where that is lost, the message is handed out again, and its
+        answer found.
+        """
         jetstream = self._jetstream
         assert jetstream is not None
-        if settled.fate == "known":
-            return None
-        headers = {**settled.headers, ID_HEADER: settled.message.id, _ABSENT: "0"}
-        subject = _subject(self._topics.of(settled.fate), settled.message.id)
-        return await jetstream.publish_async(subject, settled.body, headers=headers)
+        now = settled.fate != "known"
+        if now:
+            subject = _subject(self._topics.of(settled.fate), settled.message.id)
+            headers = {**settled.headers, ID_HEADER: settled.message.id, _ABSENT: "0"}
+            try:
+                await _asked(jetstream.publish(subject, settled.body, headers=headers))
+            except _ThereAlreadyError:
+                now = False
+        await _asked(settled.message.position.ack())
+        self._done[id(settled)] = now
 
     async def keep(self, held: Sequence[Message]) -> None:
         await asyncio.gather(*(_asked(message.position.in_progress()) for message in held))
@@ -213,13 +202,6 @@ async def _asked(asked: Coroutine[Any, Any, Said]) -> Said:
         raise (_ThereAlreadyError if error.err_code == _WRONG_LAST else BrokerError)(str(error)) from error
     except (NatsError, JetStreamError, OSError, TimeoutError) as error:
         raise BrokerError(str(error) or type(error).__name__) from error
-
-
-async def _result(future: asyncio.Future[Any]) -> bool:
-    if future.cancelled():
-        raise TimeoutError
-    await future
-    return True
 
 
 def _subject(topic: str, id_: str) -> str:

@@ -104,10 +104,17 @@ class RealNats(RealBroker):
 
     async def publish(self, asked: Sequence[Asked]) -> None:
         client = await nats.connect(self.url)
-        for each in asked:
-            headers = {**each.headers, "Nats-Msg-Id": each.id}
-            await client.jetstream().publish("requests.new", each.body, headers=headers)
+        publish = client.jetstream().publish
+        sent = (publish("requests.new", one.body, headers={**one.headers, "Nats-Msg-Id": one.id}) for one in asked)
+        await asyncio.gather(*sent)
         await client.close()
+
+    async def left(self) -> int:
+        """Requests that nothing has become of yet."""
+        client = await nats.connect(self.url)
+        found = (await client.jetstream().stream_info("requests")).state.messages
+        await client.close()
+        return int(found)
 
     async def ended(self) -> int:
         client = await nats.connect(self.url, max_reconnect_attempts=1)
@@ -156,9 +163,10 @@ class RealRedis(RealBroker):
         return _Program(command=command, log_path=self.directory / "redis.log")
 
     async def publish(self, asked: Sequence[Asked]) -> None:
-        async with redis.asyncio.Redis.from_url(self.url) as client:
+        async with redis.asyncio.Redis.from_url(self.url) as client, client.pipeline(transaction=False) as pipeline:
             for each in asked:
-                await client.xadd("requests", {**each.headers, "id": each.id, "body": each.body})
+                pipeline.xadd("requests", {**each.headers, "id": each.id, "body": each.body})
+            await pipeline.execute()
 
     async def ended(self) -> int:
         async with redis.asyncio.Redis.from_url(self.url) as client:

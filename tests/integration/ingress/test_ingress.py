@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
+import nats
 import pytest
 import pytest_asyncio
 import redis.asyncio
-from support.brokers import BROKERS, Asked, RealBroker, Said
+from support.brokers import BROKERS, Asked, RealBroker, RealNats, Said
 from support.running import running
 from support.stack import Stack
 from support.waiting import eventually
@@ -120,6 +121,22 @@ async def test_an_id_stands_once_whatever_is_killed(stack: Stack, broker: RealBr
         said = await all_said(broker, count)
     assert Counter(each.id for each in said).most_common(1)[0][1] == 1, "each once"
     assert Counter(each.topic for each in said) == {"answers": count}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_who_comes_second_with_an_answer_publishes_nothing(stack: Stack, tmp_path: Path) -> None:
+    broker = RealNats(tmp_path)
+    async with running(broker):
+        client = await nats.connect(broker.url)
+        await client.jetstream().add_stream(name="answers", subjects=["answers.>"])
+        await client.jetstream().publish("answers.id-1", b"of another", headers={"x-request-id": "id-1"})
+        await client.close()
+        async with running(new_ingress(stack, broker)):
+            await broker.publish(asked(3))
+            said = {each.id: each.body for each in await all_said(broker, 3)}
+            await eventually(broker.left, "all are settled", until=lambda left: left == 0)
+    assert len(said) == 3
+    assert said["id-1"] == b"of another"
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,6 +26,7 @@ from tritonclient.utils import InferenceServerException
 from balancer.native.state import default_folder
 from balancer.stack import llama
 from balancer.stack.process import free_ports
+from balancer.stack.stack import REPOSITORY
 
 pytestmark = pytest.mark.integration
 
@@ -78,7 +80,8 @@ def alive(parts: list[psutil.Process]) -> list[psutil.Process]:
 
 
 async def test_ready_means_that_requests_are_served_as_by_one_triton_and_ctrl_c_stops_all(tmp_path: Path) -> None:
-    async with up(tmp_path, "--policy", "wlpr") as running:
+    (nats_port,) = free_ports(1)
+    async with up(tmp_path, "--policy", "wlpr", "--ingress-port", str(nats_port)) as running:
         await eventually(running.ready, "ready")
         await eventually(lambda: "policy: wlpr, decided by: Envoy (native)" in printed(running), "it says what runs")
         shared = default_folder(str((tmp_path / "run").resolve()))
@@ -90,12 +93,27 @@ async def test_ready_means_that_requests_are_served_as_by_one_triton_and_ctrl_c_
             async with session.get(url) as response:
                 assert (await response.json())["name"] == "triton"
         await a_second_one_is_refused(tmp_path / "run")
+        await eventually(partial(the_page_of_topics_holds, nats_port), "its topics are served", until=bool)
         parts = running.parts()
-        assert {"envoy", "tritonserver"} <= {part.name() for part in parts}
+        assert {"envoy", "tritonserver", "nats-server"} <= {part.name() for part in parts}
         running.process.send_signal(signal.SIGINT)
         assert await running.process.wait() == 0
     assert not alive(parts)
     assert not shared.exists()
+
+
+async def the_page_of_topics_holds(port: int) -> bool:
+    """Whether its example says what it should; not before the ingress has made the topics."""
+    example = (REPOSITORY / "docs/ingress.md").read_text().partition("```python\n")[2].partition("```")[0]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        example.replace("4222", str(port)),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    output, _ = await process.communicate()
+    return output.startswith(b"image-1 [{") and b"LABEL" in output
 
 
 async def a_second_one_is_refused(run_dir: Path) -> None:
