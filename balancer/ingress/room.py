@@ -17,12 +17,16 @@ BUSY_PERIOD_S, IDLE_PERIOD_S = 0.1, 2.0
 """Between two questions: while messages are worked on, and else."""
 _FIRST = 4.0
 """Requests of a model that no balancer has spoken of; enough to find out what the listener says of it."""
-_NO_MODELS = 1000
+_BESIDE = 16
+"""Requests taken beyond the room of the models that are asked for: other models may come, and have room."""
+_MOST_MODELS = 1000
 
 
 @dataclass(slots=True)
 class _OfModel:
     limit: float = _FIRST
+    told: bool = False
+    """Whether a balancer speaks of it; else it is a name in a message."""
     at_fleet: int = 0
     waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
 
@@ -56,26 +60,31 @@ class Room:
 
     def _take(self, said: bytes, before: dict[str, int]) -> None:
         rooms = json.loads(said)["room"]
-        for name in [*rooms][:_NO_MODELS]:
+        for name in [*rooms][:_MOST_MODELS]:
             requests, in_flight = float(rooms[name]["requests"]), float(rooms[name]["in_flight"])
             model = self._models.setdefault(name, _OfModel())
             others = max(in_flight - before.get(name, 0), 0.0)
-            model.limit = max(requests - others, 1.0 if requests else 0.0)
+            model.limit, model.told = max(requests - others, 1.0 if requests else 0.0), True
             _wake(model)
-        for name in [name for name, model in self._models.items() if name not in rooms and not model.at_fleet]:
-            if not self._models[name].waiting:
-                del self._models[name]
-            else:
-                self._models[name].limit = _FIRST
-                _wake(self._models[name])
+        for name in [name for name in self._models if name not in rooms]:
+            self._models[name].limit, self._models[name].told = _FIRST, False
+            self._forget_unknown(name)
+
+    def _forget_unknown(self, name: str) -> None:
+        model = self._models[name]
+        _wake(model)
+        if not model.told and not model.at_fleet and not model.waiting:
+            del self._models[name]
 
     @property
     def total(self) -> int:
-        """Requests of all models; some where no balancer has said anything."""
-        return max(int(sum(model.limit for model in self._models.values())), int(_FIRST))
+        """Requests that may be taken, those of the models that are asked for and some more."""
+        asked_for = (model.limit for model in self._models.values() if model.at_fleet or model.waiting)
+        return int(sum(asked_for)) + _BESIDE
 
     def of(self) -> dict[str, float]:
-        return {name: model.limit for name, model in self._models.items()}
+        """By model that a balancer speaks of."""
+        return {name: model.limit for name, model in self._models.items() if model.told}
 
     async def enter(self, name: str) -> None:
         """Wait until the fleet has room for one more request of the model, and take it."""
@@ -98,7 +107,7 @@ class Room:
     def leave(self, name: str) -> None:
         model = self._models[name]
         model.at_fleet -= 1
-        _wake(model)
+        self._forget_unknown(name)
         if not any(other.at_fleet or other.waiting for other in self._models.values()):
             self._busy.clear()
 

@@ -108,11 +108,19 @@ async def test_models_that_are_gone_are_forgotten() -> None:
         await room.enter("n")
         said.rooms = {}
         await said.again()
-        assert "m" not in room.of()
-        assert "n" in room.of()
+        assert not room.of()
+        assert "n" in room._models, "one of it is still at the fleet"
         room.leave("n")
-        await said.again()
-        assert "n" not in room.of()
+        assert "n" not in room._models
+
+
+async def test_names_that_clients_make_up_leave_nothing_behind() -> None:
+    async with following(Said(m=(6.0, 0.0))) as room:
+        for number in range(100):
+            await room.enter(f"made-up-{number}")
+            room.leave(f"made-up-{number}")
+        assert room.of().keys() == {"m"}
+        assert len(room._models) == 2, "m, and the first that is still there"
 
 
 async def test_who_gives_up_waiting_takes_no_room() -> None:
