@@ -240,7 +240,7 @@ class Stack:
 
     async def stop(self, *, gently: bool = False) -> None:
         """End everything, whatever has been broken; `gently`: Tritons finish what they execute."""
-        for part in reversed(self.before_listener.values()):
+        for part in reversed([*self.before_listener.values()]):
             await part.stop()
         # Envoy before the rest, so that clients see a closed port rather than errors; then all at once.
         if hasattr(self, "envoy"):
