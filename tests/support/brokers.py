@@ -176,10 +176,13 @@ class RealRedis(RealBroker):
         found = []
         async with redis.asyncio.Redis.from_url(self.url) as client:
             for topic in TOPICS[1:]:
-                for _, fields in await client.xrange(topic):
-                    headers = {name.decode(): value for name, value in fields.items()}
-                    body, id_ = headers.pop("body"), headers.pop("x-request-id").decode()
-                    found.append(Said(topic, id_, body, {name: each.decode() for name, each in headers.items()}))
+                after = "-"
+                while page := await client.xrange(topic, min=after, count=5_000):
+                    for _, fields in page:
+                        headers = {name.decode(): value for name, value in fields.items()}
+                        body, id_ = headers.pop("body"), headers.pop("x-request-id").decode()
+                        found.append(Said(topic, id_, body, {name: each.decode() for name, each in headers.items()}))
+                    after = f"({page[-1][0].decode()}"
         return found
 
 
