@@ -24,6 +24,8 @@ _WRONG_LAST = 10071
 """JetStream's error code where the subject has a message already."""
 _MOST_UNSETTLED = 10_000
 """Messages that all ingresses of a group hold together."""
+_MOST_HELD = 10_000
+"""By all ingresses of a group together."""
 _TAKE_S = 5.0
 _ANSWER_S = 5.0
 _HEADERS_BYTES = 64 * 1024
@@ -47,6 +49,10 @@ class NatsBroker:
         self._jetstream: JetStreamContext | None = None
         self._pulled: JetStreamContext.PullSubscription | None = None
         self.max_body_bytes = 2**20
+        self._lost = False
+        """Whether it may have handed out what we have not got."""
+        self._held: set[int] = set()
+        """Sequences of what was handed out here and is not settled."""
         self._done: dict[int, bool] = {}
         """Of what is being settled, by identity: what is done already, and whether it was published now."""
 
@@ -57,26 +63,36 @@ class NatsBroker:
             async def quiet(_: Exception) -> None:
                 """What goes wrong shows in what is asked next."""
 
-            await _asked(client.connect(self._url, max_reconnect_attempts=-1, error_cb=quiet, connect_timeout=5))
+            async def reconnected() -> None:
+                self._lost = True
+
+            connecting = client.connect(
+                self._url, error_cb=quiet, reconnected_cb=reconnected, max_reconnect_attempts=-1, connect_timeout=5
+            )
+            await _asked(connecting)
             self._client = client
-        self._jetstream = jetstream = self._client.jetstream(timeout=_ANSWER_S)
+        self._jetstream = self._client.jetstream(timeout=_ANSWER_S)
         self.max_body_bytes = self._client.max_payload - _HEADERS_BYTES
         await self._have_stream(self._topics.requests, RetentionPolicy.WORK_QUEUE)
         for name in (self._topics.answers, self._topics.dead_letters):
             await self._have_stream(name, RetentionPolicy.LIMITS)
+        await self._subscribe()
+
+    async def _subscribe(self) -> None:
+        topics, jetstream = self._topics, self._jetstream
+        assert jetstream is not None
+        if topics.in_order:
+            # What was handed out and not settled comes before what is new: a consumer begins at the first that is left.
+            with contextlib.suppress(_NotThereError):
+                await _asked(jetstream.delete_consumer(topics.requests, topics.group))
         config = ConsumerConfig(
-            durable_name=self._topics.group,
-            ack_policy=AckPolicy.EXPLICIT,
-            ack_wait=self.lease_s,
-            max_ack_pending=10_000,
+            durable_name=topics.group, ack_policy=AckPolicy.EXPLICIT, ack_wait=self.lease_s, max_ack_pending=_MOST_HELD
         )
-        if self._topics.in_order:
-            await self._begin_anew()
+        subject, stream = f"{topics.requests}.>", topics.requests
         self._pulled = await _asked(
-            jetstream.pull_subscribe(
-                f"{self._topics.requests}.>", durable=self._topics.group, stream=self._topics.requests, config=config
-            )
+            jetstream.pull_subscribe(subject, durable=topics.group, stream=stream, config=config)
         )
+        self._lost = False
 
     async def _have_stream(self, name: str, retention: RetentionPolicy) -> None:
         jetstream = self._jetstream
@@ -93,25 +109,25 @@ class NatsBroker:
             )
             await _asked(jetstream.add_stream(config))
 
-    async def _begin_anew(self) -> None:
-        """What was handed out and not settled comes before what is new: a consumer begins at the first that is left."""
-        jetstream = self._jetstream
-        assert jetstream is not None
-        with contextlib.suppress(_NotThereError):
-            await _asked(jetstream.delete_consumer(self._topics.requests, self._topics.group))
-
     async def take(self, most: int) -> Sequence[Message]:
         assert self._pulled is not None
         assert self._client is not None
         if not self._client.is_connected:
             raise BrokerError("there is no connection to NATS")
+        if self._lost and self._topics.in_order:
+            await self._pulled.unsubscribe()
+            await self._subscribe()
         try:
             taken: list[Msg] = await self._pulled.fetch(most, timeout=_TAKE_S)
+            new = [each for each in taken if each.metadata.sequence.stream not in self._held]
+            found = await asyncio.gather(*map(self._message, new))
         except (TimeoutError, nats.errors.TimeoutError):
             return []
-        except (NatsError, JetStreamError, OSError) as error:
+        except (BrokerError, NatsError, JetStreamError, OSError) as error:
+            self._lost = True
             raise BrokerError(str(error) or type(error).__name__) from error
-        return await asyncio.gather(*map(self._message, taken))
+        self._held |= {message.position.metadata.sequence.stream for message in found}
+        return found
 
     async def _message(self, taken: Msg) -> Message:
         metadata = taken.metadata
@@ -164,6 +180,7 @@ class NatsBroker:
                 now = False
         await _asked(settled.message.position.ack())
         self._done[id(settled)] = now
+        self._held.discard(settled.message.position.metadata.sequence.stream)
 
     async def keep(self, held: Sequence[Message]) -> None:
         await asyncio.gather(*(_asked(message.position.in_progress()) for message in held))

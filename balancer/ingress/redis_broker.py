@@ -43,6 +43,8 @@ class RedisBroker:
         self._claims, self._cursor, self._claimed_s = True, "0-0", 0.0
         """Whether it goes through what others left, how far, and when it last had."""
         self._from_anybody = topics.in_order
+        self._held: set[bytes] = set()
+        """Positions of what was handed out here and is not settled."""
         try:
             self._redis: Redis = Redis.from_url(url, socket_timeout=_ANSWER_S, socket_connect_timeout=5.0)
         except ValueError as error:
@@ -59,6 +61,16 @@ class RedisBroker:
 
     async def take(self, most: int) -> Sequence[Message]:
         """What others left first; then what is new."""
+        try:
+            taken = await self._taken(most)
+        except BrokerError:
+            # What it handed out meanwhile, and we have not got, comes before what is new.
+            self._claims, self._cursor, self._from_anybody = True, "0-0", self._topics.in_order
+            raise
+        self._held |= {message.position for message in taken}
+        return taken
+
+    async def _taken(self, most: int) -> list[Message]:
         self._claims |= time.monotonic() - self._claimed_s >= self.lease_s / 3
         while self._claims:
             if entries := await self._left_by_others(most):
@@ -78,7 +90,7 @@ class RedisBroker:
         self._claims = self._cursor not in (b"0-0", "0-0")
         if not self._claims:
             self._claimed_s, self._from_anybody = time.monotonic(), False
-        return [entry for entry in found if entry[1]]
+        return [(position, fields) for position, fields in found if fields and position not in self._held]
 
     async def _messages(self, entries: Sequence[Any], again: bool) -> list[Message]:
         if not entries:
@@ -123,6 +135,7 @@ class RedisBroker:
                 # The server has been started anew.
                 self._script = await _asked(self._redis.script_load(_SETTLE))
                 raise
+        self._held -= {settled.message.position for settled in ended}
         return [(settled, bool(now)) for settled, now in zip(ended, said, strict=True)]
 
     async def keep(self, held: Sequence[Message]) -> None:
