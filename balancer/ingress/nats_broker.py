@@ -7,6 +7,7 @@ import contextlib
 import re
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import nats
 from nats.aio.client import Client
@@ -49,7 +50,7 @@ class NatsBroker:
         self._jetstream: JetStreamContext | None = None
         self._pulled: JetStreamContext.PullSubscription | None = None
         self.max_body_bytes = 2**20
-        self._lost = False
+        self._lost = True
         """Whether it may have handed out what we have not got."""
         self._held: set[int] = set()
         """Sequences of what was handed out here and is not settled."""
@@ -69,7 +70,11 @@ class NatsBroker:
             connecting = client.connect(
                 self._url, error_cb=quiet, reconnected_cb=reconnected, max_reconnect_attempts=-1, connect_timeout=5
             )
-            await _asked(connecting)
+            try:
+                await asyncio.wait_for(_asked(connecting), _ANSWER_S)
+            except TimeoutError as error:
+                await client.close()
+                raise BrokerError(f"nobody answers at {urlsplit(self._url).netloc.rpartition('@')[2]}") from error
             self._client = client
         self._jetstream = self._client.jetstream(timeout=_ANSWER_S)
         self.max_body_bytes = self._client.max_payload - _HEADERS_BYTES
@@ -81,6 +86,10 @@ class NatsBroker:
     async def _subscribe(self) -> None:
         topics, jetstream = self._topics, self._jetstream
         assert jetstream is not None
+        before, self._pulled = self._pulled, None
+        if before is not None:
+            with contextlib.suppress(BrokerError):
+                await _asked(before.unsubscribe())
         if topics.in_order:
             # What was handed out and not settled comes before what is new: a consumer begins at the first that is left.
             with contextlib.suppress(_NotThereError):
@@ -110,13 +119,12 @@ class NatsBroker:
             await _asked(jetstream.add_stream(config))
 
     async def take(self, most: int) -> Sequence[Message]:
-        assert self._pulled is not None
         assert self._client is not None
         if not self._client.is_connected:
             raise BrokerError("there is no connection to NATS")
-        if self._lost and self._topics.in_order:
-            await self._pulled.unsubscribe()
+        if self._lost:
             await self._subscribe()
+        assert self._pulled is not None
         try:
             taken: list[Msg] = await self._pulled.fetch(most, timeout=_TAKE_S)
             new = [each for each in taken if each.metadata.sequence.stream not in self._held]
