@@ -109,8 +109,11 @@ class Ingress:
                 self._begin(message)
 
     def _most(self) -> int:
-        """That may be taken now: as many as the fleet has room for beside those that wait for it."""
-        room = min(self._room.total - self._executing, MOST_HELD - len(self._held), MOST_TAKEN)
+        """That may be taken now: as many as the fleet has room for beside those that wait for it, and where a broker
+        is slow to settle them as many again.
+        """
+        total, held = self._room.total, len(self._held)
+        room = min(total - self._executing, 2 * total - held, MOST_HELD - held, MOST_TAKEN)
         return room if self._held_bytes < MOST_HELD_BYTES else 0
 
     def _begin(self, message: Message) -> None:

@@ -184,4 +184,4 @@ async def test_what_the_fleet_has_no_room_for_stays_at_the_broker(stack: Stack, 
                     for group in await client.xinfo_groups("requests"):
                         most = max(most, group["pending"])
                     await asyncio.sleep(0)
-    assert 0 < most <= room + 64
+    assert 0 < most <= 2 * (room + 16), "16: for other models, that may come"
