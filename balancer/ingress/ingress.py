@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import logging
 import random
 import time
@@ -27,6 +28,8 @@ MOST_DELIVERIES = 20
 """A message that was handed out so often and never settled takes its ingress down each time."""
 MOST_BEGUN = 8
 """Calls that failed and may have been begun with: so many workers is a message tried at."""
+MOST_HEADERS, MOST_NAME_CHARACTERS, MOST_VALUE_CHARACTERS = 32, 128, 1024
+"""Of a dead letter."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 _LAG_PERIOD_S = 2.0
 Done = TypeVar("Done")
@@ -132,8 +135,8 @@ class Ingress:
                 await before.wait()
             ended = Settled(message, "known") if message.known else await self._outcome(message)
         except Exception:  # of one message, and the others go on
-            logger.exception("message %.64r failed by a mistake of the ingress's", message.id)
-            ended = _dead(message, "a mistake of the ingress's, whose log says how", 1)
+            logger.exception("message %s failed by a mistake of the ingress's", message.id)
+            ended = self._dead(message, "a mistake of the ingress's, whose log says how", 1)
         finally:
             self._executing -= 1
             self._freed.set()
@@ -141,11 +144,11 @@ class Ingress:
 
     async def _outcome(self, message: Message) -> Settled:
         if message.deliveries > MOST_DELIVERIES:
-            return _dead(message, f"handed out {message.deliveries} times, and never settled")
+            return self._dead(message, f"handed out {message.deliveries} times, and never settled")
         try:
             call, until_s = call_of(message, self._options.model), deadline_s(message)
         except UnservableError as error:
-            return _dead(message, str(error))
+            return self._dead(message, str(error))
         # Somebody may have begun with it before it came here again.
         begun, pause_s = int(message.deliveries > 1), _FIRST_PAUSE_S
         while time.time() < until_s:
@@ -164,16 +167,28 @@ class Ingress:
             self._metrics.calls.labels("refused" if answer.final else "failed").inc()
             begun += answer.begun
             if answer.final or begun >= MOST_BEGUN:
-                return _dead(message, answer.reason, begun)
+                return self._dead(message, answer.reason, begun)
             await asyncio.sleep(max(answer.after_s, pause_s * random.uniform(0.5, 1.5)))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        return _dead(message, "its deadline has passed", begun)
+        return self._dead(message, "its deadline has passed", begun)
 
     def _answered(self, message: Message, call: Call, answer: Answer) -> Settled:
         if len(answer.body) > self._broker.max_body_bytes:
             most = self._broker.max_body_bytes
-            return _dead(message, f"its answer has {len(answer.body)} bytes, and the broker takes at most {most}", 1)
+            return self._dead(
+                message, f"its answer has {len(answer.body)} bytes, and the broker takes at most {most}", 1
+            )
         return Settled(message, "answered", answer.body, {**answer.headers, MODEL_HEADER: call.model})
+
+    def _dead(self, message: Message, reason: str, begun: int = 0) -> Settled:
+        logger.warning("message %s goes to the dead letters: %s", message.id, reason)
+        body = message.body
+        if len(body) > self._broker.max_body_bytes:
+            body, reason = b"", f"{reason} (its {len(body)} bytes are left out)"
+        said = "".join(each if " " <= each <= "~" else "?" for each in reason)
+        return Settled(
+            message, "dead", body, {**_headers_of(message), "x-dead-reason": said, "x-dead-calls": str(begun)}
+        )
 
     async def _settle(self) -> None:
         """One batch after another: what ends meanwhile goes with the next."""
@@ -231,11 +246,10 @@ class Ingress:
                 return said
 
 
-def _dead(message: Message, reason: str, begun: int = 0) -> Settled:
-    logger.warning("message %.64r goes to the dead letters: %s", message.id, reason)
-    said = "".join(each if " " <= each <= "~" else "?" for each in reason)
-    headers = {**message.headers, "x-dead-reason": said, "x-dead-calls": str(begun)}
-    return Settled(message, "dead", message.body, headers)
+def _headers_of(message: Message) -> dict[str, str]:
+    """Those of its own headers that are handed on with a dead letter."""
+    some = itertools.islice(message.headers.items(), MOST_HEADERS)
+    return {name[:MOST_NAME_CHARACTERS]: value[:MOST_VALUE_CHARACTERS] for name, value in some}
 
 
 async def _end(*tasks: asyncio.Future[Any]) -> list[Exception]:

@@ -13,7 +13,16 @@ from urllib.parse import parse_qsl, urlsplit
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka import Message as KafkaMessage
 
-from balancer.ingress.message import ID_HEADER, KEY_HEADER, BrokerError, BrokerRefusesError, Message, Settled, Topics
+from balancer.ingress.message import (
+    ID_HEADER,
+    KEY_HEADER,
+    BrokerError,
+    BrokerRefusesError,
+    Message,
+    Settled,
+    Topics,
+    safe_id,
+)
 
 _TAKE_S = 0.5
 _ANSWER_S = 10.0
@@ -244,7 +253,9 @@ def _message(taken: KafkaMessage) -> Message:
     key = (taken.key() or b"").decode("utf-8", "replace")
     id_ = headers.pop(ID_HEADER, "") or key or f"{taken.topic()}-{place[0]}-{place[1]}"
     _, published_ms = taken.timestamp()
-    return Message(id_, taken.value() or b"", headers, published_ms / 1e3, place, key=headers.get(KEY_HEADER, key))
+    return Message(
+        safe_id(id_), taken.value() or b"", headers, published_ms / 1e3, place, key=headers.get(KEY_HEADER, key)
+    )
 
 
 def _encoded(headers: Mapping[str, str]) -> list[tuple[str, str | bytes | None]]:

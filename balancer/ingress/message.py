@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -9,11 +11,21 @@ from typing import Any, Literal, Protocol
 from balancer.errors import OperatorError
 
 MAX_ID_BYTES = 256
+NO_ID = "invalid-"
+"""What the id of a message begins with whose own is none, before a hash of that."""
+_ID = re.compile(rf"[!-~]{{1,{MAX_ID_BYTES}}}")
 ID_HEADER, KEY_HEADER = "x-request-id", "x-routing-key"
 
 Fate = Literal["answered", "dead", "known"]
 """What a message ends as: its answer is published; it and the reason are among the dead letters; its id was answered
 before, so nothing is published."""
+
+
+def safe_id(given: str) -> str:
+    """The id as its producer gave it, where brokers and the listener can take it."""
+    return (
+        given if _ID.fullmatch(given) else NO_ID + hashlib.sha256(given.encode(errors="surrogatepass")).hexdigest()[:32]
+    )
 
 
 class BrokerError(Exception):
@@ -27,7 +39,7 @@ class BrokerRefusesError(OperatorError):
 @dataclass(frozen=True, slots=True, eq=False)
 class Message:
     id: str
-    """Of the request: no two answers have the same. As its producer wrote it, so it may be no id at all."""
+    """Of the request, by `safe_id`: no two answers have the same."""
     body: bytes
     headers: Mapping[str, str]
     """Names in lower case."""

@@ -18,15 +18,22 @@ from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StorageType,
 from nats.js.errors import APIError, NotFoundError
 from nats.js.errors import Error as JetStreamError
 
-from balancer.ingress.message import ID_HEADER, KEY_HEADER, BrokerError, BrokerRefusesError, Message, Settled, Topics
+from balancer.ingress.message import (
+    ID_HEADER,
+    KEY_HEADER,
+    BrokerError,
+    BrokerRefusesError,
+    Message,
+    Settled,
+    Topics,
+    safe_id,
+)
 
 _ID, _ABSENT = "Nats-Msg-Id", "Nats-Expected-Last-Subject-Sequence"
 _WRONG_LAST = 10071
 """JetStream's error code where the subject has a message already."""
-_MOST_UNSETTLED = 10_000
-"""Messages that all ingresses of a group hold together."""
 _MOST_HELD = 10_000
-"""By all ingresses of a group together."""
+"""Messages, by all ingresses of a group together."""
 _TAKE_S = 5.0
 _ANSWER_S = 5.0
 _HEADERS_BYTES = 64 * 1024
@@ -139,9 +146,12 @@ class NatsBroker:
 
     async def _message(self, taken: Msg) -> Message:
         metadata = taken.metadata
-        headers = {name.lower(): value for name, value in (taken.headers or {}).items()}
+        given = {name.lower(): value for name, value in (taken.headers or {}).items()}
+        # What the server obeys is not handed on.
+        headers = {name: value for name, value in given.items() if not name.startswith("nats-")}
         sequence, again = metadata.sequence.stream, metadata.num_delivered or 1
-        id_ = headers.pop(_ID.lower(), "") or headers.pop(ID_HEADER, "") or f"{self._topics.requests}-{sequence}"
+        own_id = given.get(_ID.lower()) or headers.pop(ID_HEADER, "") or f"{self._topics.requests}-{sequence}"
+        id_ = safe_id(own_id)
         return Message(
             id=id_,
             body=taken.data,

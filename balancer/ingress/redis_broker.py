@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, RedisError
 
-from balancer.ingress.message import ID_HEADER, KEY_HEADER, BrokerError, BrokerRefusesError, Message, Settled, Topics
+from balancer.ingress.message import (
+    ID_HEADER,
+    KEY_HEADER,
+    BrokerError,
+    BrokerRefusesError,
+    Message,
+    Settled,
+    Topics,
+    safe_id,
+)
 
 _SETTLE = """
 -- Who has not settled it yet publishes, and settles it; an id that was published of late is not published again.
@@ -26,7 +35,6 @@ _TAKE_S = 5.0
 _ANSWER_S = 10.0
 REMEMBER_S = 24 * 3600
 """For so long an id counts as answered; who sends it later begins anew."""
-Said = TypeVar("Said")
 
 
 class RedisBroker:
@@ -170,7 +178,7 @@ async def _asked(asked: Any) -> Any:
 
 
 def _id(position: bytes, fields: Mapping[bytes, bytes]) -> str:
-    return (fields.get(b"id") or fields.get(ID_HEADER.encode()) or position).decode("utf-8", "replace")
+    return safe_id((fields.get(b"id") or fields.get(ID_HEADER.encode()) or position).decode("utf-8", "replace"))
 
 
 def _headers(fields: Mapping[bytes, bytes]) -> dict[str, str]:

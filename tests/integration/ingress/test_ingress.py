@@ -17,6 +17,7 @@ from support.running import running
 from support.stack import Stack
 from support.waiting import eventually
 
+from balancer.ingress.message import NO_ID
 from balancer.stack.process import Child, free_ports
 
 TENSOR = {"name": "INPUT", "shape": [1, 4], "datatype": "FP32", "data": [1.0, 2.0, 3.0, 4.0]}
@@ -67,15 +68,16 @@ async def test_answers_have_the_ids_of_their_requests_and_what_cannot_be_answere
         Asked("no-model", BODY, {}),
         Asked("wrong-shape", json.dumps({"inputs": [{**TENSOR, "shape": [3]}]}).encode(), MODEL),
         Asked("too-late", BODY, {**MODEL, "x-deadline-ms": "0"}),
-        Asked("sämtlich frei", BODY, MODEL),
+        Asked("x" * 5000, BODY, MODEL),
+        Asked("many-headers", BODY, {f"h{number}": "x" for number in range(5000)}),
     ]
     port = free_ports(1)[0]
     async with running(broker, new_ingress(stack, broker, "--metrics", f"127.0.0.1:{port}")):
         await broker.publish([*asked(40, **{"x-priority": "1"}), *odd])
-        said = await all_said(broker, 44)
+        said = await all_said(broker, 45)
         answers = {each.id: each for each in said if each.topic == "answers"}
         dead = {each.id: each for each in said if each.topic != "answers"}
-        assert len(said) == len(answers) + len(dead) == 44, "each id once"
+        assert len(said) == len(answers) + len(dead) == 45, "each id once"
         assert answers.keys() == {f"id-{number}" for number in range(40)}
         outputs = {each["name"] for each in json.loads(answers["id-3"].body)["outputs"]}
         assert outputs == {"CHECKSUM", "WORKER"}
@@ -84,10 +86,12 @@ async def test_answers_have_the_ids_of_their_requests_and_what_cannot_be_answere
         assert "x-model" in reasons["no-model"]
         assert "Shape does not match" in reasons["wrong-shape"]
         assert "deadline" in reasons["too-late"]
-        assert "printable" in reasons["sämtlich frei"]
+        (nameless,) = (reason for id_, reason in reasons.items() if id_.startswith(NO_ID))
+        assert "printable" in nameless
+        assert len(dead["many-headers"].headers) < 40
         assert dead["wrong-shape"].body == odd[1].body
         metrics = await page(f"http://127.0.0.1:{port}/metrics")
-        assert 'balancer_ingress_settled_total{fate="dead"} 4.0' in metrics
+        assert 'balancer_ingress_settled_total{fate="dead"} 5.0' in metrics
 
 
 async def page(url: str) -> str:

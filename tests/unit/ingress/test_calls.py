@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from balancer.ingress.calls import Answer, Caller, Failure, UnservableError, call_of, deadline_s
-from balancer.ingress.message import Message
+from balancer.ingress.message import NO_ID, Message, safe_id
 
 INFINITY = float("inf")
 
@@ -66,10 +66,7 @@ def test_only_known_headers_go_on_and_the_id_is_the_messages() -> None:
 @pytest.mark.parametrize(
     ("bad", "names"),
     [
-        (message(id_=""), "id ''"),
-        (message(id_="x" * 257), "id 'xxx"),
-        (message(id_="a b"), "no blanks"),
-        (message(id_="a\r\nhost: b"), "printable"),
+        (message(id_=safe_id("a b")), "no blanks"),
         (message({"inputs": []}), "x-model"),
         (message({"model": 3, "messages": []}), "x-model"),
         (message(b"[" * 100_000), "x-model"),
@@ -81,6 +78,13 @@ def test_only_known_headers_go_on_and_the_id_is_the_messages() -> None:
 def test_what_no_worker_can_serve_says_why(bad: Message, names: str) -> None:
     with pytest.raises(UnservableError, match=names.replace("[", r"\[")):
         call_of(bad)
+
+
+def test_an_id_that_nobody_can_take_is_replaced_by_a_hash() -> None:
+    assert [safe_id(each) for each in ("a", "x" * 256, "a=b/c")] == ["a", "x" * 256, "a=b/c"]
+    replaced = [safe_id(each) for each in ("", "x" * 257, "a b", "a\r\nhost: b", "sämtlich", "\ud83d\ude00")]
+    assert len(set(replaced)) == len(replaced)
+    assert all(each.startswith(NO_ID) and len(each) == 40 for each in replaced)
 
 
 def test_a_deadline_counts_from_the_publication() -> None:

@@ -14,7 +14,7 @@ import pytest
 from balancer.ingress import ingress as ingress_module
 from balancer.ingress.calls import Answer, Call, Failure
 from balancer.ingress.ingress import MOST_BEGUN, MOST_DELIVERIES, Ingress, Options
-from balancer.ingress.message import BrokerError, BrokerRefusesError, Message, Settled
+from balancer.ingress.message import BrokerError, BrokerRefusesError, Message, Settled, safe_id
 from balancer.ingress.metrics import IngressMetrics
 from balancer.ingress.room import Room
 
@@ -162,7 +162,7 @@ async def test_what_fails_at_worker_after_worker_is_a_dead_letter_and_what_finds
         (message("late", headers={"x-model": "m", "x-deadline-ms": "5"}, published_s=time.time() - 1), "deadline"),
         (message("none", headers={}), "names no model"),
         (message("deadly", deliveries=MOST_DELIVERIES + 1), "never settled"),
-        (message("\x00"), "id"),
+        (message(safe_id("\x00")), "its id is none"),
     ],
 )
 async def test_what_nobody_can_answer_is_not_sent(bad: Message, reason: str) -> None:
@@ -179,6 +179,17 @@ async def test_an_answer_that_the_broker_cannot_take_is_said_to_be_so() -> None:
     await served(broker, Listener(a=[Answer(b"x" * 1001, {})]))
     ((_, letter),) = broker.settled
     assert "1001 bytes" in letter.headers["x-dead-reason"]
+
+
+async def test_a_dead_letter_is_as_small_as_the_broker_can_take() -> None:
+    many = {f"h{number}": "x" * 5000 for number in range(9000)}
+    broker = FakeBroker(message("a", headers=many), message("b", headers={}, body=b"x" * 1001))
+    await served(broker, Listener())
+    letters = dict(broker.settled)
+    assert len(letters["a"].headers) == 32 + 2
+    assert max(map(len, letters["a"].headers.values())) == 1024
+    assert letters["b"].body == b""
+    assert "1001 bytes are left out" in letters["b"].headers["x-dead-reason"]
 
 
 async def test_what_was_answered_before_is_not_sent_again() -> None:
