@@ -107,7 +107,12 @@ class _Topic:
     @classmethod
     async def of(cls, stack: OwnStack) -> _Topic:
         server, *_ = stack.before_listener.values()
-        client = await nats.connect(server.url, max_reconnect_attempts=-1)  # type: ignore[attr-defined]  # a NatsServer
+
+        async def not_there_yet(_: Exception) -> None:
+            """It is asked again."""
+
+        url: str = server.url  # type: ignore[attr-defined]  # a NatsServer
+        client = await nats.connect(url, error_cb=not_there_yet, max_reconnect_attempts=-1)
         topic = cls(client)
         await client.subscribe(f"{ANSWERS}.>", cb=topic._take)
         return topic
