@@ -48,7 +48,7 @@ _PERHAPS = frozenset((404, 408, 409, 425, 500, 502, 504))
 _OF_MODEL = 3
 """So much does a model's own failure count beside a lost worker."""
 _BEGUN = (b"before headers", b"connection termination")
-"""In Envoy's words for a worker that was lost with the request."""
+"""What Envoy's answer says where the connection to a worker broke after the request was sent there."""
 
 
 class UnservableError(ValueError):
@@ -96,6 +96,8 @@ def call_of(message: Message, model: str = "") -> Call:
     path, named = given.get(PATH_HEADER, ""), given.get(MODEL_HEADER, "")
     if path in _OPENAI.values() or (not path and not named):
         openai_path, asked = _openai(message.body)
+        if not _VALUE.fullmatch(asked):
+            raise UnservableError("member model: give at most 1024 printable ASCII characters")
         if openai_path or path:
             return Call(path or openai_path, named or asked, headers)
     named = named or model
@@ -173,9 +175,15 @@ class Caller:
             return Failure(f"nobody answers at {self._listener}: {error.strerror or error}", final=False, begun=0)
         except TimeoutError:
             return Failure("no answer in time", final=False)
+        except _TooLongError as error:
+            return Failure(str(error), final=True)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return Failure(f"the connection to the listener broke: {error}"[:MAX_REASON_BYTES], final=False)
         return _read(response.status, response.headers, body)
+
+
+class _TooLongError(Exception):
+    pass
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:
@@ -183,7 +191,7 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
     async for part in response.content.iter_any():
         body += part
         if len(body) > MAX_ANSWER_BYTES:
-            raise ValueError(f"the answer has more than {MAX_ANSWER_BYTES} bytes")
+            raise _TooLongError(f"the answer has more than {MAX_ANSWER_BYTES} bytes")
     return bytes(body)
 
 

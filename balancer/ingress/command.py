@@ -24,7 +24,7 @@ from balancer.errors import OperatorError
 from balancer.files.schema import Address
 from balancer.ingress.calls import Caller
 from balancer.ingress.ingress import Ingress, Options
-from balancer.ingress.message import Broker, Topics
+from balancer.ingress.message import Broker, Topics, without_password
 from balancer.ingress.metrics import IngressMetrics
 from balancer.ingress.room import Room
 from balancer.server.admin.server import AdminServer
@@ -44,9 +44,9 @@ Examples:
   balancer ingress --broker redis://127.0.0.1:6379/0 --requests asked --answers said --model digits
   balancer ingress --broker kafka://127.0.0.1:9092 --in-order
 
-Each message is a request: a body of KServe or OpenAI JSON, its model in the header x-model or in OpenAI's body. Its
-answer has the same id, once, whoever dies. docs/ingress.md has the headers, and what each broker guarantees. Ctrl-C or
-SIGTERM takes nothing new and ends what is there.
+Each message is a request: a body of KServe or OpenAI JSON, its model in the header x-model or in OpenAI's body. The
+answer has the request's id, and each id is answered once, even where processes are killed. docs/ingress.md lists the
+headers, and what each broker guarantees. After Ctrl-C or SIGTERM it takes no new messages, and finishes what it holds.
 """
 
 
@@ -125,7 +125,7 @@ def ingress(
 def _broker(url: str, topics: Topics) -> Broker:
     scheme = urlsplit(url).scheme
     if scheme not in _BROKERS:
-        raise click.UsageError(f"--broker {url!r}: its scheme must be one of {', '.join(_BROKERS)}")
+        raise click.UsageError(f"--broker {without_password(url)}: its scheme must be one of {', '.join(_BROKERS)}")
     module, name = _BROKERS[scheme]
     broker: Broker = getattr(importlib.import_module(module), name)(url, topics)
     return broker

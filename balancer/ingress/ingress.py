@@ -29,7 +29,7 @@ MOST_DELIVERIES = 20
 MOST_BEGUN = 8
 """Calls that failed and may have been begun with: so many workers is a message tried at."""
 MOST_HEADERS, MOST_NAME_CHARACTERS, MOST_VALUE_CHARACTERS = 32, 128, 1024
-"""Of a dead letter."""
+"""A dead letter carries at most so many of its message's headers, and so much of their names and values."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 _LAG_PERIOD_S = 2.0
 Done = TypeVar("Done")
@@ -39,11 +39,11 @@ Send = Callable[[Call, Message, float], Awaitable[Answer | Failure]]
 @dataclass(frozen=True, slots=True)
 class Options:
     model: str = ""
-    """Of messages that name none."""
+    """Of messages that name no model."""
     in_order: bool = False
     """Whether messages of one key wait for each other."""
     drain_s: float = 25.0
-    """For what is held when it is told to stop."""
+    """So long messages that it holds may take once it is told to stop."""
 
 
 class Ingress:
@@ -175,9 +175,8 @@ class Ingress:
     def _answered(self, message: Message, call: Call, answer: Answer) -> Settled:
         if len(answer.body) > self._broker.max_body_bytes:
             most = self._broker.max_body_bytes
-            return self._dead(
-                message, f"its answer has {len(answer.body)} bytes, and the broker takes at most {most}", 1
-            )
+            reason = f"its answer has {len(answer.body)} bytes, and the broker takes at most {most}"
+            return self._dead(message, reason, 1)
         return Settled(message, "answered", answer.body, {**answer.headers, MODEL_HEADER: call.model})
 
     def _dead(self, message: Message, reason: str, begun: int = 0) -> Settled:
@@ -186,9 +185,8 @@ class Ingress:
         if len(body) > self._broker.max_body_bytes:
             body, reason = b"", f"{reason} (its {len(body)} bytes are left out)"
         said = "".join(each if " " <= each <= "~" else "?" for each in reason)
-        return Settled(
-            message, "dead", body, {**_headers_of(message), "x-dead-reason": said, "x-dead-calls": str(begun)}
-        )
+        headers = {**_headers_of(message), "x-dead-reason": said, "x-dead-calls": str(begun)}
+        return Settled(message, "dead", body, headers)
 
     async def _settle(self) -> None:
         """One batch after another: what ends meanwhile goes with the next."""

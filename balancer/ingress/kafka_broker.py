@@ -16,6 +16,7 @@ from confluent_kafka import Message as KafkaMessage
 from balancer.ingress.message import (
     ID_HEADER,
     KEY_HEADER,
+    MAX_ID_BYTES,
     BrokerError,
     BrokerRefusesError,
     Message,
@@ -34,8 +35,6 @@ _OURS = {
     "fetch.wait.max.ms": 100,
 }
 _REFUSED = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.TOPIC_AUTHORIZATION_FAILED)
-Place = tuple[int, int]
-"""Partition and offset."""
 Said = TypeVar("Said")
 
 
@@ -130,14 +129,14 @@ class KafkaBroker:
         consumer = self._consumer
         assert consumer is not None
         taken = consumer.consume(most, wait_s)
-        revoked, self._revoked = self._revoked, []
-        if revoked:
-            # Some of these may be of before, and perhaps another one's now: all are fetched anew.
+        if self._revoked:
+            # Some are from before the rebalance, of partitions that others may have now: all are fetched again.
             taken = []
             from_here = consumer.committed(consumer.assignment(), _ANSWER_S)
             for partition in from_here:
                 partition.offset = partition.offset if partition.offset >= 0 else OFFSET_BEGINNING
             consumer.assign(from_here)
+        revoked, self._revoked = self._revoked, []
         return taken, revoked, consumer.consumer_group_metadata()
 
     async def settle(self, ended: Sequence[Settled]) -> Sequence[tuple[Settled, bool]]:
@@ -179,8 +178,8 @@ class KafkaBroker:
             for settled in batch:
                 id_ = settled.message.id
                 headers = {**settled.headers, ID_HEADER: id_}
-                key = (settled.message.key or id_).encode()
-                producer.produce(self._topics.of(settled.fate), settled.body, key, headers=_encoded(headers))
+                key = settled.message.key if 0 < len(settled.message.key) <= MAX_ID_BYTES else id_
+                producer.produce(self._topics.of(settled.fate), settled.body, key.encode(), headers=_encoded(headers))
             producer.send_offsets_to_transaction(list(ends), member, _ANSWER_S)
         except (KafkaException, BufferError) as error:
             self._abort(producer, error)
@@ -206,11 +205,11 @@ class KafkaBroker:
         assert consumer is not None
 
         def nothing() -> tuple[list[KafkaMessage], list[int], Any]:
-            assigned = consumer.assignment()
-            consumer.pause(assigned)
-            found = self._consume(1, 0.0)
-            consumer.resume(consumer.assignment())
-            return found
+            consumer.pause(consumer.assignment())
+            try:
+                return self._consume(1, 0.0)
+            finally:
+                consumer.resume(consumer.assignment())
 
         self._early += self._taken(*await self._in(self._reader, nothing))
 

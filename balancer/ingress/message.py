@@ -28,6 +28,12 @@ def safe_id(given: str) -> str:
     )
 
 
+def without_password(url: str) -> str:
+    """A broker's URL for people to read."""
+    scheme, separator, place = url.partition("://")
+    return f"{scheme}{separator}{place.rpartition('@')[2].partition('?')[0]}"
+
+
 class BrokerError(Exception):
     """The broker does not do it now, and may later; the message says what and why."""
 
@@ -39,7 +45,7 @@ class BrokerRefusesError(OperatorError):
 @dataclass(frozen=True, slots=True, eq=False)
 class Message:
     id: str
-    """Of the request, by `safe_id`: no two answers have the same."""
+    """The request's, as `safe_id` makes it. At most one answer with it is published."""
     body: bytes
     headers: Mapping[str, str]
     """Names in lower case."""
@@ -68,7 +74,7 @@ class Topics:
     """Whether messages of one key are served one after another, a restart included."""
     lease_s: float = 30.0
     name: str = ""
-    """Of this ingress among those of its group."""
+    """The ingress's own; no other of its group has it."""
 
     def of(self, fate: Fate) -> str:
         return self.dead_letters if fate == "dead" else self.answers

@@ -7,7 +7,6 @@ import contextlib
 import re
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import nats
 from nats.aio.client import Client
@@ -27,6 +26,7 @@ from balancer.ingress.message import (
     Settled,
     Topics,
     safe_id,
+    without_password,
 )
 
 _ID, _ABSENT = "Nats-Msg-Id", "Nats-Expected-Last-Subject-Sequence"
@@ -81,7 +81,7 @@ class NatsBroker:
                 await asyncio.wait_for(_asked(connecting), _ANSWER_S)
             except TimeoutError as error:
                 await client.close()
-                raise BrokerError(f"nobody answers at {urlsplit(self._url).netloc.rpartition('@')[2]}") from error
+                raise BrokerError(f"nobody answers at {without_password(self._url)}") from error
             self._client = client
         self._jetstream = self._client.jetstream(timeout=_ANSWER_S)
         self.max_body_bytes = self._client.max_payload - _HEADERS_BYTES

@@ -18,6 +18,7 @@ from balancer.ingress.message import (
     Settled,
     Topics,
     safe_id,
+    without_password,
 )
 
 _SETTLE = """
@@ -56,7 +57,7 @@ class RedisBroker:
         try:
             self._redis: Redis = Redis.from_url(url, socket_timeout=_ANSWER_S, socket_connect_timeout=5.0)
         except ValueError as error:
-            raise BrokerRefusesError(f"{url!r} is no address of a Redis: {error}") from error
+            raise BrokerRefusesError(f"{without_password(url)} is no address of a Redis: {error}") from error
         self._script = ""
 
     async def open(self) -> None:
@@ -112,16 +113,16 @@ class RedisBroker:
             said = await _asked(pipeline.execute())
         step = 2 if again else 1
         for number, (position, fields) in enumerate(entries):
-            pending = said[step * number + 1] if again else ()
+            pending, headers = said[step * number + 1] if again else (), _headers(fields)
             found.append(
                 Message(
                     id=_id(position, fields),
                     body=fields.get(_BODY, b""),
-                    headers=_headers(fields),
+                    headers=headers,
                     published_s=int(position.split(b"-")[0]) / 1e3,
                     position=position,
                     deliveries=pending[0]["times_delivered"] if pending else 1 + again,
-                    key=_headers(fields).get(KEY_HEADER, ""),
+                    key=headers.get(KEY_HEADER, ""),
                     known=bool(said[step * number]),
                 )
             )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -19,7 +18,8 @@ _FIRST = 4.0
 """Requests of a model that no balancer has spoken of; enough to find out what the listener says of it."""
 _BESIDE = 16
 """Requests taken beyond the room of the models that are asked for: other models may come, and have room."""
-_MOST_MODELS = 1000
+_MOST_MODELS, _MOST_REQUESTS = 1000, 1e6
+"""That a balancer speaks of; who answers there may be anybody."""
 
 
 @dataclass(slots=True)
@@ -37,8 +37,6 @@ class Room:
         self._ask = ask
         self._models: dict[str, _OfModel] = {}
         self._busy = asyncio.Event()
-        self.asked_s = 0.0
-        """When a balancer last said, monotonic; 0: never."""
 
     async def run(self) -> None:
         silent = False
@@ -46,8 +44,8 @@ class Room:
             before = {name: model.at_fleet for name, model in self._models.items()}
             try:
                 self._take(await self._ask(), before)
-                self.asked_s, silent = time.monotonic(), False
-            except (OperatorError, ValueError, TypeError, KeyError) as error:
+                silent = False
+            except (OperatorError, ValueError, TypeError, KeyError, RecursionError) as error:
                 if not silent:
                     logger.warning("the fleet's room stays as it was: %s", str(error)[:500])
                 silent = True
@@ -61,7 +59,7 @@ class Room:
     def _take(self, said: bytes, before: dict[str, int]) -> None:
         rooms = json.loads(said)["room"]
         for name in [*rooms][:_MOST_MODELS]:
-            requests, in_flight = float(rooms[name]["requests"]), float(rooms[name]["in_flight"])
+            requests, in_flight = (_number(rooms[name][each]) for each in ("requests", "in_flight"))
             model = self._models.setdefault(name, _OfModel())
             others = max(in_flight - before.get(name, 0), 0.0)
             model.limit, model.told = max(requests - others, 1.0 if requests else 0.0), True
@@ -110,6 +108,13 @@ class Room:
         self._forget_unknown(name)
         if not any(other.at_fleet or other.waiting for other in self._models.values()):
             self._busy.clear()
+
+
+def _number(said: float) -> float:
+    """ValueError where it is none that there can be."""
+    if not 0 <= float(said) <= _MOST_REQUESTS:
+        raise ValueError(f"it speaks of {said} requests; is that a balancer's listen.admin?")
+    return float(said)
 
 
 def _wake(model: _OfModel) -> None:

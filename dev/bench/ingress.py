@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import statistics
@@ -17,6 +18,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from balancer.stack.ingress_parts import ANSWERS, REQUESTS, ingress_parts
+from balancer.stack.nats_server import NatsServer
 from balancer.stack.process import free_ports
 from balancer.stack.stack import OwnStack
 from dev.bench.results import Options, Table
@@ -50,7 +52,7 @@ async def _measure(options: Options) -> list[Table]:
 async def _compared(stack: OwnStack, options: Options) -> list[Table]:
     client = triton.InferenceServerClient(stack.url, conn_limit=_CONCURRENCY)
     topic = await _Topic.of(stack)
-    await topic.answered(1)
+    await topic.begin()
     rates, delays = [], []
     for _ in range(options.often(_ROUNDS)):
         rates.append((await _most(client, options.seconds(_S)), await topic.most(options.seconds(_S))))
@@ -107,12 +109,12 @@ class _Topic:
     @classmethod
     async def of(cls, stack: OwnStack) -> _Topic:
         server, *_ = stack.before_listener.values()
+        assert isinstance(server, NatsServer)
 
         async def not_there_yet(_: Exception) -> None:
             """It is asked again."""
 
-        url: str = server.url  # type: ignore[attr-defined]  # a NatsServer
-        client = await nats.connect(url, error_cb=not_there_yet, max_reconnect_attempts=-1)
+        client = await nats.connect(server.url, error_cb=not_there_yet, max_reconnect_attempts=-1)
         topic = cls(client)
         await client.subscribe(f"{ANSWERS}.>", cb=topic._take)
         return topic
@@ -130,15 +132,16 @@ class _Topic:
         await self._client.publish(f"{REQUESTS}.new", _BODY, headers=headers)
         return id_, now_s
 
-    async def answered(self, count: int) -> None:
-        """Publish so many, again until they are heard: there is no topic before the ingress is ready."""
-        while len(self._answered_s) < count:
+    async def begin(self) -> None:
+        """Publish until one is answered: there is no topic before the ingress is ready."""
+        while not self._answered_s:
             await self._publish()
-            self._came.clear()
-            try:
-                await asyncio.wait_for(self._came.wait(), 1.0)
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._next(), 1.0)
+
+    async def _next(self) -> None:
+        self._came.clear()
+        await self._came.wait()
 
     async def most(self, seconds: float) -> float:
         """Answers a second while messages wait."""
@@ -148,12 +151,10 @@ class _Topic:
             while sent - (len(self._answered_s) - before) < _AHEAD:
                 await self._publish()
                 sent += 1
-            self._came.clear()
-            await self._came.wait()
+            await self._next()
         rate = (len(self._answered_s) - before) / (time.perf_counter() - began_s)
         while len(self._answered_s) - before < sent:
-            self._came.clear()
-            await self._came.wait()
+            await self._next()
         return rate
 
     async def delay_ms(self, seconds: float) -> float:
@@ -162,6 +163,5 @@ class _Topic:
             sent.append(await self._publish())
             await asyncio.sleep(1 / _RATE_PER_S)
         while any(id_ not in self._answered_s for id_, _ in sent):
-            self._came.clear()
-            await self._came.wait()
+            await self._next()
         return 1e3 * statistics.median(self._answered_s[id_] - at_s for id_, at_s in sent)

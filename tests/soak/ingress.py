@@ -7,7 +7,7 @@ import json
 import random
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -33,7 +33,7 @@ class Run:
         self.random = random.Random(seed)
         self.published = 0
         self.kills: Counter[str] = Counter()
-        self.counted: Counter[str] = Counter()
+        self.counted: defaultdict[str, float] = defaultdict(float)
         """What the ingresses' own metrics said before each was killed."""
         self.ports = free_ports(1 if in_order or not broker.lasting else 2)
         self.ingresses: list[Child] = []
@@ -157,7 +157,7 @@ class Run:
         for line in lines:
             if line.startswith("balancer_ingress_") and "_total" in line:
                 name, value = line.rsplit(" ", 1)
-                self.counted[name.removeprefix("balancer_ingress_")] += float(value)  # type: ignore[assignment]
+                self.counted[name.removeprefix("balancer_ingress_")] += float(value)
 
 
 @click.command()

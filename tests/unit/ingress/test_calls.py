@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from balancer.ingress import calls
 from balancer.ingress.calls import Answer, Caller, Failure, UnservableError, call_of, deadline_s
 from balancer.ingress.message import NO_ID, Message, safe_id
 
@@ -70,6 +71,8 @@ def test_only_known_headers_go_on_and_the_id_is_the_messages() -> None:
         (message({"inputs": []}), "x-model"),
         (message({"model": 3, "messages": []}), "x-model"),
         (message(b"[" * 100_000), "x-model"),
+        (message({"model": "x" * 2000, "prompt": ""}), "member model"),
+        (message({"model": "a\r\nb: c", "prompt": ""}), "member model"),
         (message(headers={"x-model": "m", "x-path": "/admin"}), "/v1/chat/completions"),
         (message(headers={"x-model": "m", "x-tenant": "a\r\nb: c"}), "x-tenant"),
         (message(headers={"x-model": "m", "x-tenant": "a" * 2000}), "1024"),
@@ -172,6 +175,15 @@ async def test_who_does_not_answer_may_have_begun_and_who_is_not_there_has_not()
     assert not gone.begun
     assert not gone.final
     assert "127.0.0.1:1" in gone.reason
+
+
+async def test_an_answer_without_end_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "MAX_ANSWER_BYTES", 100)
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=b"x" * 101)
+
+    assert await called(answer) == Failure("the answer has more than 100 bytes", final=True)
 
 
 async def test_nobody_waits_beyond_the_deadline() -> None:

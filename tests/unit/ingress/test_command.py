@@ -14,6 +14,7 @@ NATS = ("--broker", "nats://127.0.0.1:4222")
         ((), "BALANCER_BROKER"),
         (("--broker", "mqtt://127.0.0.1"), "must be one of nats, redis, rediss, kafka"),
         (("--broker", "127.0.0.1:4222"), "must be one of nats"),
+        (("--broker", "amqp://me:secret@127.0.0.1"), "--broker amqp://127.0.0.1: its scheme"),
         ((*NATS, "--listener", "127.0.0.1:8080"), "give http://HOST:PORT"),
         ((*NATS, "--answers", "requests"), "must name three topics"),
         ((*NATS, "--requests", "a.b"), "cannot name a stream of NATS: give letters"),

@@ -13,7 +13,7 @@ class Said:
     """A balancer's page, and how often it was asked for."""
 
     def __init__(self, **rooms: tuple[float, float]) -> None:
-        self.rooms: dict[str, tuple[float, float]] | str = rooms
+        self.rooms: dict[str, tuple[float | str, float]] | str = {**rooms}
         self.asked = asyncio.Condition()
         self.times = 0
 
@@ -97,9 +97,10 @@ async def test_a_balancer_that_is_away_or_says_nonsense_changes_nothing() -> Non
         said.rooms = "nobody answers"
         await said.again()
         assert room.of()["m"] == 6
-        said.rooms = {"m": ("many", 0.0)}  # type: ignore[dict-item]
-        await said.again()
-        assert room.of()["m"] == 6
+        for nonsense in ("many", float("inf"), float("nan"), -1.0, 1e300):
+            said.rooms = {"m": (nonsense, 0.0)}
+            await said.again()
+            assert room.of()["m"] == 6
 
 
 async def test_models_that_are_gone_are_forgotten() -> None:
