@@ -13,7 +13,7 @@ from balancer.agent.drain import Drain, DrainError
 from balancer.agent.limits import ModelLimits
 from balancer.agent.openai_source import OpenAISource
 from balancer.agent.quiet import Pace
-from balancer.agent.server_state import ServerState
+from balancer.agent.server_state import ServerSource, ServerState
 from balancer.agent.triton_port import TritonPort
 from balancer.agent.triton_source import TritonSource
 from balancer.balancer_tls import BalancerTls, credentials
@@ -96,8 +96,10 @@ class AgentOptions:
             raise OperatorError(f"memory_bytes: {self.memory_bytes} is negative; give bytes, or 0 to ask NVML")
 
 
-async def run_agent(options: AgentOptions, stop: asyncio.Event) -> None:
+async def run_agent(options: AgentOptions, stop: asyncio.Event, source: ServerSource | None = None) -> None:
     """Report until `stop` is set. Neither a missing Triton nor a missing balancer ends it; both are tried for ever.
+
+    `source`: what it reports on, in place of the server that the options name.
 
     Raises:
         OperatorError: if a TLS file cannot be read now.
@@ -106,17 +108,19 @@ async def run_agent(options: AgentOptions, stop: asyncio.Event) -> None:
         if tls is not None:
             await asyncio.to_thread(credentials, tls)
     await Access(options.openai_tls, options.openai_key_file).read()
-    agent = _Agent(options)
+    agent = _Agent(options, source)
     async with control.listening(options.control, agent.drained):
         await agent.run(stop)
 
 
 class _Agent:
-    def __init__(self, options: AgentOptions) -> None:
+    def __init__(self, options: AgentOptions, source: ServerSource | None) -> None:
         self._options = options
         self._pace = Pace()
-        self._source: TritonSource | OpenAISource
-        if options.openai:
+        self._source: ServerSource
+        if source is not None:
+            self._source = source
+        elif options.openai:
             access = Access(options.openai_tls, options.openai_key_file)
             self._source = OpenAISource(options.openai, self._pace.pause, access)
         else:
@@ -126,7 +130,7 @@ class _Agent:
         self._device = DeviceMonitor(options.device, options.memory_bytes)
         self._replicas = Replicas(options.balancers, options.tls, self._look_now)
         self._port: TritonPort | None = None
-        if options.triton_http and not options.openai:
+        if options.triton_http and isinstance(self._source, TritonSource):
             self._port = TritonPort(options.triton_http, pause=self._pace.pause, closed=self._look_now)
         self._drain = Drain(self._replicas)
         self._limits = ModelLimits()

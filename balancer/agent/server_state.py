@@ -1,8 +1,10 @@
 """What an agent knows of the server beside it, whichever kind that is."""
 
+import asyncio
 import logging
 import time
 from dataclasses import dataclass
+from typing import Protocol
 
 from balancer.scheduler.events import ModelReport
 
@@ -16,6 +18,20 @@ class ServerState:
     """Whether it answered when it was last asked."""
     gone: bool = False
     """Whether nothing listens there."""
+
+
+class ServerSource(Protocol):
+    """Something that knows one server. `watch` runs beside it; `read` is called for every report."""
+
+    looked: asyncio.Event
+    """Set when it has looked for the first time."""
+
+    async def watch(self) -> None: ...
+
+    async def read(self) -> ServerState:
+        """All that is known."""
+
+    def close(self) -> None: ...
 
 
 def next_incarnation(last: int) -> int:

@@ -257,7 +257,7 @@ class Links:
         """Who is listed from now on, each to be called by the API that it has."""
         listed = tuple(workers)
         tritons = [worker for worker in listed if worker.protocol == "triton"]
-        self.channels.update(tritons)
+        self.channels.update(worker for worker in tritons if worker.takes_grpc)
         self.rest.update(tritons)
         self.openai.update(worker for worker in listed if worker.protocol == "openai")
 

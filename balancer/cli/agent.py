@@ -101,10 +101,16 @@ def agent(context: click.Context, /, control: Path, log_level: str, **options: A
         return
     if options["worker"] is None or not options["balancers"]:
         raise click.UsageError("give --worker and --balancer: on whom to report, and to whom")
+    configure(LogSection.model_validate({"level": log_level}))
+    uvloop.run(_run(options_of(options, control)))
+
+
+def options_of(given: dict[str, Any], control: Path) -> AgentOptions:
+    """What the command's options amount to; UsageError where they do not go together."""
+    options = dict(given)
     tls, triton_tls, openai_tls = (taken_tls(options, prefix) for prefix in ("--tls", "--triton-tls", "--openai-tls"))
     path = control if control.name else None
-    configure(LogSection.model_validate({"level": log_level}))
-    uvloop.run(_run(AgentOptions(**options, tls=tls, triton_tls=triton_tls, openai_tls=openai_tls, control=path)))
+    return AgentOptions(**options, tls=tls, triton_tls=triton_tls, openai_tls=openai_tls, control=path)
 
 
 @agent.command(epilog=_DRAIN_EPILOG)

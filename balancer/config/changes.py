@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 RESTART_FIELDS = (
-    *("discovery.kubernetes", "discovery.dns", "discovery.file", "listen", "admin"),
+    *("discovery.kubernetes", "discovery.dns", "discovery.ray", "discovery.file", "listen", "admin"),
     *("tls", "processes", "first_process", "peers", "envoy", "state_file"),
 )
 """Fields and sections that a running balancer does not take over; all others are swapped while requests flow."""

@@ -197,7 +197,8 @@ def _rest_left_out(config: Config) -> Iterator[str]:
 
 def _of_one_gateway(config: Config) -> Iterator[str]:
     """Promises that end at this gateway, where its workers are found as other gateways find them."""
-    if config.discovery.kubernetes is None and config.discovery.dns is None:
+    discovery = config.discovery
+    if discovery.kubernetes is None and discovery.dns is None and discovery.ray is None:
         return
     for name, model in config.models.items():
         if model.proxy.once_s and forwards(config, name):

@@ -28,7 +28,8 @@ from balancer.config.policy_options import build_policy, checked_options, policy
 from balancer.config.profile_file import load_profile
 from balancer.discovery.cluster.api import MAX_SELECTOR_CHARACTERS, ClusterAccess
 from balancer.discovery.pods.watch import PodsWanted
-from balancer.discovery.workers import TRITON_PORTS, Port, WorkerList
+from balancer.discovery.ray_serve import ReplicasWanted
+from balancer.discovery.workers import TRITON_PORTS, Port, WorkerList, WorkerProtocol
 from balancer.extproc.kserve import HeaderNames
 from balancer.files.schema import (
     Bytes,
@@ -284,13 +285,33 @@ class DnsSection(StrictModel):
         return self
 
 
+class RaySection(StrictModel):
+    """Replicas of Ray Serve's applications as workers, asked for every 0.5 s. Ray must run with
+    `RAY_SERVE_ENABLE_DIRECT_INGRESS=1`, and Serve's HTTP host must be an address that Envoy reaches."""
+
+    dashboard: Annotated[str, StringConstraints(pattern=r"^https?://[^/\s@?#]+$", max_length=1024)]
+    """URL of the cluster's dashboard, such as `http://ray-head:8265`."""
+    applications: tuple[Annotated[str, StringConstraints(min_length=1, max_length=256)], ...] = ()
+    """Names of Serve's applications; empty: all."""
+    protocol: WorkerProtocol = "triton"
+    """What they speak, as in `discovery.workers`. With `triton`, route prefixes are `/` or `/v2/models/NAME`."""
+    token_file: ConfigFile | None = None
+    """The file with the cluster's token, relative to the config file; null: it asks for none."""
+
+    def wanted(self) -> ReplicasWanted:
+        token_file = None if self.token_file is None else Path(self.token_file)
+        return ReplicasWanted(self.dashboard, self.applications, self.protocol, token_file)
+
+
 class DiscoverySection(StrictModel):
-    """Which workers exist, by one of four sources."""
+    """Which workers exist, by one of five sources."""
 
     kubernetes: KubernetesSection | None = None
     """Pods of a Kubernetes namespace."""
     dns: DnsSection | None = None
     """The addresses of a name in DNS."""
+    ray: RaySection | None = None
+    """Replicas of Ray Serve."""
     file: str | None = None
     """A YAML or JSON file with the list `workers`, relative to the config file, and watched."""
     workers: WorkerList = ()
@@ -303,9 +324,11 @@ class DiscoverySection(StrictModel):
     def _one_source(self) -> Self:
         if self.file is not None and self.workers:
             raise ValueError("names a file and lists workers; keep one of file and workers")
-        beside = [name for name in ("kubernetes", "dns") if getattr(self, name) is not None]
+        beside = [name for name in ("kubernetes", "dns", "ray") if getattr(self, name) is not None]
         if len(beside) > 1 or (beside and (self.file is not None or self.workers)):
-            raise ValueError(f"names {beside[0]} beside another source; keep one of kubernetes, dns, file and workers")
+            raise ValueError(
+                f"names {beside[0]} beside another source; keep one of kubernetes, dns, ray, file and workers"
+            )
         return self
 
 

@@ -59,8 +59,8 @@ class WorkerSpec(StrictModel):
     protocol: WorkerProtocol = "triton"
     """`triton`: KServe's, by gRPC and HTTP. `openai`: OpenAI's API at `http_port`, as vLLM, `llama-server` and Triton's
     OpenAI front end have it."""
-    grpc_port: Port = TRITON_PORTS[0]
-    """Triton's gRPC port."""
+    grpc_port: Annotated[int, Field(ge=0, le=65535)] = TRITON_PORTS[0]
+    """Triton's gRPC port; 0: it takes HTTP alone."""
     http_port: Port = TRITON_PORTS[1]
     """The HTTP port."""
     weight: Annotated[float, Field(gt=0)] = 1.0
@@ -79,11 +79,16 @@ class WorkerSpec(StrictModel):
         """`address:port` of each port that requests go to, as a pick names it."""
         if self.protocol == "openai":
             return {"openai": join_address(self.address, self.http_port)}
-        return {"grpc": self.grpc_endpoint, "http": self.http_endpoint}
+        grpc: dict[PortName, str] = {"grpc": self.grpc_endpoint} if self.grpc_port else {}
+        return {**grpc, "http": self.http_endpoint}
+
+    @property
+    def takes_grpc(self) -> bool:
+        return "grpc" in self.endpoints
 
     @property
     def grpc_endpoint(self) -> str:
-        """`address:grpc_port` of a Triton; a worker that speaks OpenAI's API has no such port."""
+        """`address:grpc_port`, where it takes gRPC."""
         return join_address(self.address, self.grpc_port)
 
     @property

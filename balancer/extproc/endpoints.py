@@ -47,6 +47,7 @@ class Endpoint:
     address: str
     """IP; Envoy resolves no names here."""
     grpc_port: int
+    """0: it has none."""
     http_port: int
     state: State = "healthy"
     """Envoy's own fallback goes to healthy ones only. A pick is followed whatever this says."""
@@ -265,7 +266,7 @@ def _snapshot(endpoints: Iterable[Endpoint]) -> _Snapshot:
     tritons = [endpoint for endpoint in ordered if endpoint.protocol == "triton"]
     others = [endpoint for endpoint in ordered if endpoint.protocol == "openai"]
     resources = {
-        GRPC_CLUSTER: _assignment(GRPC_CLUSTER, ((endpoint, endpoint.grpc_port) for endpoint in tritons)),
+        GRPC_CLUSTER: _assignment(GRPC_CLUSTER, ((each, each.grpc_port) for each in tritons if each.grpc_port)),
         HTTP_CLUSTER: _assignment(HTTP_CLUSTER, ((endpoint, endpoint.http_port) for endpoint in tritons)),
         OPENAI_CLUSTER: _assignment(OPENAI_CLUSTER, ((endpoint, endpoint.http_port) for endpoint in others)),
     }

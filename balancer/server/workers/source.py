@@ -16,6 +16,7 @@ from balancer.discovery.dns import DnsSource
 from balancer.discovery.inference.objectives import ObjectiveSource, Priorities
 from balancer.discovery.inference.pods import PodSource, PoolCounts
 from balancer.discovery.pods.watch import PodCounts
+from balancer.discovery.ray_serve import RaySource
 from balancer.discovery.workers import FileSource, WorkerSource, WorkerSpec
 from balancer.extproc.endpoints import State
 from balancer.extproc.kserve import NO_OBJECTIVE, Objectives
@@ -78,7 +79,7 @@ def numbered(priorities: Mapping[str, int], sheddable: int) -> Objectives:
 
 def follows_source(config: Config) -> bool:
     discovery = config.discovery
-    return discovery.kubernetes is not None or discovery.dns is not None or discovery.file is not None
+    return any(each is not None for each in (discovery.kubernetes, discovery.dns, discovery.ray, discovery.file))
 
 
 def source_of(
@@ -103,6 +104,8 @@ def source_of(
     if config.discovery.dns is not None:
         dns = config.discovery.dns
         return DnsSource(dns.name, (dns.grpc_port, dns.http_port))
+    if config.discovery.ray is not None:
+        return RaySource(config.discovery.ray.wanted())
     file = config.discovery_file(config_path)
     return None if file is None else FileSource(file, on_error)
 
@@ -128,6 +131,8 @@ def no_list_yet(config: Config, *, refused: bool) -> str:
         return f"discovery.kubernetes: {what} were not listed yet; the log says why where the API refuses"
     if config.discovery.dns is not None:
         return "discovery.dns: no address was found yet; the log says why"
+    if config.discovery.ray is not None:
+        return "discovery.ray: the cluster has not said yet which replicas run; the log says why"
     if config.discovery.file is None:
         return "discovery: no worker is listed yet"
     return f"discovery.file: no list of workers was read yet{'; the log says why' if refused else ''}"

@@ -1,0 +1,198 @@
+"""Workers from a Ray cluster: replicas of Serve's applications, each at the port of its own that Serve's direct ingress
+gives it. The API of the cluster's dashboard is asked again and again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiohttp
+from pydantic import BaseModel, ValidationError
+
+from balancer.discovery.pods.pod import is_of_a_pod
+from balancer.discovery.workers import WorkerProtocol, WorkerSpec
+from balancer.errors import OperatorError
+from balancer.files.regular import UnreadableError, read_regular
+
+logger = logging.getLogger(__name__)
+PATH = "/api/serve/applications/"
+PERIOD_S = 0.5
+_TIMEOUT_S = 5.0
+_MOST_BYTES = 32 * 2**20
+_MOST_TOKEN_BYTES = 4096
+MAX_REPLICAS = 1000
+_OF_REPLICA = "SERVE_REPLICA::"
+"""What the name of a replica's actor begins with."""
+INDIRECT = (
+    "Serve names its proxies in place of its replicas: start Ray, on every node, with "
+    "RAY_SERVE_ENABLE_DIRECT_INGRESS=1 and without RAY_SERVE_ENABLE_HA_PROXY"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasWanted:
+    dashboard: str
+    """`http://host:port`."""
+    applications: tuple[str, ...] = ()
+    """Their names; empty: all."""
+    protocol: WorkerProtocol = "triton"
+    token_file: Path | None = None
+    """The file with the cluster's token; None: it asks for none."""
+
+
+def worker_name(application: str, deployment: str, replica: str) -> str:
+    """A replica's name among workers, as the agent in it reports: what cannot stand in such a name is a dash."""
+    return re.sub(r"[^A-Za-z0-9._-]|^[^A-Za-z0-9]", "-", f"{application}-{deployment}-{replica}").strip("-._")[-253:]
+
+
+class RaySource:
+    """A `WorkerSource` that asks for the replicas that run. While nobody answers, it yields nothing."""
+
+    def __init__(self, wanted: ReplicasWanted, every_s: float = PERIOD_S) -> None:
+        self._wanted, self._every_s = wanted, every_s
+        self._problem = ""
+
+    async def updates(self, stop: asyncio.Event) -> AsyncGenerator[tuple[WorkerSpec, ...], None]:
+        """The list of workers, first as it is and then after every change, until `stop` is set."""
+        last: tuple[WorkerSpec, ...] | None = None
+        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+        async with aiohttp.ClientSession(self._wanted.dashboard, timeout=timeout) as session:
+            while not stop.is_set():
+                workers = await self._ask(session)
+                if workers is not None and workers != last:
+                    last = workers
+                    yield workers
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), self._every_s)
+
+    async def _ask(self, session: aiohttp.ClientSession) -> tuple[WorkerSpec, ...] | None:
+        problem, workers = "", None
+        try:
+            workers = replicas_in(await self._answer(session), self._wanted)
+        except (OSError, TimeoutError, aiohttp.ClientError, ValueError, OperatorError) as error:
+            problem = str(error) or type(error).__name__
+        if problem != self._problem and problem:
+            logger.warning("discovery.ray: %s: %s; the workers known last stay", self._wanted.dashboard, problem[:500])
+        elif problem != self._problem:
+            logger.info("discovery.ray: %s says again which replicas run", self._wanted.dashboard)
+        self._problem = problem
+        return workers
+
+    async def _answer(self, session: aiohttp.ClientSession) -> bytes:
+        headers = await asyncio.to_thread(self._headers)
+        async with session.get(PATH, headers=headers, allow_redirects=False) as response:
+            if response.status != 200:
+                raise ValueError(f"answers {PATH} with {response.status}")
+            body = bytearray()
+            async for chunk in response.content.iter_any():
+                body += chunk
+                if len(body) > _MOST_BYTES:
+                    raise ValueError(f"answers {PATH} with more than {_MOST_BYTES} bytes")
+        return bytes(body)
+
+    def _headers(self) -> Mapping[str, str]:
+        """With the token as it is now, so that one that is renewed is used."""
+        path = self._wanted.token_file
+        if path is None:
+            return {}
+        try:
+            token = read_regular(path, _MOST_TOKEN_BYTES).decode("ascii").strip()
+        except (UnreadableError, UnicodeDecodeError) as error:
+            raise OperatorError(f"{path} {error}") from error
+        return {"Authorization": f"Bearer {token}"}
+
+
+class _Target(BaseModel):
+    ip: str
+    port: int
+    name: str
+
+
+class _TargetGroup(BaseModel):
+    protocol: str
+    app_name: str = ""
+    targets: list[_Target]
+
+
+class _Replica(BaseModel):
+    state: str
+
+
+class _Deployment(BaseModel):
+    replicas: list[_Replica] = []
+
+
+class _Application(BaseModel):
+    deployments: dict[str, _Deployment] = {}
+
+
+class _Serve(BaseModel):
+    """Of what the dashboard says, what is read here."""
+
+    applications: dict[str, _Application] = {}
+    target_groups: list[_TargetGroup] = []
+
+
+def replicas_in(answer: bytes, wanted: ReplicasWanted) -> tuple[WorkerSpec, ...]:
+    """The replicas that a dashboard's answer names, at most `MAX_REPLICAS`, by name.
+
+    Raises:
+        ValueError: it is no such answer, or Serve lets nobody call replicas directly; the message says the remedy.
+    """
+    try:
+        said = _Serve.model_validate_json(answer)
+    except ValidationError as error:
+        raise ValueError(f"is no dashboard of Ray with Serve: {error.errors()[0]['msg']}") from None
+    ports: dict[str, dict[str, _Target]] = {}
+    for group in said.target_groups:
+        if not wanted.applications or group.app_name in wanted.applications:
+            for target in group.targets:
+                if target.name.startswith(_OF_REPLICA):
+                    ports.setdefault(target.name, {})[group.protocol] = target
+    if not ports and _some_run(said, wanted):
+        raise ValueError(INDIRECT)
+    found: dict[str, WorkerSpec] = {}
+    taken: set[str] = set()
+    for actor in sorted(ports):
+        worker = _worker(actor, ports[actor], wanted)
+        if worker is not None and taken.isdisjoint(worker.endpoints.values()):
+            taken.update(worker.endpoints.values())
+            found[worker.name] = worker
+    return tuple(found[name] for name in sorted(found)[:MAX_REPLICAS])
+
+
+def _some_run(said: _Serve, wanted: ReplicasWanted) -> bool:
+    return any(
+        replica.state == "RUNNING"
+        for name, application in said.applications.items()
+        if not wanted.applications or name in wanted.applications
+        for deployment in application.deployments.values()
+        for replica in deployment.replicas
+    )
+
+
+def _worker(actor: str, ports: Mapping[str, _Target], wanted: ReplicasWanted) -> WorkerSpec | None:
+    """None: it takes no HTTP, or is where no worker may be."""
+    http, grpc = ports.get("HTTP"), ports.get("gRPC")
+    parts = actor.removeprefix(_OF_REPLICA).split("#")
+    if http is None or len(parts) != 3:
+        return None
+    # On this machine's own addresses only where the cluster is on this machine.
+    if not is_of_a_pod(http.ip) and urlsplit(wanted.dashboard).hostname not in ("127.0.0.1", "localhost", "::1"):
+        return None
+    with contextlib.suppress(ValidationError):
+        return WorkerSpec(
+            name=worker_name(*parts),
+            address=http.ip,
+            protocol=wanted.protocol,
+            grpc_port=0 if grpc is None or wanted.protocol == "openai" else grpc.port,
+            http_port=http.port,
+        )
+    return None
