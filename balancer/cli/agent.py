@@ -1,6 +1,7 @@
 """`balancer agent`: beside a Triton."""
 
 import asyncio
+import shlex
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,15 @@ import uvloop
 from balancer.agent.agent import MAX_REPORT_HZ, MIN_REPORT_HZ, AgentOptions, run_agent
 from balancer.cli.tls_options import taken_tls, tls_options
 from balancer.config.log import LogSection
+from balancer.errors import OperatorError
 from balancer.reports.control import MAX_TIMEOUT_S, default_path
 from balancer.reports.control import drain as ask_to_drain
 from balancer.server import malloc_trim as heap
 from balancer.server.logs import configure
 
+OPTIONS = "BALANCER_AGENT_OPTIONS"
+"""The variable with the options of agents that are no command."""
+_OF_THE_PROCESS = ("control", "log_level")
 _DEFAULTS = AgentOptions(worker="any", balancers=("127.0.0.1:9102",))
 
 _EPILOG = """\b
@@ -111,6 +116,23 @@ def options_of(given: dict[str, Any], control: Path) -> AgentOptions:
     tls, triton_tls, openai_tls = (taken_tls(options, prefix) for prefix in ("--tls", "--triton-tls", "--openai-tls"))
     path = control if control.name else None
     return AgentOptions(**options, tls=tls, triton_tls=triton_tls, openai_tls=openai_tls, control=path)
+
+
+def options_in(text: str, worker: str) -> AgentOptions:
+    """Those that the environment has for the agent of a worker, in words as on the command line.
+
+    Raises:
+        OperatorError: they do not fit.
+    """
+    try:
+        with agent.make_context("agent", ["--worker", worker, *shlex.split(text)]) as context:
+            given = {name: value for name, value in context.params.items() if name not in _OF_THE_PROCESS}
+            if not given["balancers"]:
+                raise ValueError("it has no --balancer HOST:PORT, to whom to report")
+            return options_of(given, Path())
+    except (click.ClickException, ValueError) as error:
+        says = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        raise OperatorError(f"{OPTIONS}={text!r}: {says}") from error
 
 
 @agent.command(epilog=_DRAIN_EPILOG)

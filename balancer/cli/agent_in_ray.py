@@ -11,24 +11,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
-import click
 from ray import serve
 from ray.serve.exceptions import RayServeException
 from starlette.middleware import Middleware
 
-from balancer.agent.agent import AgentOptions, run_agent
+from balancer.agent.agent import run_agent
 from balancer.agent.asgi_source import AsgiSource, Reporting
-from balancer.cli.agent import agent, options_of
+from balancer.cli.agent import OPTIONS, options_in
 from balancer.discovery.ray_serve import worker_name
-from balancer.errors import OperatorError
 
 logger = logging.getLogger(__name__)
-OPTIONS = "BALANCER_AGENT_OPTIONS"
-_OF_THE_COMMAND = ("control", "log_level")
 
 
 def middlewares() -> Sequence[Middleware]:
@@ -43,7 +37,7 @@ def middlewares() -> Sequence[Middleware]:
         return []
     of_replica = replica.replica_id
     name = worker_name(of_replica.deployment_id.app_name, of_replica.deployment_id.name, of_replica.unique_id)
-    options = agent_options(name, os.environ.get(OPTIONS, ""))
+    options = options_in(os.environ.get(OPTIONS, ""), name)
     # Nothing else tells how many requests Serve lets into the replica at once.
     source = AsgiSource(replica.app_name, replica._deployment_config.max_ongoing_requests)
 
@@ -54,15 +48,3 @@ def middlewares() -> Sequence[Middleware]:
             logger.exception("this replica is not reported on any more")
 
     return [Middleware(Reporting, source, report)]
-
-
-def agent_options(worker: str, text: str) -> AgentOptions:
-    """Of a worker, by the words of `BALANCER_AGENT_OPTIONS`."""
-    try:
-        with agent.make_context("agent", ["--worker", worker, *shlex.split(text)]) as context:
-            given = {name: value for name, value in context.params.items() if name not in _OF_THE_COMMAND}
-            if not given["balancers"]:
-                raise ValueError("it has no --balancer HOST:PORT, to whom to report")
-            return options_of(given, Path())
-    except (click.ClickException, ValueError) as error:
-        raise OperatorError(f"{OPTIONS}={text!r}: {error}") from error

@@ -23,6 +23,8 @@ class Members:
     def __init__(self, router: AnyRouter) -> None:
         self._router = router
         self.listed: tuple[WorkerSpec, ...] = ()
+        self.unasked: frozenset[str] = frozenset()
+        """Names of those that take HTTP alone, as no Triton does: their reports say all that is known."""
 
     @property
     def names(self) -> list[str]:
@@ -43,6 +45,13 @@ class Members:
         servable = fleet.servable(model, version)
         able = {worker.name for worker, may in zip(fleet.workers, servable, strict=True) if may}
         return [name for name in self.names if name in able]
+
+    def unasked_that_serve(self, model: str, version: str) -> int:
+        fleet = self._router.fleet
+        servable = fleet.servable(model, version)
+        return sum(
+            1 for worker, may in zip(fleet.workers, servable, strict=True) if may and worker.name in self.unasked
+        )
 
     def _any(self) -> list[str]:
         return (self._able("", "") or self.serving())[:1]
@@ -246,10 +255,13 @@ class Questions:
 
     def _combined(self, question: Question, answers: Answers) -> Plain:
         one: Plain
+        unasked = self._members.unasked_that_serve(question.model, question.version)
         match question.call:
             case "ServerReady":
-                ready = sum(answer["ready"] for answer in answers.given.values())
+                ready = unasked + sum(answer["ready"] for answer in answers.given.values())
                 one = {"ready": ready >= self._config().fleet.ready_workers}
+            case "ModelReady" if unasked:
+                one = {"ready": True}
             case "ModelReady":
                 # As the worker says it that is ready, if one is: over HTTP, its words come with the answer.
                 one = max(answers.any(), key=lambda answer: answer["ready"])

@@ -306,7 +306,9 @@ def _written(call: str, content: Any) -> web.Response:
     if call == "ServerReady":
         return web.Response(status=200 if content["ready"] else 400)
     if call == "ModelReady":
-        return web.Response(status=200 if content["ready"] else 400, body=content["body"], content_type="text/plain")
+        return web.Response(
+            status=200 if content["ready"] else 400, body=content.get("body", b""), content_type="text/plain"
+        )
     if call.endswith("SharedMemoryStatus"):
         content = list(content.values())
     return web.Response(body=written(content), content_type="application/json")

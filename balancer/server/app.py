@@ -340,13 +340,13 @@ class App:
         for event in changes(old, workers):
             self._observe(event)
         self._picker.addresses = Addresses(workers)
-        of_grpc = tuple(worker for worker in workers if worker.takes_grpc)
+        of_kserve = tuple(worker for worker in workers if worker.protocol == "triton")
         if self._native is not None:
             self._native.workers(workers)
         self._links.update(workers)
         self._proxy.workers(workers)
         self._workers = workers
-        self._fleet.workers(of_grpc)
+        self._fleet.workers(of_kserve)
         self._endpoint_states = ()
         self._send_endpoints()
         before, now = {worker.name for worker in old}, {worker.name for worker in workers}

@@ -148,9 +148,10 @@ class FleetFront:
         self._config = config
 
     def workers(self, listed: Sequence[WorkerSpec]) -> None:
-        workers = tuple(listed)
+        workers = tuple(worker for worker in listed if worker.takes_grpc)
         left = set(self._members.names) - {worker.name for worker in workers}
         self._members.listed = workers
+        self._members.unasked = frozenset(worker.name for worker in listed if not worker.takes_grpc)
         self._known = True
         self._questions.forget(left)
         self._control.workers(workers)

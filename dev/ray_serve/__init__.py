@@ -1,0 +1,1 @@
+"""A real Ray cluster of one node with Serve, for tests and benchmarks."""
