@@ -24,8 +24,8 @@ class AsgiSource:
     counted from there.
     """
 
-    def __init__(self, model: str, at_once: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """`at_once`: requests that the application executes at the same time."""
+    def __init__(self, model: str, at_once: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
+        """`at_once`: how many requests the application executes at the same time; it may change."""
         self._model, self._at_once, self._clock = model, at_once, clock
         self._incarnation = next_incarnation(0)
         self._waiting: dict[object, None] = {}
@@ -47,7 +47,7 @@ class AsgiSource:
             executing=len(self._began_s),
             succeeded=self._succeeded,
             failed=self._failed,
-            instances=self._at_once,
+            instances=max(self._at_once(), 1),
             batches=((1, self._timed, self._took_s),) if self._timed else (),
         )
         return ServerState(True, self._incarnation, (report,))
@@ -76,7 +76,7 @@ class AsgiSource:
         self._begin()
 
     def _begin(self) -> None:
-        while self._waiting and len(self._began_s) < self._at_once:
+        while self._waiting and len(self._began_s) < self._at_once():
             oldest = next(iter(self._waiting))
             del self._waiting[oldest]
             self._began_s[oldest] = self._clock()

@@ -38,8 +38,12 @@ def middlewares() -> Sequence[Middleware]:
     of_replica = replica.replica_id
     name = worker_name(of_replica.deployment_id.app_name, of_replica.deployment_id.name, of_replica.unique_id)
     options = options_in(os.environ.get(OPTIONS, ""), name)
-    # Nothing else tells how many requests Serve lets into the replica at once.
-    source = AsgiSource(replica.app_name, replica._deployment_config.max_ongoing_requests)
+
+    def at_once() -> int:
+        # Nothing else tells, and a new config of the deployment changes it while the replica runs.
+        return int(serve.get_replica_context()._deployment_config.max_ongoing_requests)
+
+    source = AsgiSource(of_replica.deployment_id.app_name, at_once)
 
     async def report() -> None:
         try:

@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 
 from balancer.errors import OperatorError
-from dev.bench import decisions, engine, footprint, ingress, machine, prompts, reports
+from dev.bench import decisions, engine, footprint, ingress, machine, prompts, ray_serve, reports
 from dev.bench.client import find_h2load
 from dev.bench.frontends import measure, peers
 from dev.bench.results import Options, Table, keep
@@ -23,6 +23,7 @@ PARTS: dict[str, Callable[[Options], list[Table]]] = {
     "engine": engine.measure,
     "frontends": measure.measure,
     "ingress": ingress.measure,
+    "ray_serve": ray_serve.measure,
     "memory": footprint.memory,
     "idle": footprint.idle,
     PEERS: peers.measure,

@@ -2,8 +2,6 @@
 sleeping. Imported in Ray's own environment alone.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -93,7 +93,7 @@ def _write(seed: int, numbers: range, seeds: int, work: Path, path: Path, comman
 
 def _page(results: Sequence[page.Result], path: Path, command: str, of_seed: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path.with_suffix(".csv"), page.csv(results).encode())
+    write_whole(path.with_suffix(".csv"), page.fleets_csv(results).encode())
     write_whole(path, page.page(results, command, of_seed).encode())
     click.echo(f"Written: {path}, and beside it .csv")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -39,15 +41,30 @@ _OF_SEVERAL: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
 """Kinds of fleets of several models."""
 
 
-def csv(results: Sequence[Result]) -> str:
-    columns = [f"{label} {figure}" for label in LABELS[1:] for figure in ("mean", "p99")]
-    lines = [",".join(["fleet", "models", "workers", "balancers", "keys", "twin", *columns, "train_s"])]
+def fleets_csv(results: Sequence[Result]) -> str:
+    """Fleet by fleet: what each is, its ratios, and how it went."""
+    told = ("name", "models", "workers", "balancers", "keys")
+    ratios_of = [f"{label} {figure}" for label in LABELS[1:] for figure in ("mean", "p99")]
+    went = ["in the twin", "by the guard's baseline", "guard saw", "unanswered", "unanswered by defaults", "train_s"]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["fleet", *told[1:], "faults", "twin", *ratios_of, *went])
     for one in results:
-        fleet, ratios = one["fleet"], one["ratios"]
-        numbers = [f"{ratio:.4f}" for label in LABELS[1:] for ratio in ratios[label]]
-        told = [str(fleet[name]) for name in ("name", "models", "workers", "balancers", "keys")]
-        lines.append(",".join([*told, "no" if one["differs"] else "yes", *numbers, str(one["train_s"])]))
-    return "\n".join(lines) + "\n"
+        fleet, unanswered = one["fleet"], one["unanswered"]
+        writer.writerow(
+            [
+                *(fleet[name] for name in told),
+                " ".join(sorted(set(fleet["faults"]))),
+                "no" if one["differs"] else "yes",
+                *(f"{ratio:.4f}" for label in LABELS[1:] for ratio in one["ratios"][label]),
+                f"{one['gain_in_twin'][0]:.2f}",
+                f"{one['by_baseline']:.2f}",
+                " ".join(one["guard_saw"]),
+                *(f"{unanswered[label]:.4f}" for label in (TRAINED, DEFAULTS)),
+                one["train_s"],
+            ]
+        )
+    return text.getvalue()
 
 
 def misses(result: Result) -> bool:
@@ -99,8 +116,7 @@ def page(results: Sequence[Result], command: str, seed: str) -> str:
         f"{sum(one['nothing_to_gain'] for one in results)} it said *Nothing to gain here*; their fleets keep "
         f"the defaults, but in the column *{BARE}*.",
         _lacked(results),
-        "## Fleet by fleet",
-        _table(results),
+        "[Fleet by fleet](own_fleet.csv).",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -212,32 +228,3 @@ def _lacked(results: Sequence[Result]) -> str:
     told = [[*one["differs"], *([f"refused: {one['refused']}"] if one["refused"] else [])] for one in results]
     lines += [f"| {one['fleet']['name']} | {'; '.join(why)} |" for one, why in zip(results, told, strict=True) if why]
     return "\n".join(lines) if len(lines) > 2 else "None."
-
-
-def _table(results: Sequence[Result]) -> str:
-    heads = [
-        "fleet",
-        "models",
-        "workers",
-        "balancers",
-        "keys",
-        "faults",
-        "twin",
-        *LABELS[1:],
-        "in the twin",
-        "by the guard's baseline",
-        "unanswered",
-    ]
-    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
-    for one in results:
-        fleet = one["fleet"]
-        cells = [str(fleet[name]) for name in ("name", "models", "workers", "balancers")]
-        cells += ["yes" if fleet["keys"] else "", ", ".join(sorted(set(fleet["faults"])))]
-        cells += ["no" if one["differs"] else "yes"]
-        cells += [f"{one['ratios'][label][0]:.2f}, {one['ratios'][label][1]:.2f}" for label in LABELS[1:]]
-        cells += [f"{one['gain_in_twin'][0]:.2f}"]
-        saw = ", ".join(one["guard_saw"])
-        cells += [f"{one['by_baseline']:.0%}{f' ({saw})' if saw else ''}"]
-        cells += [f"{one['unanswered'][TRAINED]:.2%} ({one['unanswered'][DEFAULTS]:.2%})"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)

@@ -25,7 +25,7 @@ class Fleet:
     """Three workers, each of which answers as the test says."""
 
     def __init__(self, **fleet: Any) -> None:
-        members = Members(make_router(3, RoundRobin()))
+        self.members = members = Members(make_router(3, RoundRobin()))
         members.listed = tuple(
             WorkerSpec(name=f"w{row}", address="127.0.0.1", grpc_port=row + 1, http_port=row + 11) for row in range(3)
         )
@@ -58,6 +58,17 @@ async def test_a_worker_that_is_silent_is_not_ready_and_is_named() -> None:
     answer = await fleet.answer("ServerReady", answers)
     assert (answer.content, answer.missing) == ({"ready": False}, ("w0", "w2"))
     assert (await fleet.answer("ServerReady", dict.fromkeys(answers, AWAY))).content == {"ready": False}
+
+
+async def test_workers_that_take_http_alone_are_ready_by_their_reports() -> None:
+    fleet = Fleet(ready_workers=3)
+    fleet.members.listed, fleet.members.unasked = fleet.members.listed[:1], frozenset({"w1", "w2"})
+    for own, ready in ((True, True), (False, False)):
+        assert (await fleet.answer("ServerReady", {"w0": {"ready": own}})).content == {"ready": ready}
+    assert (await fleet.answer("ModelReady", {"w0": AWAY})).content == {"ready": True}
+    fleet.members.listed = ()
+    with pytest.raises(FailedError, match="no worker is listed"):
+        await fleet.answer("ServerMetadata", {})
 
 
 async def test_workers_that_disagree_are_counted_and_the_first_is_believed() -> None:

@@ -1,0 +1,67 @@
+"""Envoy and the balancer before replicas of Ray Serve, beside Serve's own proxy, which chooses the same replicas by the
+power of two choices, in turns."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from balancer.stack.stack import OwnStack
+from dev.bench.results import Options, Table
+from dev.ray_serve.cluster import RayCluster
+from dev.ray_serve.stack import Ended, before_ray, drive, until_ready
+
+_FLEETS = {"equal": (0.06,), "two kinds": (0.04, 0.12)}
+_REPLICAS = 4
+_LOADS = (0.5, 0.8)
+_AT_ONCE = (1, 2, 8)
+"""`max_ongoing_requests`: with 1, Serve keeps requests back until a replica is idle."""
+_ROUNDS, _S, _WARM_S = 3, 20.0, 5.0
+
+
+def measure(options: Options) -> list[Table]:
+    """Milliseconds, by fleet, load and how many requests Serve lets into a replica."""
+    return asyncio.run(_measure(options))
+
+
+async def _measure(options: Options) -> list[Table]:
+    table = Table(
+        f"Ray Serve, {_REPLICAS} replicas on emulated GPUs: expected_latency, and Serve's power of two choices",
+        ["fleet", "load", "max_ongoing_requests", "mean, ms", "Serve's", "p99, ms", "Serve's ", "failed", "Serve's  "],
+    )
+    for fleet, seconds in _FLEETS.items():
+        with tempfile.TemporaryDirectory(prefix="bench-ray-") as folder:
+            async with before_ray(Path(folder), _REPLICAS, seconds) as (stack, cluster):
+                for at_once in _AT_ONCE:
+                    await cluster.deploy(_REPLICAS, seconds, at_once=at_once)
+                    await until_ready(stack, _REPLICAS)
+                    for load in _LOADS:
+                        rate_per_s = load * sum(1 / seconds[n % len(seconds)] for n in range(_REPLICAS))
+                        cells = await _compared(stack, cluster, rate_per_s, options)
+                        table.rows.append([fleet, f"{load:g}", str(at_once), *cells])
+    table.note = f"Medians of {options.often(_ROUNDS)} rounds of {options.seconds(_S):g} s, the same arrivals for both."
+    return [table]
+
+
+async def _compared(stack: OwnStack, cluster: RayCluster, rate_per_s: float, options: Options) -> list[str]:
+    urls = (f"http://{stack.url}", cluster.proxy)
+    for url in urls:
+        await drive(url, rate_per_s, options.seconds(_WARM_S), seed=0)
+    rounds = [
+        [_figures(await drive(url, rate_per_s, options.seconds(_S), seed=number)) for url in urls]
+        for number in range(1, 1 + options.often(_ROUNDS))
+    ]
+    mean_ms, p99_ms, failed = np.median(rounds, axis=0).T
+    return [
+        *(f"{each:.0f}" for each in (*mean_ms, *p99_ms)),
+        *(f"{each:g}" for each in failed),
+    ]
+
+
+def _figures(ended: list[Ended]) -> tuple[float, float, int]:
+    """Mean and p99 in milliseconds, and how many failed."""
+    took_ms = [1e3 * each.took_s for each in ended]
+    return float(np.mean(took_ms)), float(np.percentile(took_ms, 99)), sum(each.status != 200 for each in ended)
