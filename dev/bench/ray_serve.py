@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from balancer.stack.stack import OwnStack
 from dev.bench.results import Options, Table
+from dev.ray_serve import faults
 from dev.ray_serve.cluster import RayCluster
 from dev.ray_serve.stack import Ended, before_ray, drive, until_ready
 
@@ -20,11 +22,13 @@ _LOADS = (0.5, 0.8)
 _AT_ONCE = (1, 2, 8)
 """`max_ongoing_requests`: with 1, Serve keeps requests back until a replica is idle."""
 _ROUNDS, _S, _WARM_S = 3, 20.0, 5.0
+_TIMES = 5
+"""That each part dies."""
 
 
 def measure(options: Options) -> list[Table]:
     """Milliseconds, by fleet, load and how many requests Serve lets into a replica."""
-    return asyncio.run(_measure(options))
+    return [*asyncio.run(_measure(options)), _faults(asyncio.run(faults.measured(options.often(_TIMES))))]
 
 
 async def _measure(options: Options) -> list[Table]:
@@ -59,6 +63,20 @@ async def _compared(stack: OwnStack, cluster: RayCluster, rate_per_s: float, opt
         *(f"{each:.0f}" for each in (*mean_ms, *p99_ms)),
         *(f"{each:g}" for each in failed),
     ]
+
+
+def _faults(found: Mapping[str, faults.Outcomes]) -> Table:
+    table = Table(
+        "Ray Serve: when a part dies", ["what happens", "failed", "longest, ms", "noticed, ms", "well again, s"]
+    )
+    for name, of in found.items():
+        noticed = f"{1e3 * max(of.noticed_s):.0f}" if of.noticed_s else ""
+        longest = f"{1e3 * max(of.longest_s):.0f}"
+        table.rows.append([name, f"{sum(of.failed)}", longest, noticed, f"{max(of.well_again_s):.1f}"])
+    table.note = (
+        f"Each {len(of.failed)} times, at {faults.RATE_PER_S:g} requests a second; the worst, and all that failed."
+    )
+    return table
 
 
 def _figures(ended: list[Ended]) -> tuple[float, float, int]:

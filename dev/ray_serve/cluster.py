@@ -88,15 +88,22 @@ class RayCluster(LocalProcess):
         async with aiohttp.ClientSession(self.dashboard) as session, session.put(PATH, json=asked) as response:
             assert response.status == 200, await response.text()
         async with asyncio.timeout(READY_S):
-            while len(await self.replicas()) != replicas:
+            while not await self._runs(replicas):
                 assert self.process.returncode is None, self.log_tail()
                 await asyncio.sleep(_POLL_S)
 
+    async def _runs(self, replicas: int) -> bool:
+        """A new config is in force where the application says so, and not before."""
+        return (await self._application()).get("status") == "RUNNING" and len(await self.replicas()) == replicas
+
+    async def _application(self) -> dict[str, Any]:
+        async with aiohttp.ClientSession(self.dashboard) as session, session.get(PATH) as response:
+            found: dict[str, Any] = (await response.json())["applications"].get(MODEL, {})
+        return found
+
     async def replicas(self) -> list[dict[str, Any]]:
         """Those that run, as Serve shows them."""
-        async with aiohttp.ClientSession(self.dashboard) as session, session.get(PATH) as response:
-            said = await response.json()
-        deployments = said["applications"].get(MODEL, {}).get("deployments", {})
+        deployments = (await self._application()).get("deployments", {})
         return [each for of in deployments.values() for each in of["replicas"] if each["state"] == "RUNNING"]
 
     async def stop(self, grace_s: float = 30.0) -> None:
