@@ -14,7 +14,10 @@ from dev.bench.frontends import measure, peers
 from dev.bench.results import Options, Table, keep
 
 PEERS = "peers"
-"""Only if asked for by name: it fetches packages."""
+"""Fetches packages."""
+RAY_SERVE = "ray_serve"
+"""Takes a quarter of an hour."""
+_BY_NAME = (PEERS, RAY_SERVE)
 PARTS: dict[str, Callable[[Options], list[Table]]] = {
     "decisions": decisions.measure,
     "native": decisions.inside,
@@ -23,7 +26,7 @@ PARTS: dict[str, Callable[[Options], list[Table]]] = {
     "engine": engine.measure,
     "frontends": measure.measure,
     "ingress": ingress.measure,
-    "ray_serve": ray_serve.measure,
+    RAY_SERVE: ray_serve.measure,
     "memory": footprint.memory,
     "idle": footprint.idle,
     PEERS: peers.measure,
@@ -33,14 +36,17 @@ _CLIENTS = ("frontends", "memory", PEERS)
 
 @click.command(help=__doc__)
 @click.option(
-    "--only", multiple=True, type=click.Choice(list(PARTS)), help=f"A part; repeatable. Default: all but {PEERS}."
+    "--only",
+    multiple=True,
+    type=click.Choice(list(PARTS)),
+    help=f"A part; repeatable. Default: all but {' and '.join(_BY_NAME)}.",
 )
 @click.option("--quick", is_flag=True, help="A third of the time and of the rounds: to see that it works.")
 @click.option("--rounds", type=click.IntRange(min=1), help="Of frontends and peers.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/bench"), show_default=True)
 def main(only: tuple[str, ...], quick: bool, rounds: int | None, out: Path) -> None:
     console, began_s = Console(), time.monotonic()
-    chosen = only or [name for name in PARTS if name != PEERS]
+    chosen = only or [name for name in PARTS if name not in _BY_NAME]
     try:
         if any(name in chosen for name in _CLIENTS):
             find_h2load()  # before minutes of what needs none

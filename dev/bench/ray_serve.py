@@ -21,20 +21,23 @@ _REPLICAS = 4
 _LOADS = (0.5, 0.8)
 _AT_ONCE = (1, 2, 8)
 """`max_ongoing_requests`: with 1, Serve keeps requests back until a replica is idle."""
-_ROUNDS, _S, _WARM_S = 3, 20.0, 5.0
+_POLICIES = ("expected_latency", "power_of_two")
+"""The balancer's; the other one tells what Serve's proxy adds from what its choice does."""
+_ROUNDS, _S, _WARM_S = 3, 6.0, 2.0
 _TIMES = 5
 """That each part dies."""
 
 
 def measure(options: Options) -> list[Table]:
-    """Milliseconds, by fleet, load and how many requests Serve lets into a replica."""
-    return [*asyncio.run(_measure(options)), _faults(asyncio.run(faults.measured(options.often(_TIMES))))]
+    """Milliseconds, by fleet, load and how many requests Serve lets into a replica; and what faults cost."""
+    return [asyncio.run(_measure(options)), _faults(asyncio.run(faults.measured(options.often(_TIMES))))]
 
 
-async def _measure(options: Options) -> list[Table]:
+async def _measure(options: Options) -> Table:
+    heads = [f"{what} {who}" for what in ("mean, ms:", "p99, ms:", "failed:") for who in (*_POLICIES, "Serve")]
     table = Table(
-        f"Ray Serve, {_REPLICAS} replicas on emulated GPUs: expected_latency, and Serve's power of two choices",
-        ["fleet", "load", "max_ongoing_requests", "mean, ms", "Serve's", "p99, ms", "Serve's ", "failed", "Serve's  "],
+        f"Ray Serve, {_REPLICAS} replicas on emulated GPUs: the balancer's policies, and Serve's power of two choices",
+        ["fleet, load, max_ongoing_requests", *heads],
     )
     for fleet, seconds in _FLEETS.items():
         with tempfile.TemporaryDirectory(prefix="bench-ray-") as folder:
@@ -45,37 +48,33 @@ async def _measure(options: Options) -> list[Table]:
                     for load in _LOADS:
                         rate_per_s = load * sum(1 / seconds[n % len(seconds)] for n in range(_REPLICAS))
                         cells = await _compared(stack, cluster, rate_per_s, options)
-                        table.rows.append([fleet, f"{load:g}", str(at_once), *cells])
-    table.note = f"Medians of {options.often(_ROUNDS)} rounds of {options.seconds(_S):g} s, the same arrivals for both."
-    return [table]
+                        table.rows.append([f"{fleet}, {load:g}, {at_once}", *cells])
+    table.note = f"Medians of {options.often(_ROUNDS)} rounds of {options.seconds(_S):g} s, the same arrivals for all."
+    return table
 
 
 async def _compared(stack: OwnStack, cluster: RayCluster, rate_per_s: float, options: Options) -> list[str]:
-    urls = (f"http://{stack.url}", cluster.proxy)
-    for url in urls:
+    async def once(policy: str, seed: int) -> tuple[float, float, int]:
+        if policy:
+            await stack.swap(policy)
+        url = f"http://{stack.url}" if policy else cluster.proxy
         await drive(url, rate_per_s, options.seconds(_WARM_S), seed=0)
-    rounds = [
-        [_figures(await drive(url, rate_per_s, options.seconds(_S), seed=number)) for url in urls]
-        for number in range(1, 1 + options.often(_ROUNDS))
-    ]
+        return _figures(await drive(url, rate_per_s, options.seconds(_S), seed))
+
+    rounds = [[await once(policy, seed) for policy in (*_POLICIES, "")] for seed in range(options.often(_ROUNDS))]
     mean_ms, p99_ms, failed = np.median(rounds, axis=0).T
-    return [
-        *(f"{each:.0f}" for each in (*mean_ms, *p99_ms)),
-        *(f"{each:g}" for each in failed),
-    ]
+    return [*(f"{each:.0f}" for each in (*mean_ms, *p99_ms)), *(f"{each:g}" for each in failed)]
 
 
 def _faults(found: Mapping[str, faults.Outcomes]) -> Table:
-    table = Table(
-        "Ray Serve: when a part dies", ["what happens", "failed", "longest, ms", "noticed, ms", "well again, s"]
-    )
+    columns = ["what happens", "failed", "longest, ms", "noticed, ms", "well again, s"]
+    table = Table("Ray Serve: when a part dies", columns)
     for name, of in found.items():
         noticed = f"{1e3 * max(of.noticed_s):.0f}" if of.noticed_s else ""
         longest = f"{1e3 * max(of.longest_s):.0f}"
         table.rows.append([name, f"{sum(of.failed)}", longest, noticed, f"{max(of.well_again_s):.1f}"])
-    table.note = (
-        f"Each {len(of.failed)} times, at {faults.RATE_PER_S:g} requests a second; the worst, and all that failed."
-    )
+    rate = f"{faults.RATE_PER_S:g} requests a second"
+    table.note = f"Each {len(of.failed)} times, at {rate}; the worst of them, and all that failed."
     return table
 
 

@@ -74,7 +74,21 @@ class RayCluster(LocalProcess):
         await self.answers(f"{self.dashboard}{PATH}", READY_S)
 
     async def deploy(self, replicas: int, seconds: Sequence[float], *, at_once: int = 4) -> None:
-        """Have so many replicas of the application, and return once they run."""
+        """As `configure`, and return once that is in force and nothing is left of what was before."""
+        await self.configure(replicas, seconds, at_once=at_once)
+        async with asyncio.timeout(READY_S):
+            while not await self._runs(replicas):
+                assert self.process.returncode is None, self.log_tail()
+                await asyncio.sleep(_POLL_S)
+
+    async def configure(self, replicas: int, seconds: Sequence[float], *, at_once: int = 4) -> None:
+        """Ask Serve for so many replicas of the application.
+
+        Args:
+            replicas: How many.
+            seconds: That a request takes, by the replica's rank; from the first again where there are more.
+            at_once: `max_ongoing_requests`.
+        """
         deployment = {"name": "EmulatedGpu", "num_replicas": replicas, "max_ongoing_requests": at_once}
         application = {
             "name": MODEL,
@@ -87,10 +101,6 @@ class RayCluster(LocalProcess):
         asked = {"http_options": http, "applications": [application]}
         async with aiohttp.ClientSession(self.dashboard) as session, session.put(PATH, json=asked) as response:
             assert response.status == 200, await response.text()
-        async with asyncio.timeout(READY_S):
-            while not await self._runs(replicas):
-                assert self.process.returncode is None, self.log_tail()
-                await asyncio.sleep(_POLL_S)
 
     async def _runs(self, replicas: int) -> bool:
         """A new config is in force where the application says so, and not before."""

@@ -69,9 +69,9 @@ async def _hangs(parts: Parts) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def _taken_away(parts: Parts) -> AsyncIterator[None]:
-    await parts.cluster.deploy(REPLICAS - 1, SECONDS)
+    await parts.cluster.configure(REPLICAS - 1, SECONDS)
     yield
-    await parts.cluster.deploy(REPLICAS, SECONDS)
+    await parts.cluster.configure(REPLICAS, SECONDS)
 
 
 @contextlib.asynccontextmanager

@@ -43,20 +43,20 @@ async def test_tritons_client_is_served_by_replicas_and_not_by_serves_proxy(part
     finally:
         await client.close()
     # What was decided of the request says which replica it went to.
-    assert await stack.metric("balancer_decisions_total", model=MODEL) >= 1
+    assert await stack.metric("balancer_requests_total", model=MODEL) >= 1
 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_reports_tell_how_long_each_replica_takes(parts: Parts) -> None:
     stack, _ = parts
 
-    async def learned_s() -> list[float]:
+    async def told_apart() -> bool:
         services = [worker["service"].get(MODEL) for worker in (await stack.get("/workers"))["workers"]]
-        return sorted(each["fixed_s"] + each["per_row_s"] for each in services if each)
+        took_s = [each["fixed_s"] + each["per_row_s"] for each in services if each]
+        return len(took_s) == REPLICAS and min(took_s) < sum(SECONDS) / 2 < max(took_s)
 
     load = asyncio.ensure_future(drive(f"http://{stack.url}", 40.0, 4.0, seed=1))
-    took_s = await eventually(learned_s, "all are known", until=lambda found: len(found) == REPLICAS)
-    assert SECONDS[0] <= took_s[0] < SECONDS[1] <= took_s[-1]
+    await eventually(told_apart, "fast and slow ones are told apart")
     assert Counter(each.status for each in await load) == {200: 160}
 
 
@@ -64,9 +64,9 @@ async def test_reports_tell_how_long_each_replica_takes(parts: Parts) -> None:
 async def test_a_killed_replica_costs_what_it_had_and_its_successor_serves(parts: Parts) -> None:
     stack, cluster = parts
     killed, *_ = await cluster.replicas()
-    before = await stack.metric("balancer_decisions_total")
+    before = await stack.metric("balancer_requests_total")
     load = asyncio.ensure_future(drive(f"http://{stack.url}", 20.0, 4.0, seed=2))
-    await eventually(lambda: stack.metric("balancer_decisions_total"), "it is asked", until=lambda n: n > before)
+    await eventually(lambda: stack.metric("balancer_requests_total"), "it is asked", until=lambda n: n > before)
     os.kill(killed["pid"], signal.SIGKILL)
     at_s = time.monotonic()
     lost = [each for each in await load if each.status != 200]
@@ -80,7 +80,7 @@ async def test_a_killed_replica_costs_what_it_had_and_its_successor_serves(parts
 async def test_serve_takes_replicas_away_and_no_request_fails(parts: Parts) -> None:
     stack, cluster = parts
     load = asyncio.ensure_future(drive(f"http://{stack.url}", 12.0, 4.0, seed=3))
-    await cluster.deploy(1, SECONDS)
+    await cluster.configure(1, SECONDS)
     await until_ready(stack, 1)
     ended = await load
     assert Counter(each.status for each in ended) == {200: len(ended)}
