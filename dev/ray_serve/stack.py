@@ -57,7 +57,7 @@ async def until_ready(stack: OwnStack, replicas: int) -> None:
 @dataclass(frozen=True, slots=True)
 class Ended:
     began_s: float
-    """On the monotonic clock."""
+    """When it was to be sent, on the monotonic clock."""
     took_s: float
     status: int
     """0: there was no answer."""
@@ -69,8 +69,7 @@ async def drive(url: str, rate_per_s: float, seconds: float, seed: int) -> list[
     connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=_TIMEOUT_S)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
 
-        async def send() -> Ended:
-            began_s = time.monotonic()
+        async def send(began_s: float) -> Ended:
             try:
                 headers = {"Content-Type": "application/json"}
                 async with session.post(f"{url}{INFER}", data=BODY, headers=headers) as response:
@@ -84,5 +83,5 @@ async def drive(url: str, rate_per_s: float, seconds: float, seed: int) -> list[
         for gap_s in gaps_s:
             due_s += gap_s
             await asyncio.sleep(max(due_s - time.monotonic(), 0.0))
-            sent.append(asyncio.ensure_future(send()))
+            sent.append(asyncio.ensure_future(send(due_s)))
         return await asyncio.gather(*sent)

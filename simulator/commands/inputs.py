@@ -25,12 +25,21 @@ from balancer.config.policy_options import (
 from balancer.files.schema import validate
 from balancer.files.yaml_document import Document
 from policies.base import Policy
+from simulator.pool import TaskPool, pool_of
 from simulator.scenario import Scenario, load_scenario
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _PLAIN_WIDTH = 150
 
-JOBS = click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
+JOBS = click.option("--jobs", type=click.IntRange(min=1), help="Processes  [default: 1]")
+RAY = click.option("--ray", metavar="ADDRESS", help="On this Ray cluster instead; local: start one here.")
+
+
+def pool(ray: str | None, jobs: int | None, otherwise: int = 1) -> TaskPool:
+    """What `--ray` and `--jobs` say; `otherwise`: processes where neither does."""
+    if ray and jobs:
+        raise click.UsageError("--jobs and --ray are given: a Ray cluster knows its CPUs, so leave --jobs out")
+    return pool_of(ray, jobs or otherwise)
 
 
 def policy_option(name: str, about: str, **more: Any) -> Callable[[Command], Command]:

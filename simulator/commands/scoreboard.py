@@ -31,6 +31,7 @@ Examples:
     "--seeds", type=click.IntRange(min=1), default=10, show_default=True, help="Runs of each, unless --quick."
 )
 @inputs.JOBS
+@inputs.RAY
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
@@ -38,7 +39,9 @@ Examples:
     show_default=True,
     help="Folder for index.html, README.md, scoreboard.json and scoreboard.csv.",
 )
-def scoreboard(quick: bool, minutes: bool, sweep: bool, seeds: int, jobs: int, out: Path) -> None:
+def scoreboard(
+    quick: bool, minutes: bool, sweep: bool, seeds: int, jobs: int | None, ray: str | None, out: Path
+) -> None:
     """Run all installed policies on all scenarios and write the report."""
     plan = ComparisonPlan(
         scenarios=inputs.load_scenarios(long_scenario_names() if minutes else scenario_names()),
@@ -50,7 +53,7 @@ def scoreboard(quick: bool, minutes: bool, sweep: bool, seeds: int, jobs: int, o
     )
     out.mkdir(parents=True, exist_ok=True)
     console = inputs.console()
-    report = run_plan(plan, jobs, None, console)
+    report = run_plan(plan, inputs.pool(ray, jobs), None, console)
     console.print(table.aggregate_table(report))
     for name, content in (
         ("scoreboard.json", json.dumps(as_json(report), indent=1) + "\n"),

@@ -12,6 +12,7 @@ from simulator.compare.compare import REFERENCE, ComparisonPlan, compare
 from simulator.compare.document import ComparisonReport, as_json
 from simulator.compare.summary import FIGURES
 from simulator.pages.scoreboard import page
+from simulator.pool import TaskPool
 
 SWEEP = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Shares of the capacity at which a page shows p99."""
@@ -25,11 +26,11 @@ Examples:
 """
 
 
-def run_plan(plan: ComparisonPlan, jobs: int, baseline: str | None, console: Console) -> ComparisonReport:
-    """Run it in so many processes, with a progress bar; `baseline`: None for `REFERENCE`, or the first policy."""
+def run_plan(plan: ComparisonPlan, pool: TaskPool, baseline: str | None, console: Console) -> ComparisonReport:
+    """Run it there, with a progress bar; `baseline`: None for `REFERENCE`, or the first policy."""
     compared_to = inputs.pick_baseline(baseline, list(plan.policies), REFERENCE)
-    with inputs.progress_bar(console, plan.total()) as advance:
-        boards = compare(plan, processes=jobs, advance=advance)
+    with pool, inputs.progress_bar(console, plan.total()) as advance:
+        boards = compare(plan, pool=pool, advance=advance)
     return ComparisonReport(boards, compared_to, inputs.typed_command())
 
 
@@ -52,6 +53,7 @@ def run_plan(plan: ComparisonPlan, jobs: int, baseline: str | None, console: Con
     "--ladder/--no-ladder", default=True, show_default=True, help="Run the references too, and tell the regret."
 )
 @inputs.JOBS
+@inputs.RAY
 @inputs.file_option("--json", "Write all numbers there.")
 @inputs.file_option("--html", "Write a page with plots there; runs a sweep of loads for it.")
 def simulate(
@@ -62,7 +64,8 @@ def simulate(
     load: float | None,
     baseline: str | None,
     ladder: bool,
-    jobs: int,
+    jobs: int | None,
+    ray: str | None,
     json_path: Path | None,
     html_path: Path | None,
 ) -> None:
@@ -83,7 +86,7 @@ def simulate(
     inputs.check_folder("--json", json_path)
     inputs.check_folder("--html", html_path)
     console = inputs.console()
-    report = run_plan(plan, jobs, baseline, console)
+    report = run_plan(plan, inputs.pool(ray, jobs), baseline, console)
     for board in report.boards:
         console.print(table.scenario_table(board, report.baseline))
         if board.bound is not None:

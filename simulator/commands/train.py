@@ -17,8 +17,8 @@ from rich.markup import escape
 
 from policies.learned.artifact import Artifact, write_artifact
 from simulator.commands import inputs
+from simulator.pool import TaskPool
 from simulator.train.plan import ResolvedPlan, TrainingPlan, course, differences, make_plan
-from simulator.train.pool import LocalPool, Processes, Ray, TaskPool
 from simulator.train.trainer import (
     OUT_OF_TIME,
     Checkpoint,
@@ -77,7 +77,7 @@ Then, in the balancer's config: policy: {name: learned, options: {file: out/mine
 @click.option(
     "--jobs", type=click.IntRange(min=1), help="Processes; the result does not depend on it [default: one a CPU]."
 )
-@click.option("--ray", metavar="ADDRESS", help="Play on this Ray cluster instead; local: start one here.")
+@inputs.RAY
 @click.option("--set", "changes", multiple=True, metavar="SETTING=VALUE", help="config.json lists all.")
 @click.option(
     "--from-log",
@@ -108,8 +108,6 @@ def train(out: Path, minutes: float | None, jobs: int | None, ray: str | None, r
     Equal options give equal weights, on however many processes or machines.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of our processes: matrices are small, and there are many of them
-    if ray and jobs:
-        raise click.UsageError("--jobs and --ray are given: a Ray cluster knows its CPUs, so leave --jobs out")
     console = inputs.console()
     try:
         plan, written, found, prepared = _prepared(out, resume, _given(options), console)
@@ -120,7 +118,7 @@ def train(out: Path, minutes: float | None, jobs: int | None, ray: str | None, r
     try:
         where = f"ray {ray}" if ray else f"{jobs or cpus()} processes"
         console.print(f"Training in {out}, {where}; compiled first: one to two minutes, once.", highlight=False)
-        with _pool(ray, jobs or cpus()) as pool:
+        with inputs.pool(ray, jobs, cpus()) as pool:
             limit_s = 60 * minutes if minutes is not None else float("inf")
             try:
                 with _progress(console, prepared, pool) as on_step:
@@ -218,17 +216,6 @@ def _prepared(
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / _CONFIG, (json.dumps(written, indent=1) + "\n").encode())
     return plan, written, read_checkpoint(out), prepared
-
-
-def _pool(ray: str | None, jobs: int) -> LocalPool | Processes | Ray:
-    if not ray:
-        return Processes(jobs) if jobs > 1 else LocalPool()
-    try:
-        return Ray(ray)
-    except ConnectionError as error:
-        raise click.ClickException(
-            f"--ray {ray}: no cluster answers there ({error}); start one (ray start --head), or name local"
-        ) from error
 
 
 @contextmanager

@@ -1,11 +1,9 @@
-"""Run policies on scenarios, with all that they are compared to: on equal arrivals, in several processes if wanted."""
+"""Run policies on scenarios, with all that they are compared to, on equal arrivals."""
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +14,7 @@ from simulator.arrivals import Arrivals
 from simulator.compare.metrics import RunMetrics, environments, measure
 from simulator.compare.pooled import Pooled, pooled
 from simulator.compare.social import run_social
+from simulator.pool import LocalPool, TaskPool
 from simulator.result import Result
 from simulator.run import Knowledge, run
 from simulator.scenario import Scenario
@@ -121,9 +120,10 @@ class Board:
 
 
 def compare(
-    plan: ComparisonPlan, *, processes: int = 1, advance: Callable[[int], None] = lambda _: None
+    plan: ComparisonPlan, *, pool: TaskPool | None = None, advance: Callable[[int], None] = lambda _: None
 ) -> list[Board]:
-    """Run the plan; `advance` is called with the number of requests done since the last call.
+    """Run the plan; without a `pool` in this process. `advance` is called with the number of requests done since the
+    last call.
 
     Raises:
         ValueError: the plan has no scenario, policy or seed, or a scenario refuses its load or requests.
@@ -131,26 +131,15 @@ def compare(
     for field in ("scenarios", "policies", "seeds"):
         if not getattr(plan, field):
             raise ValueError(f"{field} is empty: name at least one")
+    jobs, here = plan.jobs(), pool is None or isinstance(pool, LocalPool)
     done: dict[Job, list[RunMetrics] | Timeline] = {}
-    if processes == 1:
-        for job in plan.jobs():
-            done[job] = _execute(plan, job, advance)
-    else:
-        for job, found in _spread(plan, processes):
-            done[job] = found
-            advance(plan.requests_of_job(job))
+    # Here, what is done of a job is told too; a function that tells it cannot be sent to others.
+    execute = functools.partial(_execute, plan, advance=advance if here else None)
+    for place, found in (pool or LocalPool()).each(execute, jobs):
+        done[jobs[place]] = found
+        if not here:
+            advance(plan.requests_of_job(jobs[place]))
     return [_board(plan, scenario, done) for scenario in plan.scenarios]
-
-
-def _spread(plan: ComparisonPlan, processes: int) -> Iterator[tuple[Job, list[RunMetrics] | Timeline]]:
-    # Not fork: the compiled engine's threads would not survive it.
-    context = multiprocessing.get_context("forkserver")
-    with contextlib.ExitStack() as stack:
-        pool = stack.enter_context(ProcessPoolExecutor(processes, mp_context=context))
-        stack.callback(pool.shutdown, cancel_futures=True)  # first: where one failed, the others need not begin
-        waiting = {pool.submit(_execute, plan, job): job for job in plan.jobs()}
-        for future in as_completed(waiting):
-            yield waiting[future], future.result()
 
 
 def _execute(

@@ -18,11 +18,11 @@ from policies.expected_latency import ExpectedLatency
 from policies.hashing import hash_draw, key_of, kind_hash_of, model_hash_of
 from policies.learned.features import NO_TOLLS, Numbers
 from policies.learned.network import Network
+from simulator.pool import TaskPool
 from simulator.run import run
 from simulator.scenario import Scenario
 from simulator.spec import FleetSpec
 from simulator.train.pgpe import Parts, parts_of, weighed
-from simulator.train.pool import TaskPool
 from simulator.train.settings import TrainingSettings
 from simulator.train.validation import learned
 

@@ -21,10 +21,10 @@ from policies.base import FloatArray
 from policies.expected_latency import ExpectedLatency
 from policies.learned.network import Network, shapes
 from simulator.compare.metrics import counted_s
+from simulator.pool import TaskPool
 from simulator.result import Result
 from simulator.run import run
 from simulator.train.arena import Draw, Episode, Task, arena, cut
-from simulator.train.pool import TaskPool
 from simulator.train.settings import TrainingSettings
 
 _LARGER = {"mix": 2.0, "bias": 4.0, "beta": 2.0}

@@ -23,10 +23,10 @@ from policies.learned.network import Network, shapes
 from simulator.envs.sampling import covering
 from simulator.log.fleet import calibrate, scenario_from_log
 from simulator.off_policy.calibrated import twin_of
+from simulator.pool import TaskPool
 from simulator.scenario import Scenario, load_scenario, scenario_names
 from simulator.train.cost_search import CostSearch, Place, places_of
 from simulator.train.pgpe import Pgpe
-from simulator.train.pool import TaskPool
 from simulator.train.scenarios import Randomised, random_scenario
 from simulator.train.settings import TrainingSettings, make_settings
 from simulator.train.validation import REPORT_SEED, ValidationEpisode, cases, validation_cases

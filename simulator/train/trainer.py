@@ -32,10 +32,10 @@ from policies.learned.features import FEATURES, Inputs
 from policies.learned.network import Network
 from simulator.batch import Batch
 from simulator.off_policy.report import one_decision_changed
+from simulator.pool import TaskPool
 from simulator.train.arena import Draw, Task, arena, cut
 from simulator.train.cost_search import named
 from simulator.train.plan import ResolvedPlan, TrainingPlan, not_trained_on
-from simulator.train.pool import TaskPool
 from simulator.train.validation import NetworkVerdict, Validation, learned, scoreboard
 from simulator.view import BatchView
 

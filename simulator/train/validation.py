@@ -15,10 +15,10 @@ from policies.learned.network import Network
 from policies.wlpr import WeightedLeastPending
 from simulator.compare.metrics import WARM_UP_SHARE, counted_s
 from simulator.compare.statistics import Estimate, ratio
+from simulator.pool import TaskPool
 from simulator.run import run
 from simulator.scenario import Scenario
 from simulator.spec import FleetSpec
-from simulator.train.pool import TaskPool
 from simulator.train.scenarios import random_scenario
 
 VALIDATION_SEED = 1 << 31

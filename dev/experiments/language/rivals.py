@@ -7,18 +7,18 @@ import functools
 import itertools
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dev.experiments.language.distribution import scenario
-from dev.experiments.sealed.opening import in_processes
 from dev.experiments.sealed.rivals import points
 from policies import BUILTIN
 from policies.base import FloatArray
 from simulator.compare.metrics import RunMetrics, measure
+from simulator.pool import TaskPool
 from simulator.run import run
 from simulator.train.distribution import NEVER_SEALED
 from simulator.train.validation import TAIL_WEIGHT
@@ -66,6 +66,10 @@ def play(place: tuple[int, int], name: str, options: Mapping[str, Any], seeds: S
     return measure(run(given.fleet, arrivals, BUILTIN[name](**options), seeds=seeds))
 
 
+def _play(task: tuple[tuple[int, int], str, Mapping[str, Any], Sequence[int]]) -> RunMetrics:
+    return play(*task)
+
+
 def figures(found: RunMetrics) -> FloatArray:
     """Logarithms of `FIGURES` in seconds, `(4, seeds)`."""
     seconds = found.first_mean_s, found.first_p99_s, found.latency.mean_s, found.latency.p99_s
@@ -77,23 +81,33 @@ def play_all(
     places: Sequence[tuple[int, int]],
     settings: Sequence[tuple[str, Mapping[str, Any]]],
     seeds: Sequence[int],
-    jobs: int,
-    done: Callable[[int, int], None],
+    pool: TaskPool,
 ) -> list[list[RunMetrics]]:
     """By setting, then by place."""
     tasks = list(itertools.product(settings, places))
     # Inherited: each has a core, and many threads would fight for it.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    found = in_processes(play, [(place, *each, seeds) for each, place in tasks], jobs, done)
+    found = pool.map(_play, [(place, *each, seeds) for each, place in tasks])
     return [found[i : i + len(places)] for i in range(0, len(found), len(places))]
 
 
-def tune(names: Sequence[str], jobs: int, done: Callable[[int, int], None]) -> dict[str, Any]:
+def _places() -> list[tuple[int, int]]:
+    return [(_SEED, NEVER_SEALED + number) for number in range(SCENARIOS)]
+
+
+def _settings(names: Sequence[str]) -> list[tuple[str, Mapping[str, Any]]]:
+    return [(name, options) for name in names for options in ({}, *points(GRIDS[name]))]
+
+
+def runs_of(names: Sequence[str]) -> int:
+    return len(_places()) * len(_settings(names))
+
+
+def tune(names: Sequence[str], pool: TaskPool) -> dict[str, Any]:
     """Of each of these policies, for each goal, the options of the lowest loss: the mean over scenarios and seeds of
     the goal's weighted logarithms of latencies, over those of the policy's defaults."""
-    places = [(_SEED, NEVER_SEALED + number) for number in range(SCENARIOS)]
-    settings = [(name, options) for name in names for options in ({}, *points(GRIDS[name]))]
-    played = play_all(places, settings, SEEDS, jobs, done)
+    places, settings = _places(), _settings(names)
+    played = play_all(places, settings, SEEDS, pool)
     means = [np.mean([figures(each).mean(axis=1) for each in of_one], axis=0) for of_one in played]
     found: dict[str, Any] = {}
     for name in names:

@@ -28,11 +28,11 @@ from simulator.compare.metrics import RunMetrics, measure
 from simulator.compare.statistics import ratio
 from simulator.log.fleet import calibrate
 from simulator.off_policy.calibrated import twin_of
+from simulator.pool import LocalPool
 from simulator.run import run
 from simulator.scenario import Scenario
 from simulator.train.distribution import scenario
 from simulator.train.plan import course_over, log_scenarios, make_plan
-from simulator.train.pool import LocalPool
 from simulator.train.trainer import train, write_whole
 from simulator.train.validation import learned, nothing_to_gain
 from simulator.workload.draws import ONE

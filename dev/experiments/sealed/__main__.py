@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,13 +13,16 @@ from dev.experiments.sealed import opening, page, rivals
 from dev.experiments.sealed.page import Provenance
 from policies.base import Policy
 from policies.learned import Learned
+from simulator.commands import inputs
+from simulator.pool import TaskPool
 from simulator.train.trainer import write_whole
 
 PAGE = Path("docs/learned/sealed.md")
 DISTRIBUTION = Path("docs/learned/sealed_distribution.csv")
 SCENARIOS, SEEDS = 24, 8
 _COMMAND = "python -m dev.experiments.sealed "
-_JOBS = click.option("--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Processes.")
+_JOBS = 2
+"""Processes, where nobody says how many."""
 _FILE = click.option("--file", required=True, help="The policy.npz of `balancer train`.")
 
 
@@ -52,8 +56,9 @@ def tune(out: Path) -> None:
 @click.option("--requests", type=click.IntRange(min=10), help="Of each run. [default: as the distribution says]")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("out/sealed"), show_default=True)
 @_FILE
-@_JOBS
-def rehearse(seed: int, scenarios: int, seeds: int, requests: int | None, out: Path, file: str, jobs: int) -> None:
+@inputs.JOBS
+@inputs.RAY
+def rehearse(seed: int, scenarios: int, seeds: int, requests: int | None, out: Path, file: str, **where: Any) -> None:
     """All of it on a seed of your own, which seals nothing."""
     more = "" if requests is None else f" --requests {requests}"
     command = f"rehearse --file {file} --seed {seed} --scenarios {scenarios} --seeds {seeds}{more}"
@@ -62,19 +67,21 @@ def rehearse(seed: int, scenarios: int, seeds: int, requests: int | None, out: P
         drawn,
         out / PAGE.name,
         Provenance(_COMMAND + command, "a seed for trying it, so these were no secret"),
-        jobs,
+        inputs.pool(**where, otherwise=_JOBS),
     )
 
 
 @main.command("open")
 @click.option("--page", "path", type=click.Path(dir_okay=False, path_type=Path), default=PAGE, show_default=True)
 @_FILE
-@_JOBS
-def open_sealed(path: Path, file: str, jobs: int) -> None:
+@inputs.JOBS
+@inputs.RAY
+def open_sealed(path: Path, file: str, **where: Any) -> None:
     """Open them: the seed is a hash of the commit that this runs in, which must have all of it and no page yet."""
     commit, seed = sealed_by(path)
     drawn = opening.draw(seed, SCENARIOS, SEEDS, rivals.read_tuned(), trained(file), None)
-    _judge(drawn, path, Provenance(f"{_COMMAND}open --file {file}", f"the hash of commit {commit}"), jobs)
+    provenance = Provenance(f"{_COMMAND}open --file {file}", f"the hash of commit {commit}")
+    _judge(drawn, path, provenance, inputs.pool(**where, otherwise=_JOBS))
 
 
 def sealed_by(path: Path) -> tuple[str, int]:
@@ -96,8 +103,10 @@ def trained(file: str) -> Policy:
     return Learned(file=file).with_files(read_policy_file)
 
 
-def _judge(drawn: opening.Opening, path: Path, provenance: Provenance, jobs: int) -> None:
-    found = opening.run(drawn, jobs, lambda done, total: click.echo(f"{done} of {total} runs"))
+def _judge(drawn: opening.Opening, path: Path, provenance: Provenance, pool: TaskPool) -> None:
+    with pool, inputs.progress_bar(inputs.console(), sum(1 for _ in drawn.tasks()), "runs") as advance:
+        pool.progress = lambda done, total: advance(1)
+        found = opening.run(drawn, pool)
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = json.dumps(page.as_json(drawn, found, provenance), allow_nan=False) + "\n"
     write_whole(path.with_suffix(".json"), whole.encode())

@@ -1,10 +1,8 @@
 """What is run of sealed scenarios: the trained policy under its guard and without, all rivals, and the references."""
 
 import hashlib
-import multiprocessing
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -21,6 +19,7 @@ from simulator.compare.compare import SOCIAL
 from simulator.compare.metrics import RunMetrics, measure
 from simulator.compare.social import run_social
 from simulator.compare.summary import Figure, by_seed
+from simulator.pool import TaskPool
 from simulator.run import run as run_plain
 from simulator.scenario import Scenario
 from simulator.train.distribution import scenario
@@ -141,26 +140,10 @@ def draw(seed: int, count: int, seeds: int, tuned: Mapping[str, Any], subject: P
     )
 
 
-def in_processes(
-    call: Callable[..., Ran], arguments: Sequence[tuple[Any, ...]], jobs: int, done: Callable[[int, int], None]
-) -> list[Ran]:
-    """What the calls return, in the order of their arguments; `done` is told how many of how many have ended."""
-    # Not fork: the compiled engine's threads would not survive it.
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("forkserver")) as pool:
-        waiting = [pool.submit(call, *each) for each in arguments]
-        try:
-            for count, future in enumerate(as_completed(waiting), 1):
-                future.result()
-                done(count, len(waiting))
-        finally:
-            pool.shutdown(cancel_futures=True)  # where one failed, the others need not begin
-    return [future.result() for future in waiting]
-
-
-def run(opening: Opening, jobs: int, done: Callable[[int, int], None]) -> list[Found]:
-    """All of it; `done` is told how many of how many runs are done."""
+def run(opening: Opening, pool: TaskPool) -> list[Found]:
+    """All of it; `pool.progress` is told how many of how many runs are done."""
     tasks = list(opening.tasks())
-    ran = in_processes(execute, [(task,) for task in tasks], jobs, done)
+    ran = pool.map(execute, tasks)
     found = []
     for place, given in enumerate(opening.scenarios):
         own = {task.label: result for task, result in zip(tasks, ran, strict=True) if task.place == place}

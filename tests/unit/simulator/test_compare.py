@@ -7,9 +7,11 @@ import pytest
 from support.results import fake_run, fake_social
 
 from policies import BUILTIN
+from simulator import pool
 from simulator.compare import compare as comparing
 from simulator.compare import statistics, summary
 from simulator.compare.compare import ComparisonPlan, burst, compare
+from simulator.pool import Processes
 from simulator.scenario import Scenario, load_scenario
 
 POLICIES = {name: BUILTIN[name]() for name in ("wlpr", "power_of_two", "random")}
@@ -82,10 +84,11 @@ def test_aggregates_are_relative_to_the_clairvoyant() -> None:
 
 def test_processes_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads in place of processes, which would import the real engine; what goes to a process must be picklable."""
-    monkeypatch.setattr(comparing, "ProcessPoolExecutor", lambda size, mp_context: ThreadPoolExecutor(size))
+    monkeypatch.setattr(pool, "ProcessPoolExecutor", lambda size, **_: ThreadPoolExecutor(size))
     plan = ComparisonPlan((scenario(),), POLICIES, (0, 1), requests=100, sweep=(0.5,))
     advanced: list[int] = []
-    (board,) = compare(pickle.loads(pickle.dumps(plan)), processes=2, advance=advanced.append)
+    with Processes(2) as processes:
+        (board,) = compare(pickle.loads(pickle.dumps(plan)), pool=processes, advance=advanced.append)
     assert sum(advanced) == plan.total()
     (alone,) = compare(plan)
     for policy in POLICIES:

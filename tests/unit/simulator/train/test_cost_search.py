@@ -9,12 +9,12 @@ import pytest
 from policies.hashing import hash_draw, key_of, kind_hash_of, model_hash_of
 from policies.learned.features import NO_TOLLS, Numbers
 from policies.learned.network import Network, untrained
+from simulator.pool import LocalPool
 from simulator.scenario import load_scenario
 from simulator.spec import CacheSpec, Fault, FleetSpec
 from simulator.train import cost_search
 from simulator.train.cost_search import CostSearch, Place, named, numbers_of, places_of, table_of, toll_at, tolls_of
 from simulator.train.pgpe import Parts
-from simulator.train.pool import LocalPool
 from simulator.train.settings import TrainingSettings
 
 SCENARIO = load_scenario("several-models")

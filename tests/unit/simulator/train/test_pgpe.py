@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 from support.two_workers import SERVICE, misled, two_workers
 
+from simulator.pool import LocalPool, Processes
 from simulator.train.pgpe import Pgpe
-from simulator.train.pool import LocalPool, Processes
 from simulator.train.settings import TrainingSettings
 
 SETTINGS = TrainingSettings(iterations=12, pairs=12, requests=200, hidden=2, coefficients_share=1.0)

@@ -12,9 +12,9 @@ from policies.learned.artifact import Artifact, make_artifact
 from policies.learned.features import FEATURES
 from policies.learned.network import untrained
 from simulator.batch import Batch
+from simulator.pool import LocalPool
 from simulator.scenario import Scenario, load_scenario
 from simulator.train.arena import Arena
-from simulator.train.pool import LocalPool
 from simulator.train.scenarios import Randomised
 from simulator.train.trainer import _seen, ranges
 from simulator.view import BatchView

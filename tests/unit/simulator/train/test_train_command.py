@@ -15,10 +15,10 @@ import watchfiles
 from support.training import SMALL, check_same, policy, train
 
 from balancer.config.policy_options import build_policy
+from simulator.pool import TaskPool
 from simulator.scenario import load_scenario
 from simulator.train import plan as planning
 from simulator.train.pgpe import Pgpe
-from simulator.train.pool import TaskPool
 from simulator.train.trainer import read_checkpoint
 
 

@@ -11,9 +11,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from policies.base import FloatArray
 from policies.learned.network import Network, untrained
+from simulator.pool import LocalPool, TaskPool
 from simulator.train import trainer
 from simulator.train.plan import ResolvedPlan
-from simulator.train.pool import LocalPool, TaskPool
 from simulator.train.scenarios import Randomised
 from simulator.train.settings import TrainingSettings
 from simulator.train.trainer import Trained, TrainingStep, read_checkpoint, train

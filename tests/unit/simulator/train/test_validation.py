@@ -10,11 +10,11 @@ from policies.base import Policy
 from policies.expected_latency import ExpectedLatency
 from policies.learned import Learned
 from policies.learned.network import untrained
+from simulator.pool import LocalPool, TaskPool
 from simulator.run import run
 from simulator.scenario import load_scenario
 from simulator.train import validation
 from simulator.train.arena import Arena
-from simulator.train.pool import LocalPool, TaskPool
 from simulator.train.scenarios import Randomised
 from simulator.train.validation import (
     RANDOM,

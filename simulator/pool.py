@@ -7,11 +7,13 @@ import os
 import signal
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import AbstractContextManager
 from multiprocessing.connection import wait
 from typing import Any, TypeVar
+
+from balancer.errors import OperatorError
 
 Task = TypeVar("Task")
 Found = TypeVar("Found")
@@ -24,22 +26,23 @@ class TaskPool(AbstractContextManager["TaskPool"]):
     """Called after each task of a `map`: how many of how many are done."""
 
     @abstractmethod
-    def map(self, function: Callable[[Task], Found], tasks: Sequence[Task]) -> list[Found]: ...
+    def each(self, function: Callable[[Task], Found], tasks: Sequence[Task]) -> Iterator[tuple[int, Found]]:
+        """The place of a task and what is found, as they end."""
 
-    def _each(self, found: Iterable[Found], total: int) -> list[Found]:
-        """What is found; each is counted in `progress`."""
-        all_found = []
-        for one in found:
-            all_found.append(one)
-            self.progress(len(all_found), total)
-        return all_found
+    def map(self, function: Callable[[Task], Found], tasks: Sequence[Task]) -> list[Found]:
+        """What is found, in the order of the tasks."""
+        found: dict[int, Found] = {}
+        for place, one in self.each(function, tasks):
+            found[place] = one
+            self.progress(len(found), len(tasks))
+        return [found[place] for place in range(len(tasks))]
 
     def __exit__(self, *_: object) -> None: ...
 
 
 class LocalPool(TaskPool):
-    def map(self, function: Callable[[Task], Found], tasks: Sequence[Task]) -> list[Found]:
-        return self._each(map(function, tasks), len(tasks))
+    def each(self, function: Callable[[Task], Found], tasks: Sequence[Task]) -> Iterator[tuple[int, Found]]:
+        return enumerate(map(function, tasks))
 
 
 class Processes(TaskPool):
@@ -48,8 +51,15 @@ class Processes(TaskPool):
         context = multiprocessing.get_context("spawn")
         self._executor = ProcessPoolExecutor(count, mp_context=context, initializer=_obey_the_parent)
 
-    def map(self, function: Callable[[Task], Found], tasks: Sequence[Task]) -> list[Found]:
-        return self._each(self._executor.map(function, tasks), len(tasks))
+    def each(self, function: Callable[[Task], Found], tasks: Sequence[Task]) -> Iterator[tuple[int, Found]]:
+        waiting = {self._executor.submit(function, task): place for place, task in enumerate(tasks)}
+        try:
+            for future in as_completed(waiting):
+                yield waiting[future], future.result()
+        finally:
+            # Where one failed, the others need not begin.
+            for future in waiting:
+                future.cancel()
 
     def __exit__(self, *_: object) -> None:
         self._executor.shutdown(cancel_futures=True)
@@ -84,10 +94,31 @@ class Ray(TaskPool):
         self._ray: Any = ray
         ray.init(address=address, log_to_driver=False, include_dashboard=False if address == "local" else None)
 
-    def map(self, function: Callable[[Task], Found], tasks: Sequence[Task]) -> list[Found]:
+    def each(self, function: Callable[[Task], Found], tasks: Sequence[Task]) -> Iterator[tuple[int, Found]]:
         remote = self._ray.remote(lambda task: function(task))  # noqa: PLW0108 - Ray takes no partial
-        begun = [remote.remote(task) for task in tasks]
-        return self._each(map(self._ray.get, begun), len(tasks))
+        waiting = {remote.remote(task): place for place, task in enumerate(tasks)}
+        try:
+            while waiting:
+                (ended,), _ = self._ray.wait([*waiting], num_returns=1)
+                yield waiting.pop(ended), self._ray.get(ended)
+        finally:
+            for each in waiting:
+                self._ray.cancel(each)
 
     def __exit__(self, *_: object) -> None:
         self._ray.shutdown()
+
+
+def pool_of(ray: str | None, jobs: int) -> TaskPool:
+    """On the Ray cluster at that address, or in so many processes; 1: in this one.
+
+    Raises:
+        OperatorError: no cluster answers there.
+    """
+    if not ray:
+        return Processes(jobs) if jobs > 1 else LocalPool()
+    try:
+        return Ray(ray)
+    except ConnectionError as error:
+        remedy = "start one (ray start --head), or name local"
+        raise OperatorError(f"--ray {ray}: no cluster answers there ({error}); {remedy}") from error
