@@ -144,19 +144,22 @@ def replicas_in(answer: bytes, wanted: ReplicasWanted) -> tuple[WorkerSpec, ...]
     """The replicas that a dashboard's answer names, at most `MAX_REPLICAS`, by name.
 
     Raises:
-        ValueError: it is no such answer, or Serve lets nobody call replicas directly; the message says the remedy.
+        ValueError: it is no such answer, or not the whole truth now, or Serve lets nobody call replicas directly; the message says the remedy.
     """
     try:
         said = _Serve.model_validate_json(answer)
     except ValidationError as error:
         raise ValueError(f"is no dashboard of Ray with Serve: {error.errors()[0]['msg']}") from None
+    if _any_is(said, wanted, "RECOVERING"):
+        # Its controller has begun anew, and replicas that serve all the while are not listed yet.
+        raise ValueError("Serve is recovering its replicas")
     ports: dict[str, dict[str, _Target]] = {}
     for group in said.target_groups:
         if not wanted.applications or group.app_name in wanted.applications:
             for target in group.targets:
                 if target.name.startswith(_OF_REPLICA):
                     ports.setdefault(target.name, {})[group.protocol] = target
-    if not ports and _some_run(said, wanted):
+    if not ports and _any_is(said, wanted, "RUNNING"):
         raise ValueError(INDIRECT)
     found: dict[str, WorkerSpec] = {}
     taken: set[str] = set()
@@ -168,9 +171,10 @@ def replicas_in(answer: bytes, wanted: ReplicasWanted) -> tuple[WorkerSpec, ...]
     return tuple(found[name] for name in sorted(found)[:MAX_REPLICAS])
 
 
-def _some_run(said: _Serve, wanted: ReplicasWanted) -> bool:
+def _any_is(said: _Serve, wanted: ReplicasWanted, state: str) -> bool:
+    """Whether some replica is in that state."""
     return any(
-        replica.state == "RUNNING"
+        replica.state == state
         for name, application in said.applications.items()
         if not wanted.applications or name in wanted.applications
         for deployment in application.deployments.values()

@@ -26,8 +26,8 @@ def replica(letter: str, app: str = "digits") -> str:
     return f"SERVE_REPLICA::{app}#Digits#{letter}"
 
 
-def serve(*groups: dict[str, Any], running: int = 2) -> bytes:
-    deployments = {"Digits": {"status": "HEALTHY", "replicas": [{"state": "RUNNING"}] * running}}
+def serve(*groups: dict[str, Any], running: int = 2, state: str = "RUNNING") -> bytes:
+    deployments = {"Digits": {"status": "HEALTHY", "replicas": [{"state": state}] * running}}
     applications = {"digits": {"status": "RUNNING", "deployments": deployments}}
     return json.dumps({"proxy_location": "HeadOnly", "applications": applications, "target_groups": groups}).encode()
 
@@ -67,6 +67,11 @@ def test_proxies_are_no_workers() -> None:
     assert names(serve(proxies, running=0)) == []
     with pytest.raises(ValueError, match="RAY_SERVE_ENABLE_DIRECT_INGRESS=1"):
         names(serve(proxies))
+
+
+def test_replicas_that_a_new_controller_has_not_found_yet_are_not_gone() -> None:
+    with pytest.raises(ValueError, match="recovering"):
+        names(serve(state="RECOVERING"))
 
 
 def test_addresses_of_this_machine_are_taken_of_a_cluster_of_this_machine_alone() -> None:
