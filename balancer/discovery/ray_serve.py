@@ -144,7 +144,8 @@ def replicas_in(answer: bytes, wanted: ReplicasWanted) -> tuple[WorkerSpec, ...]
     """The replicas that a dashboard's answer names, at most `MAX_REPLICAS`, by name.
 
     Raises:
-        ValueError: it is no such answer, or not the whole truth now, or Serve lets nobody call replicas directly; the message says the remedy.
+        ValueError: it is no such answer, or not the whole truth now, or replicas cannot be called; the message says the
+            remedy.
     """
     try:
         said = _Serve.model_validate_json(answer)
