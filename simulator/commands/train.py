@@ -108,7 +108,7 @@ def train(out: Path, minutes: float | None, jobs: int | None, ray: str | None, r
     Equal options give equal weights, on however many processes or machines.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of our processes: matrices are small, and there are many of them
-    console = inputs.console()
+    console, pool = inputs.console(), inputs.pool(ray, jobs, cpus())
     try:
         plan, written, found, prepared = _prepared(out, resume, _given(options), console)
     except ValueError as error:
@@ -118,7 +118,7 @@ def train(out: Path, minutes: float | None, jobs: int | None, ray: str | None, r
     try:
         where = f"ray {ray}" if ray else f"{jobs or cpus()} processes"
         console.print(f"Training in {out}, {where}; compiled first: one to two minutes, once.", highlight=False)
-        with inputs.pool(ray, jobs, cpus()) as pool:
+        with pool:
             limit_s = 60 * minutes if minutes is not None else float("inf")
             try:
                 with _progress(console, prepared, pool) as on_step:

@@ -40,7 +40,7 @@ def test_name_and_address_are_enough_where_triton_has_its_default_ports() -> Non
     message = refused("workers:\n- {name: a, address: 127.0.0.1}\n- {name: b, address: 127.0.0.1}\n")
     assert message.splitlines()[0] == (
         'workers.yaml:3: workers[1].grpc_port: "127.0.0.1:8001" is not allowed: is the grpc_port of workers[0] too; '
-        "every worker needs a name and ports of its own. Triton's gRPC port."
+        "every worker needs a name and ports of its own. Triton's gRPC port; 0: it takes HTTP alone."
     )
 
 
