@@ -49,7 +49,7 @@ class ReplicasWanted:
 
 def worker_name(application: str, deployment: str, replica: str) -> str:
     """A replica's name among workers, as the agent in it reports: what cannot stand in such a name is a dash."""
-    return re.sub(r"[^A-Za-z0-9._-]|^[^A-Za-z0-9]", "-", f"{application}-{deployment}-{replica}").strip("-._")[-253:]
+    return re.sub(r"[^A-Za-z0-9._-]", "-", f"{application}-{deployment}-{replica}")[-253:].strip("-._")
 
 
 class RaySource:
