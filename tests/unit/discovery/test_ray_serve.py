@@ -106,7 +106,13 @@ def test_another_answer_is_refused(answer: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("application", "name"),
-    [("digits", "digits-Digits-x1"), ("my app/ü", "my-app---Digits-x1"), ("-", "Digits-x1"), ("a" * 300, None), (".-" * 150, None)],
+    [
+        ("digits", "digits-Digits-x1"),
+        ("my app/ü", "my-app---Digits-x1"),
+        ("-", "Digits-x1"),
+        ("a" * 300, None),
+        (".-" * 150, None),
+    ],
 )
 def test_a_name_fits_workers_whatever_the_application_is_called(application: str, name: str | None) -> None:
     made = worker_name(application, "Digits", "x1")
