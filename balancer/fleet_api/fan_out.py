@@ -54,6 +54,11 @@ class Failure:
         return self.code in _AWAY and (self.status == 0 or self.status >= 500)
 
     @property
+    def unknown_call(self) -> bool:
+        """Whether the worker seems to know no such call, so is no Triton: Ray Serve says UNKNOWN."""
+        return self.code in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNKNOWN) or self.status == 404
+
+    @property
     def http_status(self) -> int:
         return self.status or HTTP_STATUSES.get(self.code.value[0], 500)
 

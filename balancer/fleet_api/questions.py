@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,12 +46,11 @@ class Members:
         able = {worker.name for worker, may in zip(fleet.workers, servable, strict=True) if may}
         return [name for name in self.names if name in able]
 
-    def unasked_that_serve(self, model: str, version: str) -> int:
-        fleet = self._router.fleet
+    def by_reports(self, model: str, version: str, unanswering: Set[str]) -> int:
+        """How many of those that were not asked, or know no such call, serve a model."""
+        names, fleet = self.unasked | unanswering, self._router.fleet
         servable = fleet.servable(model, version)
-        return sum(
-            1 for worker, may in zip(fleet.workers, servable, strict=True) if may and worker.name in self.unasked
-        )
+        return sum(1 for worker, may in zip(fleet.workers, servable, strict=True) if may and worker.name in names)
 
     def _any(self) -> list[str]:
         return (self._able("", "") or self.serving())[:1]
@@ -255,12 +254,13 @@ class Questions:
 
     def _combined(self, question: Question, answers: Answers) -> Plain:
         one: Plain
-        unasked = self._members.unasked_that_serve(question.model, question.version)
+        unanswering = {worker for worker, failure in answers.failed.items() if failure.unknown_call}
+        others = self._members.by_reports(question.model, question.version, unanswering)
         match question.call:
             case "ServerReady":
-                ready = unasked + sum(answer["ready"] for answer in answers.given.values())
+                ready = others + sum(answer["ready"] for answer in answers.given.values())
                 one = {"ready": ready >= self._config().fleet.ready_workers}
-            case "ModelReady" if unasked:
+            case "ModelReady" if others:
                 one = {"ready": True}
             case "ModelReady":
                 # As the worker says it that is ready, if one is: over HTTP, its words come with the answer.

@@ -289,7 +289,7 @@ class RestCalls:
 
 
 def _read(call: str, status: int, body: bytes) -> Any:
-    if call == "ServerReady" or (call == "ModelReady" and status in (200, 400)):
+    if (call == "ServerReady" and status != 404) or (call == "ModelReady" and status in (200, 400)):
         return {"ready": status == 200, "body": body}
     try:
         content = json.loads(body)

@@ -1,6 +1,7 @@
 """Replicas of Ray Serve behind Envoy: a real cluster of one node, real Envoy, clients of Triton as they are."""
 
 import asyncio
+import functools
 import os
 import signal
 import time
@@ -42,8 +43,8 @@ async def test_tritons_client_is_served_by_replicas_and_not_by_serves_proxy(part
         assert (answer.as_numpy("OUTPUT") == 2.0).all()
     finally:
         await client.close()
-    # What was decided of the request says which replica it went to.
-    assert await stack.metric("balancer_requests_total", model=MODEL) >= 1
+    requests = functools.partial(stack.metric, "balancer_requests_total", model=MODEL)
+    await eventually(requests, "the balancer has chosen", until=lambda count: count >= 1)
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -66,6 +66,10 @@ async def test_workers_that_take_http_alone_are_ready_by_their_reports() -> None
     for own, ready in ((True, True), (False, False)):
         assert (await fleet.answer("ServerReady", {"w0": {"ready": own}})).content == {"ready": ready}
     assert (await fleet.answer("ModelReady", {"w0": AWAY})).content == {"ready": True}
+    unknown = FailedError(Failure(grpc.StatusCode.UNIMPLEMENTED, "no such method"))
+    assert (await fleet.answer("ServerReady", {"w0": unknown})).content == {"ready": True}, "as its report says"
+    fleet.members.unasked = frozenset()
+    assert (await fleet.answer("ModelReady", {"w0": unknown})).content == {"ready": True}
     fleet.members.listed = ()
     with pytest.raises(FailedError, match="no worker is listed"):
         await fleet.answer("ServerMetadata", {})
