@@ -24,12 +24,10 @@ _POLL_S = 0.05
 
 @dataclass(slots=True, kw_only=True)
 class RayCluster(LocalProcess):
-    """One node, reachable from this machine alone. Its replicas report to `balancers`."""
+    """One node. Its replicas report to `balancers`, and are at all addresses of this machine."""
 
     title: ClassVar[str] = "Ray"
     balancers: Sequence[str] = ()
-    direct: bool = True
-    """Whether replicas can be called directly."""
     port: int = field(default_factory=lambda: free_ports(1)[0])
     dashboard_port: int = field(default_factory=lambda: free_ports(1)[0])
     proxy_port: int = field(default_factory=lambda: free_ports(1)[0])
@@ -53,7 +51,7 @@ class RayCluster(LocalProcess):
             **{name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTEST_"))},
             "PATH": f"{RAY.parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(REPOSITORY),
-            "RAY_SERVE_ENABLE_DIRECT_INGRESS": str(int(self.direct)),
+            "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1",
             "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first),
             "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first + 19),
             "RAY_USAGE_STATS_ENABLED": "0",
