@@ -6,18 +6,16 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest_asyncio
 from support.running import running
 from support.waiting import eventually
 
 from balancer.stack.process import LocalProcess, free_ports
-from simulator.pool import Ray
 
 RAY = Path(sys.executable).with_name("ray")
 SIMULATE = ("simulate", "--scenario", "homogeneous-steady", "--policy", "wlpr", "--policy", "random")
@@ -71,31 +69,18 @@ def simulated(path: Path, *where: str) -> object:
     return {name: value for name, value in found.items() if name != "command"}
 
 
-def in_a_cluster(address: str) -> tuple[set[str], list[tuple[int, int]], str]:
-    """Which nodes have played, what progress was told of, and how a task failed."""
-
-    def node_of(_: int) -> str:
-        """Busy for so long that one node does not get all."""
-        import ray  # noqa: PLC0415  # on the node
-
-        time.sleep(0.3)
-        return str(ray.get_runtime_context().get_node_id())
-
-    told: list[tuple[int, int]] = []
-    with Ray(address) as pool:
-        pool.progress = lambda done, total: told.append((done, total))
-        nodes = {*pool.map(node_of, range(6))}
-        try:
-            pool.map(lambda task: 1 // task, [0])
-        except ZeroDivisionError as error:
-            return nodes, told, str(error)
-    raise AssertionError("it failed and nobody said so")
+def played(cluster: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "support.plays_on_ray", cluster]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100, env=environment)
+    found: dict[str, Any] = json.loads(said.stdout.splitlines()[-1])
+    return found
 
 
 async def test_two_nodes_find_what_one_process_does(cluster: str, tmp_path: Path) -> None:
-    nodes, told, failure = in_a_cluster(cluster)
-    assert len(nodes) == 2
-    assert told == [(done, 6) for done in range(1, 7)]
-    assert "ZeroDivisionError" in failure
+    saw = await asyncio.to_thread(played, cluster)
+    assert saw["nodes"] == 2
+    assert saw["told"] == [[done, 6] for done in range(1, 7)]
+    assert "ZeroDivisionError" in saw["failure"]
     found = await asyncio.to_thread(simulated, tmp_path / "ray.json", "--ray", cluster)
     assert found == await asyncio.to_thread(simulated, tmp_path / "here.json")
