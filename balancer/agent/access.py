@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from balancer.balancer_tls import BalancerTls, http_context
-from balancer.errors import OperatorError
-from balancer.files.regular import UnreadableError, read_regular
-
-_MOST_KEY_BYTES = 4096
+from balancer.files.answers import bearer_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +37,7 @@ class Access:
 
     def _read(self) -> tuple[ssl.SSLContext | None, Mapping[str, str]]:
         context = None if self.tls is None else http_context(self.tls)
-        if self.key_file is None:
-            return context, {}
-        try:
-            key = read_regular(self.key_file, _MOST_KEY_BYTES).decode("ascii").strip()
-        except (UnreadableError, UnicodeDecodeError) as error:
-            raise OperatorError(f"{self.key_file} {error}") from error
-        if not key or not key.isprintable():
-            raise OperatorError(f"{self.key_file} must hold the server's key: one line of printable characters")
-        return context, {"Authorization": f"Bearer {key}"}
+        return context, {} if self.key_file is None else bearer_of(self.key_file, "the server's key")
 
 
 OPEN = Access()

@@ -18,6 +18,7 @@ from balancer.agent.metrics_page import BLOCKS, MetricsPage, MetricsParser, Metr
 from balancer.agent.server_state import ProblemLog, ServerState, next_incarnation
 from balancer.bounds import MAX_COUNT, MAX_MODELS, MAX_PENDING
 from balancer.errors import OperatorError
+from balancer.files.answers import whole_body
 from balancer.scheduler.events import ModelReport
 
 logger = logging.getLogger(__name__)
@@ -162,11 +163,7 @@ class OpenAISource:
             if absent is not None and response.status != 200:
                 return absent
             response.raise_for_status()
-            body = bytearray()
-            async for chunk in response.content.iter_any():
-                body += chunk
-                if len(body) > _MOST_BYTES:
-                    raise ValueError(f"answers {path} with more than {_MOST_BYTES} bytes")
+            body = await whole_body(response, _MOST_BYTES)
         try:
             return json.loads(body)
         except RecursionError:

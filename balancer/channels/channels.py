@@ -17,6 +17,7 @@ from yarl import URL
 from balancer.balancer_tls import BalancerTls, credentials, http_context
 from balancer.discovery.workers import WorkerSpec
 from balancer.errors import OperatorError
+from balancer.files.answers import TooLongError, whole_body
 
 OPTIONS: tuple[tuple[str, int | str], ...] = (
     # As large as Triton takes and sends them.
@@ -208,22 +209,19 @@ class RestPorts:
     async def ask(self, worker: str, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
         """As `open`, and read all of the answer; aiohttp.ClientError too where it has more than `MOST_ANSWER_BYTES`."""
         async with self.open(worker, method, path, body, headers) as response:
-            return Response(response.status, await whole_body(response))
+            return Response(response.status, await whole_answer(response))
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
 
 
-async def whole_body(response: aiohttp.ClientResponse) -> bytes:
+async def whole_answer(response: aiohttp.ClientResponse) -> bytes:
     """Raises aiohttp.ClientError where it breaks off, or has more than `MOST_ANSWER_BYTES`."""
-    parts, size = [], 0
-    async for part in response.content.iter_any():
-        size += len(part)
-        if size > MOST_ANSWER_BYTES:
-            raise aiohttp.ClientPayloadError(f"the answer has more than {MOST_ANSWER_BYTES} bytes")
-        parts.append(part)
-    return b"".join(parts)
+    try:
+        return await whole_body(response, MOST_ANSWER_BYTES)
+    except TooLongError as error:
+        raise aiohttp.ClientPayloadError(str(error)) from error
 
 
 logger = logging.getLogger(__name__)

@@ -18,6 +18,7 @@ from balancer.balancer_tls import BalancerTls, http_context
 from balancer.cli.tls_options import FILE, Command, taken_tls, tls_options, together
 from balancer.config.listen import ListenSection
 from balancer.errors import OperatorError
+from balancer.files.answers import TooLongError, whole_body
 from balancer.files.off_loop import OffLoop
 from balancer.files.schema import join_address, split_address
 from balancer.server.admin.server import read_token
@@ -125,20 +126,18 @@ class _Client:
         url = f"{'http' if self.tls is None else 'https'}://{place}{path}"
         limit = aiohttp.ClientTimeout(total=_ANSWER_S)
         how: dict[str, Any] = {"ssl": self.tls or True, "server_hostname": self.server_name}
-        text = bytearray()
         try:
             async with (
                 aiohttp.ClientSession(timeout=limit, headers=self.headers, auto_decompress=False) as session,
                 # A balancer sends nobody elsewhere, and a token goes to nobody else.
                 session.request(method, url, params=query, allow_redirects=False, **how) as response,
             ):
-                async for part in response.content.iter_any():
-                    text += part
-                    if len(text) > _MOST_BYTES:
-                        raise AnswerError(f"{place}: answers with more than {_MOST_BYTES} bytes: that is no balancer")
+                text = await whole_body(response, _MOST_BYTES)
                 if response.status != 200:
-                    raise AnswerError(f"{place}: {_why(response.status, bytes(text))}")
-                return bytes(text)
+                    raise AnswerError(f"{place}: {_why(response.status, text)}")
+                return text
+        except TooLongError as error:
+            raise AnswerError(f"{place}: answers with more than {_MOST_BYTES} bytes: that is no balancer") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             why = printable(str(error)) or "no answer"
             raise _UnreachedError(f"{place}: {why}; is listen.admin of a balancer there?") from error

@@ -19,14 +19,14 @@ from pydantic import BaseModel, ValidationError
 from balancer.discovery.pods.pod import is_of_a_pod
 from balancer.discovery.workers import WorkerProtocol, WorkerSpec
 from balancer.errors import OperatorError
-from balancer.files.regular import UnreadableError, read_regular
+from balancer.files.answers import bearer_of, whole_body
 
 logger = logging.getLogger(__name__)
 PATH = "/api/serve/applications/"
 PERIOD_S = 0.5
 _TIMEOUT_S = 5.0
-_MOST_BYTES = 32 * 2**20
-_MOST_TOKEN_BYTES = 4096
+_MOST_BYTES = 8 * 2**20
+"""Of an answer; a replica takes some 700."""
 MAX_REPLICAS = 1000
 _OF_REPLICA = "SERVE_REPLICA::"
 """What the name of a replica's actor begins with."""
@@ -48,7 +48,8 @@ class ReplicasWanted:
 
 
 def worker_name(application: str, deployment: str, replica: str) -> str:
-    """A replica's name among workers, as the agent in it reports: what cannot stand in such a name is a dash."""
+    """The name under which discovery lists a replica, and its agent reports it. Characters that a worker's name may not
+    have become dashes."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", f"{application}-{deployment}-{replica}")[-253:].strip("-._")
 
 
@@ -75,7 +76,8 @@ class RaySource:
     async def _ask(self, session: aiohttp.ClientSession) -> tuple[WorkerSpec, ...] | None:
         problem, workers = "", None
         try:
-            workers = replicas_in(await self._answer(session), self._wanted)
+            # In a thread: of a thousand replicas it is megabytes.
+            workers = await asyncio.to_thread(replicas_in, await self._answer(session), self._wanted)
         except (OSError, TimeoutError, aiohttp.ClientError, ValueError, OperatorError) as error:
             problem = str(error) or type(error).__name__
         if problem != self._problem and problem:
@@ -86,27 +88,14 @@ class RaySource:
         return workers
 
     async def _answer(self, session: aiohttp.ClientSession) -> bytes:
-        headers = await asyncio.to_thread(self._headers)
+        token_file = self._wanted.token_file
+        # Read for each question, so that a token that is renewed is used.
+        key = "the cluster's token"
+        headers = {} if token_file is None else await asyncio.to_thread(bearer_of, token_file, key)
         async with session.get(PATH, headers=headers, allow_redirects=False) as response:
             if response.status != 200:
                 raise ValueError(f"answers {PATH} with {response.status}")
-            body = bytearray()
-            async for chunk in response.content.iter_any():
-                body += chunk
-                if len(body) > _MOST_BYTES:
-                    raise ValueError(f"answers {PATH} with more than {_MOST_BYTES} bytes")
-        return bytes(body)
-
-    def _headers(self) -> Mapping[str, str]:
-        """With the token as it is now, so that one that is renewed is used."""
-        path = self._wanted.token_file
-        if path is None:
-            return {}
-        try:
-            token = read_regular(path, _MOST_TOKEN_BYTES).decode("ascii").strip()
-        except (UnreadableError, UnicodeDecodeError) as error:
-            raise OperatorError(f"{path} {error}") from error
-        return {"Authorization": f"Bearer {token}"}
+            return await whole_body(response, _MOST_BYTES)
 
 
 class _Target(BaseModel):
@@ -134,7 +123,7 @@ class _Application(BaseModel):
 
 
 class _Serve(BaseModel):
-    """Of what the dashboard says, what is read here."""
+    """The dashboard's answer, as far as discovery reads it."""
 
     applications: dict[str, _Application] = {}
     target_groups: list[_TargetGroup] = []

@@ -254,13 +254,11 @@ class Questions:
 
     def _combined(self, question: Question, answers: Answers) -> Plain:
         one: Plain
-        unanswering = {worker for worker, failure in answers.failed.items() if failure.unknown_call}
-        others = self._members.by_reports(question.model, question.version, unanswering)
         match question.call:
             case "ServerReady":
-                ready = others + sum(answer["ready"] for answer in answers.given.values())
+                ready = self._by_reports(question, answers) + sum(answer["ready"] for answer in answers.given.values())
                 one = {"ready": ready >= self._config().fleet.ready_workers}
-            case "ModelReady" if others:
+            case "ModelReady" if self._by_reports(question, answers):
                 one = {"ready": True}
             case "ModelReady":
                 # As the worker says it that is ready, if one is: over HTTP, its words come with the answer.
@@ -278,6 +276,11 @@ class Questions:
             case _:
                 one = self._agreed(question, answers)[0]
         return one
+
+    def _by_reports(self, question: Question, answers: Answers) -> int:
+        """How many say nothing themselves, and are ready by their reports."""
+        unanswering = {worker for worker, failure in answers.failed.items() if failure.unknown_call}
+        return self._members.by_reports(question.model, question.version, unanswering)
 
     def _agreed(self, question: Question, answers: Answers, but: frozenset[str] = frozenset()) -> list[Plain]:
         given = answers.any()

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import aiohttp
 
+from balancer.files.answers import TooLongError, whole_body
 from balancer.ingress.message import ID_HEADER, MAX_ID_BYTES, NO_ID, Message
 
 DEADLINE_HEADER = "x-deadline-ms"
@@ -170,29 +171,16 @@ class Caller:
             async with session.post(
                 url, data=message.body, headers=headers, timeout=limit, allow_redirects=False
             ) as response:
-                body = await _bounded(response)
+                body = await whole_body(response, MAX_ANSWER_BYTES)
         except aiohttp.ClientConnectorError as error:
             return Failure(f"nobody answers at {self._listener}: {error.strerror or error}", final=False, begun=0)
         except TimeoutError:
             return Failure("no answer in time", final=False)
-        except _TooLongError as error:
+        except TooLongError as error:
             return Failure(str(error), final=True)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return Failure(f"the connection to the listener broke: {error}"[:MAX_REASON_BYTES], final=False)
         return _read(response.status, response.headers, body)
-
-
-class _TooLongError(Exception):
-    pass
-
-
-async def _bounded(response: aiohttp.ClientResponse) -> bytes:
-    body = bytearray()
-    async for part in response.content.iter_any():
-        body += part
-        if len(body) > MAX_ANSWER_BYTES:
-            raise _TooLongError(f"the answer has more than {MAX_ANSWER_BYTES} bytes")
-    return bytes(body)
 
 
 def _read(status: int, headers: Mapping[str, str], body: bytes) -> Answer | Failure:

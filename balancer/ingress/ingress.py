@@ -39,11 +39,11 @@ Send = Callable[[Call, Message, float], Awaitable[Answer | Failure]]
 @dataclass(frozen=True, slots=True)
 class Options:
     model: str = ""
-    """Of messages that name no model."""
+    """The model of a message that names none."""
     in_order: bool = False
     """Whether messages of one key wait for each other."""
     drain_s: float = 25.0
-    """So long messages that it holds may take once it is told to stop."""
+    """Seconds that messages in hand have to end, once the ingress is told to stop."""
 
 
 class Ingress:

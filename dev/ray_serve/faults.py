@@ -26,7 +26,7 @@ _GIVE_UP_S = 60.0
 
 @dataclass(slots=True)
 class Outcomes:
-    """Of one kind of fault, over all the times that it was made."""
+    """What one kind of fault did, each time that it was made."""
 
     failed: list[int] = field(default_factory=list)
     longest_s: list[float] = field(default_factory=list)

@@ -31,8 +31,17 @@ from simulator.scenario import Scenario, load_scenario
 Command = TypeVar("Command", bound=Callable[..., Any])
 _PLAIN_WIDTH = 150
 
-JOBS = click.option("--jobs", type=click.IntRange(min=1), help="Processes  [default: 1]")
 RAY = click.option("--ray", metavar="ADDRESS", help="On this Ray cluster instead; local: start one here.")
+
+
+def places(otherwise: int = 1) -> Callable[[Command], Command]:
+    """`--jobs` and `--ray`: where runs are played; in so many processes where neither is given."""
+
+    def add(command: Command) -> Command:
+        processes = f"Processes  [default: {otherwise}]"
+        return click.option("--jobs", type=click.IntRange(min=1), help=processes)(RAY(command))
+
+    return add
 
 
 def pool(ray: str | None, jobs: int | None, otherwise: int = 1) -> TaskPool:
@@ -40,6 +49,14 @@ def pool(ray: str | None, jobs: int | None, otherwise: int = 1) -> TaskPool:
     if ray and jobs:
         raise click.UsageError("--jobs and --ray are given: a Ray cluster knows its CPUs, so leave --jobs out")
     return pool_of(ray, jobs or otherwise)
+
+
+@contextmanager
+def shown_pool(ray: str | None, jobs: int | None, otherwise: int, runs: int) -> Iterator[TaskPool]:
+    """As `pool`, with a bar that shows how many of the runs are done, and the time left."""
+    with pool(ray, jobs, otherwise) as made, progress_bar(console(), runs, "runs") as advance:
+        made.progress = lambda done, total: advance(1)
+        yield made
 
 
 def policy_option(name: str, about: str, **more: Any) -> Callable[[Command], Command]:

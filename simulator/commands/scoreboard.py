@@ -30,8 +30,7 @@ Examples:
 @click.option(
     "--seeds", type=click.IntRange(min=1), default=10, show_default=True, help="Runs of each, unless --quick."
 )
-@inputs.JOBS
-@inputs.RAY
+@inputs.places()
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),

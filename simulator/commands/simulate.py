@@ -52,8 +52,7 @@ def run_plan(plan: ComparisonPlan, pool: TaskPool, baseline: str | None, console
 @click.option(
     "--ladder/--no-ladder", default=True, show_default=True, help="Run the references too, and tell the regret."
 )
-@inputs.JOBS
-@inputs.RAY
+@inputs.places()
 @inputs.file_option("--json", "Write all numbers there.")
 @inputs.file_option("--html", "Write a page with plots there; runs a sweep of loads for it.")
 def simulate(

@@ -133,7 +133,7 @@ def compare(
             raise ValueError(f"{field} is empty: name at least one")
     jobs, here = plan.jobs(), pool is None or isinstance(pool, LocalPool)
     done: dict[Job, list[RunMetrics] | Timeline] = {}
-    # Here, what is done of a job is told too; a function that tells it cannot be sent to others.
+    # Within this process `advance` hears of parts of a job, too; no other process can be sent it.
     execute = functools.partial(_execute, plan, advance=advance if here else None)
     for place, found in (pool or LocalPool()).each(execute, jobs):
         done[jobs[place]] = found

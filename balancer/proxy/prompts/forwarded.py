@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import aiohttp
 from aiohttp import web
 
-from balancer.channels.channels import RestPorts, UnknownWorkerError, whole_body
+from balancer.channels.channels import RestPorts, UnknownWorkerError, whole_answer
 from balancer.extproc.kserve import Call
 from balancer.extproc.names import NOT_EXECUTED_TEXTS
 from balancer.extproc.prompts import AnswerReader, Usage
@@ -178,7 +178,7 @@ class Forwarded:
             async with self._ports.open(worker, "POST", self._path, self._arrived.data, self._headers) as upstream:
                 end = replace(end, http_status=upstream.status)
                 if upstream.content_type != _STREAM_TYPE:
-                    body = await whole_body(upstream)
+                    body = await whole_answer(upstream)
                     read.feed(body)
                     end = replace(end, by="")
                     if self._generated is None:

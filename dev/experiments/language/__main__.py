@@ -1,7 +1,5 @@
 """`python -m dev.experiments.language`: see the package, and dev/experiments/README.md."""
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ from dev.experiments.sealed.__main__ import sealed_by
 from dev.experiments.sealed.page import Provenance
 from dev.experiments.sealed.rivals import written
 from simulator.commands import inputs
-from simulator.pool import TaskPool
 from simulator.train.trainer import write_whole
 
 PAGE = Path("docs/learned/language_models.md")
@@ -31,24 +28,15 @@ def main() -> None:
     """Judge policies on fleets that nobody has looked at. Tune and rehearse first; then commit; then open, once."""
 
 
-@contextlib.contextmanager
-def _pool(ray: str | None, jobs: int | None, runs: int) -> Iterator[TaskPool]:
-    """Shows how many of the runs are done, and the time left."""
-    with inputs.pool(ray, jobs, _JOBS) as pool, inputs.progress_bar(inputs.console(), runs, "runs") as advance:
-        pool.progress = lambda done, total: advance(1)
-        yield pool
-
-
 @main.command()
 @click.option(
     "--policy", "names", multiple=True, type=click.Choice(list(rivals.GRIDS)), help="Only these. [default: all]"
 )
-@inputs.JOBS
-@inputs.RAY
+@inputs.places(_JOBS)
 def tune(names: tuple[str, ...], **where: Any) -> None:
     """Tune policies on fleets that are never sealed, and keep what was found; some 20 minutes for all."""
     chosen = names or tuple(rivals.GRIDS)
-    with _pool(**where, runs=rivals.runs_of(chosen)) as pool:
+    with inputs.shown_pool(**where, otherwise=_JOBS, runs=rivals.runs_of(chosen)) as pool:
         found = rivals.tune(chosen, pool)
     write_whole(rivals.TUNED, written({**(rivals.read_tuned() if names else {}), **found}).encode())
 
@@ -60,8 +48,7 @@ def tune(names: tuple[str, ...], **where: Any) -> None:
 @click.option("--scenarios", type=click.IntRange(min=1), default=SCENARIOS, show_default=True)
 @click.option("--seeds", type=click.IntRange(min=1), default=SEEDS, show_default=True, help="Of requests.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("out/language"), show_default=True)
-@inputs.JOBS
-@inputs.RAY
+@inputs.places(_JOBS)
 def rehearse(seed: int, scenarios: int, seeds: int, out: Path, **where: Any) -> None:
     """All of it on a seed of your own, which seals nothing."""
     command = f"{_COMMAND}rehearse --seed {seed} --scenarios {scenarios} --seeds {seeds}"
@@ -71,8 +58,7 @@ def rehearse(seed: int, scenarios: int, seeds: int, out: Path, **where: Any) -> 
 
 @main.command("open")
 @click.option("--page", "path", type=click.Path(dir_okay=False, path_type=Path), default=PAGE, show_default=True)
-@inputs.JOBS
-@inputs.RAY
+@inputs.places(_JOBS)
 def open_sealed(path: Path, **where: Any) -> None:
     """Open them: the seed is a hash of the commit that this runs in, which must have all of it and no page yet."""
     commit, seed = sealed_by(path)
@@ -84,7 +70,7 @@ def _judge(seed: int, scenarios: int, seeds: int, path: Path, provenance: Proven
     places = [(seed, number) for number in range(scenarios)]
     settings = {name: (rivals.OURS, options) for name, options in rivals.subjects().items()} | rivals.rivals()
     request_seeds = range(_SEEDS_FROM, _SEEDS_FROM + seeds)
-    with _pool(**where, runs=len(places) * len(settings)) as pool:
+    with inputs.shown_pool(**where, otherwise=_JOBS, runs=len(places) * len(settings)) as pool:
         played = rivals.play_all(places, list(settings.values()), request_seeds, pool)
     metrics = dict(zip(settings, played, strict=True))
     opened = Opened(tuple(scenario(*place) for place in places), metrics, provenance)

@@ -14,7 +14,6 @@ from dev.experiments.sealed.page import Provenance
 from policies.base import Policy
 from policies.learned import Learned
 from simulator.commands import inputs
-from simulator.pool import TaskPool
 from simulator.train.trainer import write_whole
 
 PAGE = Path("docs/learned/sealed.md")
@@ -56,8 +55,7 @@ def tune(out: Path) -> None:
 @click.option("--requests", type=click.IntRange(min=10), help="Of each run. [default: as the distribution says]")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("out/sealed"), show_default=True)
 @_FILE
-@inputs.JOBS
-@inputs.RAY
+@inputs.places(_JOBS)
 def rehearse(seed: int, scenarios: int, seeds: int, requests: int | None, out: Path, file: str, **where: Any) -> None:
     """All of it on a seed of your own, which seals nothing."""
     more = "" if requests is None else f" --requests {requests}"
@@ -67,21 +65,20 @@ def rehearse(seed: int, scenarios: int, seeds: int, requests: int | None, out: P
         drawn,
         out / PAGE.name,
         Provenance(_COMMAND + command, "a seed for trying it, so these were no secret"),
-        inputs.pool(**where, otherwise=_JOBS),
+        **where,
     )
 
 
 @main.command("open")
 @click.option("--page", "path", type=click.Path(dir_okay=False, path_type=Path), default=PAGE, show_default=True)
 @_FILE
-@inputs.JOBS
-@inputs.RAY
+@inputs.places(_JOBS)
 def open_sealed(path: Path, file: str, **where: Any) -> None:
     """Open them: the seed is a hash of the commit that this runs in, which must have all of it and no page yet."""
     commit, seed = sealed_by(path)
     drawn = opening.draw(seed, SCENARIOS, SEEDS, rivals.read_tuned(), trained(file), None)
     provenance = Provenance(f"{_COMMAND}open --file {file}", f"the hash of commit {commit}")
-    _judge(drawn, path, provenance, inputs.pool(**where, otherwise=_JOBS))
+    _judge(drawn, path, provenance, **where)
 
 
 def sealed_by(path: Path) -> tuple[str, int]:
@@ -103,9 +100,9 @@ def trained(file: str) -> Policy:
     return Learned(file=file).with_files(read_policy_file)
 
 
-def _judge(drawn: opening.Opening, path: Path, provenance: Provenance, pool: TaskPool) -> None:
-    with pool, inputs.progress_bar(inputs.console(), sum(1 for _ in drawn.tasks()), "runs") as advance:
-        pool.progress = lambda done, total: advance(1)
+def _judge(drawn: opening.Opening, path: Path, provenance: Provenance, **where: Any) -> None:
+    runs = sum(1 for _ in drawn.tasks())
+    with inputs.shown_pool(**where, otherwise=_JOBS, runs=runs) as pool:
         found = opening.run(drawn, pool)
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = json.dumps(page.as_json(drawn, found, provenance), allow_nan=False) + "\n"

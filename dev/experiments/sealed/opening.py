@@ -141,7 +141,7 @@ def draw(seed: int, count: int, seeds: int, tuned: Mapping[str, Any], subject: P
 
 
 def run(opening: Opening, pool: TaskPool) -> list[Found]:
-    """All of it; `pool.progress` is told how many of how many runs are done."""
+    """Run all tasks; `pool.progress` hears how many of how many are done."""
     tasks = list(opening.tasks())
     ran = pool.map(execute, tasks)
     found = []

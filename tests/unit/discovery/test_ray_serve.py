@@ -184,3 +184,18 @@ async def test_the_token_is_read_for_each_question(tmp_path: Path) -> None:
         await eventually(lambda: "Bearer first" in dashboard.asked, "it is shown")
         token.write_text("second\n")
         await eventually(lambda: "Bearer second" in dashboard.asked, "the other one is")
+
+
+async def test_an_endless_answer_and_a_token_that_is_none_change_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dashboard, token = Dashboard(), tmp_path / "token"
+    token.write_text("first")
+    async with followed(dashboard, token) as lists:
+        await eventually(lambda: lists == [["digits-Digits-a"]], "it is listed")
+        dashboard.says = serve() + b" " * 2**23
+        await eventually(lambda: "the answer has more than 8388608 bytes" in caplog.text, "it is refused")
+        token.write_text("a\nb")
+        await eventually(lambda: f"{token} must hold the cluster's token" in caplog.text, "it is not sent")
+    assert lists == [["digits-Digits-a"]]
+    assert {*dashboard.asked} == {"Bearer first"}

@@ -223,7 +223,7 @@ def test_the_seed_is_of_the_commit_and_known_to_nobody_before(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged: list[Opening] = []
-    monkeypatch.setattr(commands, "_judge", lambda drawn, *_: judged.append(drawn))
+    monkeypatch.setattr(commands, "_judge", lambda drawn, *_, **__: judged.append(drawn))
     done = CliRunner().invoke(commands.main, ["open", "--file", FILE])
     assert done.exit_code == 0, done.output
     (drawn,) = judged

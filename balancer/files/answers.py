@@ -1,0 +1,47 @@
+"""What the answers of HTTP servers need wherever one is asked: a bound, and the key that lets us in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import aiohttp
+
+from balancer.errors import OperatorError
+from balancer.files.regular import UnreadableError, read_regular
+
+_MOST_KEY_BYTES = 4096
+
+
+class TooLongError(ValueError):
+    """An answer has more bytes than are taken; the message says how many are."""
+
+
+async def whole_body(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
+    """All of it, as it comes.
+
+    Raises:
+        TooLongError: it has more.
+        aiohttp.ClientError: it breaks off.
+    """
+    body = bytearray()
+    async for part in response.content.iter_any():
+        body += part
+        if len(body) > most_bytes:
+            raise TooLongError(f"the answer has more than {most_bytes} bytes")
+    return bytes(body)
+
+
+def bearer_of(path: Path, whose: str) -> Mapping[str, str]:
+    """The header with the key that a file holds; blocks. `whose`: of what, such as `the server's key`.
+
+    Raises:
+        OperatorError: there is none in it; the message names the file.
+    """
+    try:
+        key = read_regular(path, _MOST_KEY_BYTES).decode("ascii").strip()
+    except (UnreadableError, UnicodeDecodeError) as error:
+        raise OperatorError(f"{path} {error}") from error
+    if not key or not key.isprintable():
+        raise OperatorError(f"{path} must hold {whose}: one line of printable characters")
+    return {"Authorization": f"Bearer {key}"}
