@@ -71,6 +71,10 @@ MAX_REPORT_BYTES = 2**20
 """Of one report on the wire; the largest that keeps all other bounds takes some 850,000."""
 MAX_REPORT_STREAMS = 4096
 """Open at one balancer process at once; each is an agent's."""
+MAX_RELAYS = 256
+"""Open at one balancer process at once."""
+MAX_RELAYED = 64
+"""Workers in one message of a relay: as many reports as are taken in before anything else has its turn."""
 MAX_STREAMS_PER_CONNECTION = 64
 """Of reports; an agent's connection carries one."""
 MAX_COUNT = 2**53

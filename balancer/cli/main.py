@@ -16,6 +16,7 @@ _COMMANDS = {
     "up": ("balancer.stack.command", "Start the whole stack on this machine."),
     "serve": ("balancer.cli.serve", "Run the balancer alone."),
     "agent": ("balancer.cli.agent", "Run beside a Triton, and report on it."),
+    "relay": ("balancer.cli.relay", "Take a rack's reports to all balancers."),
     "ingress": ("balancer.ingress.command", "Serve the requests of a topic, and write their answers to another."),
     "drain": ("balancer.cli.drain", "Give a worker nothing new, by hand."),
     "undrain": ("balancer.cli.drain", "Take that back."),

@@ -251,6 +251,9 @@ class ReportsListenerTls(_MutualTls):
     peer_san: Annotated[str, Field(min_length=1)] = "spiffe://balancer/peer"
     """Name that the certificate of another balancer must have, which tells of its picks."""
 
+    relay_san: Annotated[str, Field(min_length=1)] = "spiffe://balancer/relay"
+    """Name that the certificate of a relay must have, which speaks for any worker."""
+
     @field_validator("client_san")
     @classmethod
     def _says_who(cls, name: str) -> str:

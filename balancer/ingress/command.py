@@ -14,20 +14,17 @@ from urllib.parse import urlsplit
 
 import click
 import uvloop
-from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST
 
 from balancer.cli.admin_client import admin_options, balancers_of
+from balancer.cli.metrics_page import serve_metrics
 from balancer.cli.tls_options import FILE
 from balancer.config.log import LogSection
-from balancer.errors import OperatorError
 from balancer.files.schema import Address
 from balancer.ingress.calls import Caller
 from balancer.ingress.ingress import Ingress, Options
 from balancer.ingress.message import Broker, Topics, without_password
 from balancer.ingress.metrics import IngressMetrics
 from balancer.ingress.room import Room
-from balancer.server.admin.server import AdminServer
 from balancer.server.logs import configure
 
 _BROKERS = {
@@ -137,7 +134,7 @@ async def _serve(broker: Broker, caller: Caller, room: Room, options: Options, m
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await caller.open()
     watching = asyncio.ensure_future(room.run())
-    pages = await _pages(metrics, metrics_at) if metrics_at else None
+    pages = await serve_metrics(metrics.latest, metrics_at) if metrics_at else None
     try:
         await Ingress(broker, caller.call, room, options, metrics).run(stop)
     finally:
@@ -146,17 +143,3 @@ async def _serve(broker: Broker, caller: Caller, room: Room, options: Options, m
         await caller.close()
         if pages is not None:
             await pages.stop()
-
-
-async def _pages(metrics: IngressMetrics, address: Address) -> AdminServer:
-    async def page(request: web.BaseRequest) -> web.StreamResponse:
-        if request.path != "/metrics" or request.method not in ("GET", "HEAD"):
-            return web.Response(status=404, text="there is /metrics alone\n")
-        return web.Response(body=metrics.latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-    server = AdminServer(page, 16, 5.0, closed=lambda _: None)
-    try:
-        await server.start(address, None)
-    except (OSError, ValueError) as error:
-        raise OperatorError(f"--metrics {address}: cannot listen there: {error}") from error
-    return server

@@ -2,34 +2,29 @@
 
 import asyncio
 import contextlib
-import logging
 import math
-import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from balancer import bounds
-from balancer.bounds import OutOfBoundsError, shown
-from balancer.log_throttle import LogThrottle
+from balancer.bounds import OutOfBoundsError
 from balancer.reports import report_pb2
 from balancer.reports.codec import ReportDecoder, in_flight_of
+from balancer.reports.intake import EndedError, Intake
 from balancer.reports.prompts import encode_prompts
-from balancer.scheduler.events import Event, ReportsLost, SentPrompt
+from balancer.reports.silence import SILENCE_S, Silence
+from balancer.scheduler.events import SentPrompt
 from balancer.scheduler.peers import AtWorker
-
-logger = logging.getLogger(__name__)
 
 SERVICE = report_pb2.DESCRIPTOR.services_by_name["Reports"].full_name
 ACKNOWLEDGE_EVERY = 10
 """Reports for each acknowledgement; the agent's window (`balancer.reports.sending.WINDOW`) is a few of them."""
 ACKNOWLEDGE_WITHIN_S = 0.5
 """At the first report after that time in any case: an agent takes a balancer for away that says nothing for 2 s."""
-SILENCE_S = 1.0
-"""A stream that carried nothing for so long is given up: a host that lost its power sends no FIN."""
 _WOKEN_AT_ONCE = 16
 """Streams, before other work of the loop has its turn."""
 _LAST_WRITE_S = 1.0
@@ -59,56 +54,26 @@ def _none(_worker: str) -> tuple[SentPrompt, ...]:
     return ()
 
 
-@dataclass(slots=True)
-class ReportCounts:
-    """What a collector has seen since it was made; all cumulative but `streams`."""
-
-    streams: int = 0
-    reports: int = 0
-    bytes: int = 0
-    """Of serialised reports and questions, without gRPC's and HTTP/2's framing."""
-    questions: int = 0
-    """Of agents, what is in flight at their workers; all were answered."""
-    invalid: int = 0
-    """Reports out of bounds; each ended its stream."""
-    silent: int = 0
-    """Streams given up because nothing came."""
-    refused: int = 0
-    """Streams whose sender may not speak for the worker that it named."""
-    taken_over: int = 0
-    """Streams ended because a newer one speaks for their worker."""
-    too_many: int = 0
-    """Streams refused because as many were open as there may be."""
-
-
-class _EndedError(Exception):
-    def __init__(self, code: grpc.StatusCode, why: str) -> None:
-        super().__init__(why)
-        self.code = code
-        self.why = why
-
-
 @dataclass(eq=False, slots=True)
 class _Stream:
     context: _Context
     decoder: ReportDecoder
     task: asyncio.Task[None]
-    silence_s: float
     pause_s: Callable[[], float]
     """Seconds that may pass between two reports now; 0: as few as can be."""
     prompts: Callable[[str], Iterable[SentPrompt]]
     """Those that went to a worker, and that nobody asked for before."""
     knows: Callable[[str], bool]
     told_all: Callable[[str], bool]
+    knows_draining: Callable[[str], bool]
     number: int = 0
     """In the order of the first reports; 0: there was none yet."""
     received: int = 0
     answered: int = 0
-    draining: bool = False
-    received_s: float = 0.0
-    ended: _EndedError | None = None
+    before_draining: int | None = None
+    """Of the reports received, those before the first that says draining, as all since do; None: the last does not."""
+    ended: EndedError | None = None
     """Why its task was cancelled, where that was our doing."""
-    timer: asyncio.TimerHandle | None = None
     acknowledged_s: float = -math.inf
     granted_pause_s: float = 0.0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -116,27 +81,24 @@ class _Stream:
     writing: asyncio.Future[None] | None = None
     """The last acknowledgement."""
 
-    def watch(self, due_s: float = math.inf) -> None:
-        """End the stream once nothing was received for `silence_s`; looks again by itself until then.
+    relayed: ClassVar[bool] = False
 
-        A timer for each report would cost more than the report: one a stream looks when the last was received.
-        """
-        loop = asyncio.get_running_loop()
-        now_s = loop.time()
-        if now_s - due_s > self.silence_s / 4:
-            # It was this process that stood still; what was sent meanwhile is still to be read.
-            self.received_s = now_s
-        quiet_s = now_s - self.received_s
-        if quiet_s < self.silence_s:
-            due_s = self.received_s + self.silence_s
-            self.timer = loop.call_at(due_s, self.watch, due_s)
-        else:
-            self.end(grpc.StatusCode.DEADLINE_EXCEEDED, f"no report for {self.silence_s} s")
+    @property
+    def peer(self) -> str:
+        return self.context.peer()
 
-    def end(self, code: grpc.StatusCode, why: str) -> None:
+    def over(self, worker: str, ended: EndedError) -> None:
+        del worker  # there is one alone
         if self.ended is None:
-            self.ended = _EndedError(code, why)
+            self.ended = ended
             self.task.cancel()
+
+    @property
+    def told_of(self) -> int:
+        """Reports that are acknowledged: one that begins to say draining once all know it."""
+        if self.before_draining is None or self.knows_draining(self.decoder.worker):
+            return self.received
+        return self.before_draining
 
     async def acknowledge(self, there: AtWorker | None = None) -> None:
         """Acknowledge all reports that were received; `there`: the answer to a question.
@@ -150,7 +112,7 @@ class _Stream:
             self.acknowledged_s = asyncio.get_running_loop().time()
             self.granted_pause_s = self.pause_s()
             ack = report_pb2.ReportAck(
-                received=self.received,
+                received=self.told_of,
                 answered=None if self.told_all(self.decoder.worker) else self.answered,
                 in_flight=in_flight_of(there.in_flight.items()) if there else (),
                 waiting_tokens=there.waiting_tokens if there else 0.0,
@@ -167,31 +129,22 @@ class _Stream:
         if self.writing is not None and self.writing.done() and not self.writing.cancelled():
             self.writing.exception()  # looked at, so that nobody is told of one that does not matter any more
 
-    def unwatch(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-
 
 async def _read(context: _Context) -> object:
     try:
         return await context.read()
     except DecodeError as error:
-        raise _EndedError(grpc.StatusCode.INVALID_ARGUMENT, "message: is no WorkerReport") from OutOfBoundsError(
+        raise EndedError(grpc.StatusCode.INVALID_ARGUMENT, "message: is no WorkerReport") from OutOfBoundsError(
             "message", str(error), "is a WorkerReport"
         )
 
 
 class Collector:
-    """Turns every worker's stream into `Report` events, and its end into `ReportsLost`.
-
-    A worker is whoever opened the newest stream that names it and may speak for it: after a break on the way an agent
-    may be back before its old connection is known to be dead, and no number that an older stream carried can shut it
-    out. The older stream is ended. Which reports of a stream are late or repeated is for the core to tell.
-    """
+    """Takes in every agent's stream, and acknowledges its reports."""
 
     def __init__(
         self,
-        on_event: Callable[[Event], None],
+        intake: Intake,
         silence_s: float = SILENCE_S,
         *,
         may_speak: MaySpeak = _anybody,
@@ -200,14 +153,13 @@ class Collector:
         prompts: Callable[[str], Iterable[SentPrompt]] = _none,
         knows: Callable[[str], bool] = lambda worker: False,
         pause_s: Callable[[], float] = lambda: 0.0,
-        refused: Callable[[str], None] = lambda field: None,
-        failed: Callable[[], None] = lambda: None,
+        knows_draining: Callable[[str], bool] = lambda worker: True,
         max_streams: int = bounds.MAX_REPORT_STREAMS,
     ) -> None:
         """Nothing is opened yet.
 
         Args:
-            on_event: Called with everything.
+            intake: What takes in the reports.
             silence_s: A stream that carries nothing for so long is ended.
             may_speak: Called when a stream's first report names its worker.
             at_worker: Returns what this balancer has at a worker.
@@ -215,26 +167,20 @@ class Collector:
             prompts: Returns the prompts that it sent there, of which the agent was not told yet.
             knows: Returns whether discovery lists a worker.
             pause_s: Returns how many seconds may pass between two reports now; 0: as few as can be.
-            refused: Called with each report out of bounds, by the field that is; and `streams` for one stream too many.
-            failed: Called with each stream that ended by an internal error.
+            knows_draining: Returns whether all know that a worker drains who are to know it: its report that says so is
+                acknowledged only then.
             max_streams: Open at once.
         """
-        self.counts = ReportCounts()
-        self._on_event = on_event
+        self.counts, self._intake = intake.counts, intake
         self._silence_s = silence_s
         self._may_speak = may_speak
         self._at_worker, self._prompts, self._knows = at_worker, prompts, knows
-        self._told_all = told_all
+        self._told_all, self._knows_draining = told_all, knows_draining
         # Several fit into the silence after which a stream is given up.
         self._pause_s = lambda: min(pause_s(), silence_s / 3)
-        self._refused = refused
-        self._failed = failed
         self._max_streams = max_streams
-        self._opened = 0
         self._streams: set[_Stream] = set()
         self._acknowledging: set[asyncio.Task[None]] = set()
-        self._speakers: dict[str, _Stream] = {}
-        self._throttle = LogThrottle(time.monotonic)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the service; call it before the server starts."""
@@ -247,23 +193,20 @@ class Collector:
 
     async def _stream(self, _: object, context: _Context) -> None:
         if self.counts.streams >= self._max_streams:
-            self.counts.too_many += 1
-            self._refused("streams")
-            why = f"{self._max_streams} report streams are open, and no more may be; is there an agent for each worker?"
-            self._warn("too_many", "report stream of %s refused: %s", context.peer(), why)
+            why = self._intake.too_many(context.peer(), self._max_streams)
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
         task = asyncio.current_task()
         assert task is not None  # grpc.aio runs each handler as a task
-        now_s = asyncio.get_running_loop().time()
-        of_all = self._silence_s, self._pause_s, self._prompts, self._knows, self._told_all
-        stream = _Stream(context, ReportDecoder(), task, *of_all, received_s=now_s)
-        stream.watch()
+        of_all = self._pause_s, self._prompts, self._knows, self._told_all, self._knows_draining
+        stream = _Stream(context, ReportDecoder(), task, *of_all)
+        why = f"no report for {self._silence_s} s"
+        silence = Silence(self._silence_s, lambda: stream.over("", EndedError(grpc.StatusCode.DEADLINE_EXCEEDED, why)))
         self.counts.streams += 1
         self._streams.add(stream)
         try:
-            await self._receive(stream)
+            await self._receive(stream, silence)
             return
-        except _EndedError as error:
+        except EndedError as error:
             ended = error
         except asyncio.CancelledError:
             if stream.ended is None:
@@ -271,11 +214,11 @@ class Collector:
             task.uncancel()
             ended = stream.ended
         finally:
-            stream.unwatch()
+            silence.close()
             self.counts.streams -= 1
             self._streams.discard(stream)
-            self._forget(stream)
-        self._count_end(stream, ended, context.peer())
+            self._intake.end(stream.decoder.worker, stream)
+        self._intake.count_end(stream.decoder.worker, ended, context.peer())
         await stream.written()
         await context.abort(ended.code, ended.why)
 
@@ -291,82 +234,40 @@ class Collector:
         with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
             await stream.acknowledge()  # else it ended meanwhile, which its own task is told of
 
-    async def _receive(self, stream: _Stream) -> None:
+    async def _receive(self, stream: _Stream, silence: Silence) -> None:
         context = stream.context
-        counts, decoder, on_event = self.counts, stream.decoder, self._on_event
+        counts, decoder, intake = self.counts, stream.decoder, self._intake
         clock = asyncio.get_running_loop().time
         while isinstance(message := await _read(context), report_pb2.WorkerReport):
-            stream.received_s = clock()
+            silence.heard_s = clock()
             if message.question:
                 await self._answer(stream, message)
                 continue
             try:
-                number = stream.number or self._opened + 1
-                report = decoder.decode(message, number)
-                if not stream.number:
-                    self._begin(stream, report.worker, context)
-                on_event(report)
+                report = decoder.decode(message, stream.number)
             except OutOfBoundsError as error:
-                raise _EndedError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
-            except _EndedError:
-                raise
-            except Exception as error:
-                self._failed()
-                self._warn("failed", "a report of worker %s was not taken in", shown(decoder.worker), exc_info=True)
-                raise _EndedError(grpc.StatusCode.INTERNAL, "the balancer failed to take the report in") from error
-            counts.reports += 1
+                raise EndedError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
+            if not stream.number:
+                if why := self._may_speak(context, report.worker):
+                    raise EndedError(grpc.StatusCode.PERMISSION_DENIED, why)
+                stream.number = intake.begin(report.worker, stream)
+                report = replace(report, stream=stream.number)
+            intake.take(report)
             counts.bytes += message.ByteSize()
-            due = stream.received % ACKNOWLEDGE_EVERY == 0 or report.draining != stream.draining
-            stream.draining = report.draining
+            due = stream.received % ACKNOWLEDGE_EVERY == 0 or report.draining != (stream.before_draining is not None)
+            if not report.draining:
+                stream.before_draining = None
+            elif stream.before_draining is None:
+                stream.before_draining = stream.received
             stream.received += 1
-            if due or stream.received_s - stream.acknowledged_s >= ACKNOWLEDGE_WITHIN_S:
+            if due or silence.heard_s - stream.acknowledged_s >= ACKNOWLEDGE_WITHIN_S:
                 await stream.acknowledge()
 
     async def _answer(self, stream: _Stream, question: report_pb2.WorkerReport) -> None:
         if not stream.number:
             why = OutOfBoundsError("question", True, "comes after a stream's first report, which names the worker")
-            raise _EndedError(grpc.StatusCode.INVALID_ARGUMENT, str(why)) from why
+            raise EndedError(grpc.StatusCode.INVALID_ARGUMENT, str(why)) from why
         self.counts.questions += 1
         self.counts.bytes += question.ByteSize()
         stream.answered += 1
         await stream.acknowledge(self._at_worker(stream.decoder.worker))
-
-    def _begin(self, stream: _Stream, worker: str, context: _Context) -> None:
-        """The stream's first report is valid: from now on the stream is the worker, if it may be."""
-        if why := self._may_speak(context, worker):
-            raise _EndedError(grpc.StatusCode.PERMISSION_DENIED, why)
-        self._opened += 1
-        stream.number = self._opened
-        before = self._speakers.get(worker)
-        self._speakers[worker] = stream
-        if before is not None:
-            why = f"another stream speaks for worker {shown(worker)} now, from {context.peer()}"
-            before.end(grpc.StatusCode.ABORTED, f"{why}; is there more than one agent of that name?")
-
-    def _forget(self, stream: _Stream) -> None:
-        worker = stream.decoder.worker
-        if self._speakers.get(worker) is stream:
-            del self._speakers[worker]
-            logger.info("worker %s: report stream ended", shown(worker))
-            try:
-                self._on_event(ReportsLost(worker))
-            except Exception:
-                self._failed()
-                self._warn("failed", "the end of worker %s's reports was not taken in", shown(worker), exc_info=True)
-
-    def _count_end(self, stream: _Stream, ended: _EndedError, peer: str) -> None:
-        counts = self.counts
-        if isinstance(ended.__cause__, OutOfBoundsError):
-            counts.invalid += 1
-            self._refused(ended.__cause__.field)
-        counts.silent += ended.code is grpc.StatusCode.DEADLINE_EXCEEDED
-        counts.refused += ended.code is grpc.StatusCode.PERMISSION_DENIED
-        counts.taken_over += ended.code is grpc.StatusCode.ABORTED
-        if ended.code is not grpc.StatusCode.INTERNAL:
-            who = shown(stream.decoder.worker)
-            self._warn(ended.code.name, "report stream of worker %s from %s ended: %s", who, peer, ended.why)
-
-    def _warn(self, kind: str, message: str, *values: object, exc_info: bool = False) -> None:
-        """Log at most once a second of a kind: whoever can make one of these can make thousands."""
-        if self._throttle.due(kind):
-            logger.warning(message, *values, exc_info=exc_info)

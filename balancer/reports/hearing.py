@@ -12,13 +12,12 @@ from balancer import bounds
 from balancer.bounds import OutOfBoundsError
 from balancer.log_throttle import LogThrottle
 from balancer.reports import report_pb2
+from balancer.reports.silence import SILENCE_S
 from balancer.scheduler.events import PeerLost, PeerPicks, PeerTold
 
 logger = logging.getLogger(__name__)
 
 SERVICE = report_pb2.DESCRIPTOR.services_by_name["Peers"].full_name
-SILENCE_S = 1.0
-"""A peer that says nothing for so long is heard no longer."""
 
 _Context = grpc.aio.ServicerContext[report_pb2.PicksTold, report_pb2.PeerAck]
 

@@ -161,3 +161,41 @@ class WorkerPicks(_message.Message):
 class PeerAck(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class RelayedReports(_message.Message):
+    __slots__ = ("reports", "lost")
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    reports: _containers.RepeatedCompositeFieldContainer[WorkerReport]
+    lost: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, reports: _Optional[_Iterable[_Union[WorkerReport, _Mapping]]] = ..., lost: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RelayAck(_message.Message):
+    __slots__ = ("received", "quiet_period_s", "refused", "unlisted", "prompts")
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    QUIET_PERIOD_S_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    UNLISTED_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    received: int
+    quiet_period_s: float
+    refused: _containers.RepeatedCompositeFieldContainer[WorkerRefused]
+    unlisted: _containers.RepeatedScalarFieldContainer[str]
+    prompts: _containers.RepeatedCompositeFieldContainer[WorkerPrompts]
+    def __init__(self, received: _Optional[int] = ..., quiet_period_s: _Optional[float] = ..., refused: _Optional[_Iterable[_Union[WorkerRefused, _Mapping]]] = ..., unlisted: _Optional[_Iterable[str]] = ..., prompts: _Optional[_Iterable[_Union[WorkerPrompts, _Mapping]]] = ...) -> None: ...
+
+class WorkerRefused(_message.Message):
+    __slots__ = ("worker", "why")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    why: str
+    def __init__(self, worker: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
+
+class WorkerPrompts(_message.Message):
+    __slots__ = ("worker", "prompts")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    prompts: _containers.RepeatedCompositeFieldContainer[SentPrompt]
+    def __init__(self, worker: _Optional[str] = ..., prompts: _Optional[_Iterable[_Union[SentPrompt, _Mapping]]] = ...) -> None: ...

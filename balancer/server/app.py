@@ -25,7 +25,6 @@ from balancer.extproc.picker import Addresses, Picker
 from balancer.files.schema import is_local
 from balancer.files.yaml_document import ConfigError
 from balancer.native.router import SharedRouter
-from balancer.reports.collector import Collector
 from balancer.scheduler.canary.selector import PolicySelector
 from balancer.scheduler.events import Event, PeerTold, Report
 from balancer.scheduler.peers import is_told_all
@@ -43,6 +42,7 @@ from balancer.server.page.page_data import AdminSources
 from balancer.server.peers_front import PeersFront
 from balancer.server.proxy_front import ProxyFront
 from balancer.server.recorder import Recorder
+from balancer.server.reports_front import ReportsFront
 from balancer.server.security.gatekeeper import may_report
 from balancer.server.security.listeners import AddressInUseError, Listeners
 from balancer.server.tally import Recent, Traffic
@@ -178,7 +178,7 @@ class App:
                 internal_errors = self._recorder.internal_errors
                 work: list[Coroutine[Any, Any, None]] = [
                     self._follow_workers(stop),
-                    self._traffic.follow(stop, self._tick, self._collector.wake, internal_errors),
+                    self._traffic.follow(stop, self._tick, self._reports.wake, internal_errors),
                     self._objectives.follow(stop),
                     self._peers.run(),
                     *(certificates.follow(stop) for certificates in self._listeners.certificates.values()),
@@ -204,20 +204,11 @@ class App:
     async def _serve_grpc(self) -> None:
         may_pick = self._traffic.noticing(self._may_pick)
         processor = ExternalProcessor(self._picker, self._recorder, may_pick, self._proxy.turned_away)
-        self._collector = Collector(
-            self._observe,
-            refused=lambda field: self.metrics.refused_inputs.labels("report", field).inc(),
-            failed=self.metrics.handler_errors.labels("report").inc,
-            may_speak=may_report(self._listeners.role("reports")),
-            at_worker=self.router.fleet.at_worker,
-            told_all=functools.partial(is_told_all, self.router.fleet),
-            prompts=self.router.fleet.untold_prompts.take,
-            knows=lambda worker: worker in self.router.fleet.index,
-            pause_s=self._traffic.report_pause_s,
-        )
+        may_speak = may_report(self._listeners.role("reports"))
+        self._reports = ReportsFront(self.router, self.metrics, self._observe, may_speak, self._traffic.report_pause_s)
         config, flows = self.state.config, self._traffic.flows
         self._peers = PeersFront(config, self._process, self.router, self.metrics, self._observe, flows)
-        self.metrics.watch(self._collector.counts, self._ads, self.state, self._listeners.certificates)
+        self.metrics.watch(self._reports.counts, self._ads, self.state, self._listeners.certificates)
         await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
         await self._announce_readiness()
 
@@ -227,7 +218,8 @@ class App:
             envoy=(processor.add_to, self._proxy.add_to, outcomes, self._ads.add_to, health),
             gateways=(processor.add_to, health),
             health=(health,),
-            reports=(self._collector.add_to,),
+            reports=(self._reports.of_agents.add_to,),
+            relays=(self._reports.of_relays.add_to,),
             peers=(self._peers.add_to,),
             fleet=(self._fleet.add_to,),
         )

@@ -22,6 +22,7 @@ from balancer.kernel.compiled.library import Compiled, Library
 from balancer.reports import report_pb2
 from balancer.reports.codec import ReportDecoder, ReportEncoder
 from balancer.reports.collector import Collector
+from balancer.reports.intake import Intake
 from balancer.reports.sending import METHOD
 from balancer.scheduler.events import Event, ModelReport, Report, WorkerAdded
 from balancer.scheduler.router import Router
@@ -144,7 +145,7 @@ async def _receive(duration_s: float, *, observe: bool) -> tuple[float, float, f
         if observe:
             router.observe(event, clock())
 
-    collector = Collector(on_event, silence_s=60.0)
+    collector = Collector(Intake(on_event), silence_s=60.0)
     server = grpc.aio.server()
     collector.add_to(server)
     port = server.add_insecure_port("127.0.0.1:0")

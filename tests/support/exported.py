@@ -17,7 +17,7 @@ from balancer.extproc.endpoints import Ads
 from balancer.extproc.picker import Picker
 from balancer.fleet_api.fan_out import FleetCallCounts as FleetCounts
 from balancer.native.layouts import COUNTS
-from balancer.reports.collector import ReportCounts
+from balancer.reports.intake import ReportCounts
 from balancer.scheduler.canary.split import Splits
 from balancer.server.metrics import Metrics
 from balancer.server.metrics.metrics import split_metrics

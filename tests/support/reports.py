@@ -9,6 +9,7 @@ import grpc
 
 from balancer.balancer_tls import BalancerTls
 from balancer.reports.collector import OWN_SERVER_OPTIONS, SERVER_OPTIONS, Collector
+from balancer.reports.intake import Intake
 from balancer.reports.replicas import Replicas
 from balancer.scheduler.events import Event, ModelReport, Report
 from support.waiting import PATIENCE_S
@@ -77,7 +78,8 @@ async def collecting(
     **options: Any,
 ) -> AsyncIterator[tuple[Collector, str]]:
     """A collector behind a real server of its own, and its `host:port`; further options are the collector's."""
-    collector = Collector(on_event, silence_s, **options)
+    told = {name: options.pop(name) for name in ("refused", "failed") if name in options}
+    collector = Collector(Intake(on_event, **told), silence_s, **options)
     server = grpc.aio.server(options=(*SERVER_OPTIONS, *OWN_SERVER_OPTIONS))
     collector.add_to(server)
     bound = server.add_insecure_port(f"{address}:{port}")

@@ -17,7 +17,7 @@ from prometheus_client.core import InfoMetricFamily, Metric
 from balancer.config.watch import ConfigState
 from balancer.extproc.endpoints import Ads
 from balancer.kernel.view import LiveView
-from balancer.reports.collector import ReportCounts
+from balancer.reports.intake import ReportCounts
 from balancer.scheduler.any_router import AnyRouter
 from balancer.scheduler.canary.split import Splits
 from balancer.scheduler.fleet import ANY_MODEL, Fleet
@@ -281,6 +281,7 @@ def _process(
     streams: ReportCounts, envoys: Ads, config: ConfigState, certificates: Mapping[str, Certificates]
 ) -> Iterator[Metric]:
     yield gauge("balancer_report_streams", "Agents' report streams open now", streams.streams)
+    yield gauge("balancer_report_relays", "Relays' streams open now", streams.relays)
     says = "Questions of agents, what is in flight at their workers"
     yield counter("balancer_report_questions", says, streams.questions)
     ended = {cause: getattr(streams, cause) for cause in ("silent", "invalid", "refused", "taken_over")}

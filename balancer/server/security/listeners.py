@@ -17,7 +17,7 @@ from balancer.server.metrics import Metrics
 from balancer.server.security.certificates import Certificates, ListenerTls
 from balancer.server.security.gatekeeper import GuardedServer
 
-_LIMITS = (
+LIMITS = (
     # A peer that connects and says nothing, or is gone without a word.
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.keepalive_time_ms", 30_000),
@@ -69,7 +69,8 @@ class Listeners:
         return None if certificates is None else certificates.role
 
     async def start(self, **services: Iterable[Services]) -> None:
-        """Listen; each adds services to the listener of its name, where the config has one, `peers` to that of reports.
+        """Listen; each adds services to the listener of its name, where the config has one, and `peers` and `relays` to
+        that of reports.
 
         Raises:
             AddressInUseError: naming the field of the config, the address and the remedy.
@@ -110,17 +111,18 @@ class Listeners:
         if not named:
             return
         certificates = self.certificates.get(_OF_ENVOY.get(name, name))
-        server = grpc.aio.server(options=[*_LIMITS, *options])
+        server = grpc.aio.server(options=[*LIMITS, *options])
         roles = {name: None if certificates is None else certificates.role}
         if name == "reports":
             tls = self._config.tls.reports
             roles["peers"] = None if tls is None else tls.peer_san
+            roles["relays"] = None if tls is None else tls.relay_san
         for services_of, role in roles.items():
             guarded = GuardedServer(server, self._metrics, role)
             for add_to in services[services_of]:
                 add_to(guarded)  # type: ignore[arg-type]  # it has the two methods that services register with
         for address in named:
-            _bind(server, f"listen.{name}", address, certificates)
+            bind(server, f"listen.{name}", address, certificates)
         await server.start()
         self._servers.append(server)
 
@@ -129,7 +131,12 @@ class Listeners:
             await server.stop(grace=_GRACE_S)
 
 
-def _bind(server: grpc.aio.Server, field: str, address: str, certificates: Certificates | None) -> None:
+def bind(server: grpc.aio.Server, field: str, address: str, certificates: Certificates | None) -> None:
+    """Have the server listen at `host:port` or `unix:/path`.
+
+    Raises:
+        AddressInUseError: naming `field`, the address and the remedy.
+    """
     if is_unix(address):
         _make_way(field, address)
     umask = os.umask(_SOCKET_UMASK) if is_unix(address) else None

@@ -12,6 +12,7 @@ from support.reports import ReceivedEvents, collecting, report_of
 from balancer.reports import report_pb2
 from balancer.reports.codec import ReportEncoder
 from balancer.reports.collector import Collector
+from balancer.reports.intake import Intake
 from balancer.reports.sending import METHOD
 from balancer.scheduler.events import Event, Report, ReportsLost, WorkerAdded
 from balancer.scheduler.peers import AtWorker
@@ -147,7 +148,7 @@ class FakeContext:
 
 async def test_an_end_follows_the_acknowledgement_that_is_on_its_way() -> None:
     """Or the agent would never hear of it."""
-    collector = Collector(ReceivedEvents())
+    collector = Collector(Intake(ReceivedEvents()))
     first, second = (FakeContext(ReportEncoder().encode(report_of("w", number))) for number in range(2))
     streams = [asyncio.create_task(collector._stream(None, context)) for context in (first, second)]  # type: ignore[arg-type]  # a fake
     await first.writing.wait()

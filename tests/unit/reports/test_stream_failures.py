@@ -14,6 +14,7 @@ from support.waiting import eventually
 
 from balancer.balancer_tls import BalancerTls
 from balancer.reports.collector import SERVER_OPTIONS, Collector
+from balancer.reports.intake import Intake
 from balancer.reports.stream_failures import StreamFailure, StreamStatus
 from balancer.stack.process import free_ports
 
@@ -23,7 +24,7 @@ NAME = "balancer.test"
 @contextlib.asynccontextmanager
 async def balancer(received: ReceivedEvents, tls: grpc.ServerCredentials | None, port: int = 0) -> AsyncIterator[str]:
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    Collector(received).add_to(server)
+    Collector(Intake(received)).add_to(server)
     address = f"127.0.0.1:{port}"
     port = server.add_insecure_port(address) if tls is None else server.add_secure_port(address, tls)
     await server.start()
@@ -136,7 +137,7 @@ async def test_renewed_certificates_are_used_by_the_next_connection(tmp_path: Pa
 async def test_a_balancer_may_listen_on_a_unix_socket(tmp_path: Path) -> None:
     received = ReceivedEvents()
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    Collector(received).add_to(server)
+    Collector(Intake(received)).add_to(server)
     address = f"unix:{tmp_path}/reports.sock"
     server.add_insecure_port(address)
     await server.start()

@@ -21,7 +21,7 @@ from support.fleets import make_router, model, report
 from balancer.config.learning import Learned
 from balancer.extproc.endpoints import Ads
 from balancer.files.yaml_document import ConfigError
-from balancer.reports.collector import ReportCounts
+from balancer.reports.intake import ReportCounts
 from balancer.scheduler.events import WorkerRemoved
 from balancer.scheduler.router import Router
 from balancer.scheduler.snapshot import snapshot

@@ -24,7 +24,7 @@ from balancer.config.config import Config
 from balancer.config.listen import AdminListenerTls, EnvoyListenerTls
 from balancer.config.watch import ConfigState
 from balancer.extproc.endpoints import Ads
-from balancer.reports.collector import ReportCounts
+from balancer.reports.intake import ReportCounts
 from balancer.server.metrics import Metrics
 from balancer.server.security import certificates
 from balancer.server.security.certificates import Certificates
