@@ -21,8 +21,7 @@ from balancer.cli.metrics_page import serve_metrics
 from balancer.cli.tls_options import FILE, taken_tls, tls_options
 from balancer.config.listen import WORKER, ReportsListenerTls
 from balancer.config.log import LogSection
-from balancer.reports.collector import OWN_SERVER_OPTIONS, SERVER_OPTIONS, Collector
-from balancer.reports.intake import Intake, ReportCounts
+from balancer.reports.collector import OWN_SERVER_OPTIONS, SERVER_OPTIONS
 from balancer.reports.relaying import Relay
 from balancer.server import malloc_trim as heap
 from balancer.server.logs import configure
@@ -117,25 +116,17 @@ async def _serve(
     period_s: float,
     metrics_at: str,
 ) -> None:
-    stop, flows = asyncio.Event(), asyncio.Event()
+    stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    passing = Relay(balancers, tls, period_s, flows.set)
-    intake = Intake(passing.observe)
-    collector = Collector(
-        intake,
-        may_speak=may_report(None if certificates is None else certificates.role),
-        told_all=lambda worker: True,
-        pause_s=lambda: passing.pause_s,
-        knows_draining=passing.know_draining,
-    )
+    passing = Relay(balancers, tls, period_s, may_report(None if certificates is None else certificates.role))
     server = grpc.aio.server(options=[*LIMITS, *SERVER_OPTIONS, *OWN_SERVER_OPTIONS, ("grpc.so_reuseport", 0)])
-    collector.add_to(server)
+    passing.collector.add_to(server)
     bind(server, "--listen", listen, certificates)
     await server.start()
     heap.settle()
-    pages = await serve_metrics(lambda: _latest(intake.counts, passing), metrics_at) if metrics_at else None
-    work = [passing.run(), _wake(collector, flows)]
+    pages = await serve_metrics(lambda: _latest(passing), metrics_at) if metrics_at else None
+    work = [passing.run()]
     if certificates is not None:
         work.append(certificates.follow(stop))
     tasks = [asyncio.ensure_future(each) for each in work]
@@ -150,32 +141,24 @@ async def _serve(
         await server.stop(_GRACE_S)
 
 
-async def _wake(collector: Collector, flows: asyncio.Event) -> None:
-    """Tell the agents whenever a balancer wants reports at full rate; until cancelled."""
-    while True:
-        await flows.wait()
-        flows.clear()
-        await collector.wake()
-
-
-def _latest(agents: ReportCounts, passing: Relay) -> bytes:
+def _latest(passing: Relay) -> bytes:
     registry = CollectorRegistry()
-    registry.register(_Counted(agents, passing))
+    registry.register(_Counted(passing))
     return generate_latest(registry)
 
 
 class _Counted(Scraped):
-    def __init__(self, agents: ReportCounts, passing: Relay) -> None:
-        self._agents, self._passing = agents, passing
+    def __init__(self, passing: Relay) -> None:
+        self._passing = passing
 
     def collect(self) -> Iterator[Metric]:
-        agents, counts = self._agents, self._passing.counts
+        agents, counts = self._passing.collector.counts, self._passing.counts
         yield gauge("balancer_relay_agents", "Agents' report streams open now", agents.streams)
         yield gauge(
             "balancer_relay_balancers", "Balancers that acknowledged something of late", self._passing.connected
         )
         yield counter("balancer_relay_reports", "Reports that agents sent", agents.reports)
-        yield counter("balancer_relay_reports_sent", "Reports sent on, to each balancer", counts.relayed)
+        yield counter("balancer_relay_reports_sent", "Reports sent on, to each balancer", counts.sent)
         says = "Reports that a newer one took the place of before they were sent on, of each balancer"
         yield counter("balancer_relay_reports_replaced", says, counts.replaced)
         yield counter("balancer_relay_refused", "Times that a balancer took no more of a worker", counts.refused)

@@ -42,7 +42,8 @@ MaySpeak = Callable[[Any, str], str]
 """Given a call's context and the worker that its first report names: why it may not speak for it; empty: it may."""
 
 
-def _anybody(_context: object, _worker: str) -> str:
+def anybody(_context: object, _worker: str) -> str:
+    """May speak for any worker."""
     return ""
 
 
@@ -147,7 +148,7 @@ class Collector:
         intake: Intake,
         silence_s: float = SILENCE_S,
         *,
-        may_speak: MaySpeak = _anybody,
+        may_speak: MaySpeak = anybody,
         at_worker: Callable[[str], AtWorker] = _nothing,
         told_all: Callable[[str], bool] = lambda worker: False,
         prompts: Callable[[str], Iterable[SentPrompt]] = _none,

@@ -17,7 +17,7 @@ from balancer.errors import OperatorError
 from balancer.reports import report_pb2
 from balancer.reports.codec import ReportEncoder, decode_in_flight
 from balancer.reports.prompts import Listener, PromptLog, decode_prompts
-from balancer.reports.stream_failures import StreamFailure, StreamStatus, explain
+from balancer.reports.stream_failures import StreamFailure, StreamStatus, explain, shown_to
 from balancer.scheduler.events import Report
 from balancer.scheduler.peers import AtWorker
 
@@ -176,12 +176,7 @@ class Replica:
                 call.cancel()
         if code is grpc.StatusCode.UNAVAILABLE and self._acknowledged_s > -math.inf:
             return StreamFailure("the connection broke", details, code)
-        return explain(code, details, self._shown())
-
-    def _shown(self) -> str:
-        if self._tls is None:
-            return "plain"
-        return "certificate" if self._tls.certificate else "no certificate"
+        return explain(code, details, shown_to(self._tls))
 
     async def _converse(self, call: _Call) -> None:
         encoder = ReportEncoder()

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import grpc
 
+from balancer.balancer_tls import BalancerTls
+
 logger = logging.getLogger(__name__)
 
 _REPEAT_S = 60.0
@@ -60,13 +62,20 @@ class StreamFailure:
     code: grpc.StatusCode | None = None
 
 
+def shown_to(tls: BalancerTls | None) -> str:
+    """What a balancer gets to see of whoever connects so."""
+    if tls is None:
+        return "plain"
+    return "certificate" if tls.certificate else "no certificate"
+
+
 def explain(code: grpc.StatusCode, details: str, shown: str) -> StreamFailure:
     """What a call's end means.
 
     Args:
         code: Of the call.
         details: Of the call.
-        shown: What the balancer got to see: "plain", "no certificate" (but TLS), or "certificate".
+        shown: As `shown_to` has it.
     """
     cause = _ENDED.get(code, "")
     if code is grpc.StatusCode.UNAVAILABLE:

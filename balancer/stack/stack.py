@@ -75,6 +75,8 @@ class Stack:
     tritons: list[TritonServer] = field(default_factory=list)
     language_models: Sequence[OpenAIServer] = field(default_factory=list)
     agent_arguments: Sequence[str] = ()
+    reports_to: Sequence[str] = ()
+    """Relays, where agents report to; empty: to the balancer."""
     envoy_arguments: Sequence[str] = ()
     envoy_threads: int = 2
     agents: list[Child] = field(default_factory=list, init=False)
@@ -173,7 +175,8 @@ class Stack:
         self, server: TritonServer | OpenAIServer, further: Sequence[str] = (), control: Path | None = None
     ) -> Child:
         """`balancer agent` for this server, to be started; `control` is the socket of `balancer agent drain`."""
-        balancers = [self.config.listen.reports_address(process) for process in range(self.config.processes)]
+        processes = range(self.config.processes)
+        balancers = self.reports_to or [self.config.listen.reports_address(process) for process in processes]
         arguments = [
             "agent",
             *("--worker", server.name),

@@ -10,7 +10,7 @@ import sys
 from balancer.agent import triton_source
 from balancer.cli.main import main
 from balancer.native import state
-from balancer.server import app
+from balancer.server import reports_front
 from support import nursery
 from support.waiting import PATIENCE_S
 
@@ -24,7 +24,8 @@ assert triton_source._METRICS_TIMEOUT_S
 assert state.HUNG_AFTER_S
 triton_source._CALL_TIMEOUT_S = triton_source._METRICS_TIMEOUT_S = PATIENCE_S
 state.HUNG_AFTER_S = 10.0  # the most that the module takes
-app.Collector = functools.partial(app.Collector, silence_s=PATIENCE_S)  # type: ignore[misc]  # as it is called
+for name in ("Collector", "RelayCollector"):
+    setattr(reports_front, name, functools.partial(getattr(reports_front, name), silence_s=PATIENCE_S))
 
 
 def _run(arguments: list[str]) -> None:

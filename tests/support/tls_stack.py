@@ -15,6 +15,7 @@ ROLES = {
     "balancer": {"dns": NAME},
     "envoy": {"dns": NAME, "uri": "spiffe://balancer/envoy"},
     "agent": {"uri": "spiffe://balancer/agent/worker-0"},
+    "relay": {"dns": NAME, "uri": "spiffe://balancer/relay"},
     "admin": {"uri": "spiffe://balancer/admin"},
 }
 
