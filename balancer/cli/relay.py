@@ -61,7 +61,7 @@ _GRACE_S = 0.5
 @click.option(
     "--report-hz",
     type=click.FloatRange(1.0, MAX_REPORT_HZ),
-    default=50.0,
+    default=20.0,
     show_default=True,
     help="Messages a second to one balancer, at most; one has the reports of many workers.",
 )

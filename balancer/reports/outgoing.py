@@ -1,7 +1,5 @@
 """What a relay has still to tell one balancer: of each worker the newest report, once. No I/O."""
 
-import itertools
-from collections import deque
 from collections.abc import Iterable, Mapping
 
 from balancer import bounds
@@ -10,8 +8,6 @@ from balancer.reports.codec import ReportEncoder
 from balancer.reports.prompts import Listener, PromptLog
 from balancer.scheduler.events import Report
 
-WINDOW = 4
-"""Messages that may be unacknowledged: what more comes takes the place of what waits."""
 _FRAMING_BYTES = 8
 """Of a report in a message."""
 
@@ -45,8 +41,8 @@ class Outgoing:
         """It was encoded and found no room in its message: it is the next one's first."""
         self._lost: dict[str, None] = {}
         self._sent = self._received = 0
-        self._unacknowledged: deque[list[str]] = deque()
-        """The workers of each message."""
+        self._unacknowledged: list[str] = []
+        """The workers of the last message."""
 
     @property
     def waits(self) -> bool:
@@ -54,7 +50,8 @@ class Outgoing:
 
     @property
     def may_send(self) -> bool:
-        return len(self._unacknowledged) < WINDOW
+        """Once the last message is acknowledged: what comes meanwhile takes the place of what waits."""
+        return self._received == self._sent
 
     def offer(self, report: Report) -> bool:
         """Whether it takes the place of one that was not sent."""
@@ -90,15 +87,16 @@ class Outgoing:
             message.reports.append(report)
             told = self._told[report.worker]
             told.draining_from = (told.draining_from or self._sent) if report.draining else 0
-        self._unacknowledged.append([report.worker for report in message.reports])
+        self._unacknowledged = [report.worker for report in message.reports]
         return message
 
     def acknowledged(self, received: int, unlisted: Iterable[str]) -> None:
-        """The balancer has `received` messages; its discovery lacks those of the last ones' workers."""
-        new = min(max(received - self._received, 0), len(self._unacknowledged))
-        self._received += new
+        """The balancer has `received` messages; its discovery lacks those of the last one's workers."""
+        if self.may_send or received != self._sent:
+            return
+        self._received = received
         lacks = frozenset(unlisted)
-        for worker in itertools.chain.from_iterable(self._unacknowledged.popleft() for _ in range(new)):
+        for worker in self._unacknowledged:
             told = self._told.get(worker)
             if told is not None and (worker in lacks) != (told.listener is None):
                 told.listener = None if worker in lacks else Listener(self._prompts[worker], self._balancer)

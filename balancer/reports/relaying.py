@@ -6,7 +6,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import grpc
@@ -128,21 +128,24 @@ class _ToBalancer:
 
     async def _send(self, call: _Call) -> None:
         with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # who reads knows how it ended
-            await call.write(report_pb2.RelayedReports())
+            clock, due_s = asyncio.get_running_loop().time, 0.0
             while True:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_LIFE_S):
-                        while not (self._outgoing.waits and self._outgoing.may_send):
-                            self._moved.clear()
-                            await self._moved.wait()
-                # Once at least: a message may be empty, and says that this relay lives.
-                more = self._outgoing.may_send
-                while more:
-                    message = self._outgoing.message(max(self._relay.connected, 1))
-                    await call.write(message)
-                    self._relay.counts.sent += len(message.reports)
-                    more = self._outgoing.waits and self._outgoing.may_send
-                await asyncio.sleep(self._relay.period_s)
+                message = self._outgoing.message(max(self._relay.connected, 1))
+                more = self._outgoing.waits
+                await call.write(message)
+                self._relay.counts.sent += len(message.reports)
+                await self._until(lambda: self._outgoing.may_send)
+                if not more:
+                    due_s = max(due_s + self._relay.period_s, clock())
+                    await asyncio.sleep(due_s - clock())
+                    with contextlib.suppress(TimeoutError):  # an empty one says that this relay lives
+                        async with asyncio.timeout(_LIFE_S):
+                            await self._until(lambda: self._outgoing.waits)
+
+    async def _until(self, come: Callable[[], bool]) -> None:
+        while not come():
+            self._moved.clear()
+            await self._moved.wait()
 
     def _take(self, ack: report_pb2.RelayAck) -> None:
         if self._acknowledged_s == -math.inf:
@@ -194,7 +197,7 @@ class Relay:
         """Set when a balancer wants reports at full rate from now on."""
         self.counts = RelayCounts()
         self.collector = Collector(
-            Intake(self._observe),
+            Intake(self.observe),
             may_speak=may_speak,
             told_all=lambda worker: True,
             pause_s=self._pause_s,
@@ -222,7 +225,8 @@ class Relay:
         if told.worker in self.prompts:
             self.prompts[told.worker].add(balancer, told.prompts)
 
-    def _observe(self, event: Event) -> None:
+    def observe(self, event: Event) -> None:
+        """Take in what an agent's stream brings."""
         to_balancers = self._streams.by_address.values()
         if isinstance(event, Report):
             # What its agent knows of others it knows of this relay alone.

@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 
 from balancer.errors import OperatorError
-from dev.bench import decisions, engine, footprint, ingress, machine, prompts, ray_serve, reports
+from dev.bench import decisions, engine, footprint, ingress, machine, prompts, ray_serve, relays, reports
 from dev.bench.client import find_h2load
 from dev.bench.frontends import measure, peers
 from dev.bench.results import Options, Table, keep
@@ -22,6 +22,7 @@ PARTS: dict[str, Callable[[Options], list[Table]]] = {
     "decisions": decisions.measure,
     "native": decisions.inside,
     "reports": reports.measure,
+    "relays": relays.measure,
     "prompts": prompts.measure,
     "engine": engine.measure,
     "frontends": measure.measure,

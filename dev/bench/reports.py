@@ -2,7 +2,7 @@
 
 Reports are those of a busy worker with three models: every report changes all of them, one in 12 the batch statistics
 too (50 reports and 4 statistics a second). They arrive over real gRPC streams from another process, each stream as
-fast as it is read: `python -m dev.bench.reports ADDRESS WORKERS PAUSE_S` sends them.
+fast as it is read: `python -m dev.bench.reports ADDRESS[,...] WORKERS PAUSE_S` sends them.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import grpc
 import psutil
@@ -51,7 +53,7 @@ _WARM_UP_S = 0.5
 _AGAIN_S = 0.5
 
 
-def _busy_reports(worker: str) -> Iterator[Report]:
+def busy_reports(worker: str) -> Iterator[Report]:
     for number in itertools.count():
         executions = 40 * (number // _STATISTICS_EVERY)
         yield Report(
@@ -100,7 +102,7 @@ def measure(options: Options) -> list[Table]:
 
 def _figures(duration_s: float) -> dict[str, float]:
     """Cost and rate of reports, keyed by names that end in their unit; the streams run for `duration_s`, twice."""
-    reports = list(itertools.islice(_busy_reports("worker-0"), _CYCLE))
+    reports = list(itertools.islice(busy_reports("worker-0"), _CYCLE))
     encoder = ReportEncoder()
     messages = [encoder.encode(report).SerializeToString() for report in reports]
     result = {
@@ -177,10 +179,12 @@ def _memory_mib() -> float:
     return psutil.Process().memory_info().rss / 2**20
 
 
-async def _send(address: str, workers: int, pause_s: float) -> None:
-    """Send reports on a connection for each worker until killed, with pauses or as fast as the balancer reads."""
+async def _send(addresses: Sequence[str], workers: int, pause_s: float) -> None:
+    """Send reports on a connection for each worker until killed, with pauses or as fast as the balancer reads; as many
+    workers to each address."""
     async with asyncio.TaskGroup() as group:
         for index in range(workers):
+            address = addresses[index * len(addresses) // workers]
             group.create_task(_send_one(address, f"worker-{index}", pause_s))
 
 
@@ -193,12 +197,14 @@ async def _send_one(address: str, worker: str, pause_s: float) -> None:
         while True:
             call, encoder = method(), ReportEncoder()
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                for report in _busy_reports(worker):
-                    await call.write(encoder.encode(report))
+                for report in busy_reports(worker):
+                    # The same clock for all processes: whoever takes it in knows its age.
+                    now_us = time.monotonic_ns() // 1000
+                    await call.write(encoder.encode(replace(report, memory_used_bytes=now_us)))
                     if pause_s:
-                        await asyncio.sleep(pause_s)
+                        await asyncio.sleep(pause_s * random.uniform(0.9, 1.1))
             await asyncio.sleep(_AGAIN_S)
 
 
 if __name__ == "__main__":
-    uvloop.run(_send(sys.argv[1], int(sys.argv[2]), float(sys.argv[3])))
+    uvloop.run(_send(sys.argv[1].split(","), int(sys.argv[2]), float(sys.argv[3])))
