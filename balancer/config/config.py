@@ -260,8 +260,15 @@ class Config(StrictModel):
             stale_after_s=self.telemetry.stale_after_s,
             sticky_keys=self.requests.sticky_keys,
             slow_start_s=self.discovery.slow_start_s,
+            sampled_workers=0 if self._looks_at_all else self.requests.sampled_workers,
             outcome_timeout_s=self.requests.outcome_timeout_s,
         )
+
+    @property
+    def _looks_at_all(self) -> bool:
+        """Whether a policy that may decide goes by the workers' order, or by keys: a sample would be another policy."""
+        policies = (self.policy.built, *(() if self.rollout is None else (self.rollout.built,)))
+        return any(policy.needs_key or not policy.equivariant for policy in policies)
 
     def splits(self) -> dict[str, SplitSettings]:
         return {name: row.split.settings() for name, row in self.models.items() if row.split is not None}

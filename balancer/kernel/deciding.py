@@ -15,6 +15,7 @@ from balancer.kernel.limits_and_draw import (
     best_s,
     draw_worker,
     keep_fresh,
+    keep_sampled,
     keep_within_limits,
     name_fallbacks,
     pending_limit,
@@ -38,7 +39,7 @@ the worker that gets the request, or why nobody does. Who may serve it stands in
 picked are left. What is found beside goes to `found`, `(FOUND_COLUMNS,)`, and the fallbacks, see `name_fallbacks`."""
 
 
-def admit(x: FleetState, e: int, first: int, request: RequestFeatures, now_s: float, found: FloatArray) -> int:
+def permit(x: FleetState, e: int, first: int, request: RequestFeatures, now_s: float, found: FloatArray) -> int:
     """Leave those in `decision.mask` who may be picked; returns how many they are, or below 0 why nobody may."""
     if not np.count_nonzero(x.decision.mask[e]):
         return NOBODY
@@ -50,6 +51,12 @@ def admit(x: FleetState, e: int, first: int, request: RequestFeatures, now_s: fl
         return LATE
     found[REFUSED_AT] = pending_limit(x, e, request.priority)
     return FULL
+
+
+def admit(x: FleetState, e: int, first: int, request: RequestFeatures, now_s: float, found: FloatArray) -> int:
+    """The same, and of very many a sample."""
+    count = permit(x, e, first, request, now_s, found)
+    return keep_sampled(x, e, request, count) if count > 0 else count
 
 
 def keep_answered(x: FleetState, e: int) -> None:

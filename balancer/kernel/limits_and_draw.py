@@ -8,10 +8,12 @@ import numpy as np
 from balancer.kernel.estimators.queue import peer_share_left, pending_now
 from balancer.kernel.estimators.service import WELL_KNOWN
 from balancer.kernel.state import (
+    KEY_MEMORY,
     MAX_FALLBACKS,
     MAX_PENDING,
     PROPENSITY,
     REPORTS_REQUIRED,
+    SAMPLED,
     SHED_LATE,
     SHEDDABLE_PENDING,
     SHEDDABLE_PRIORITY,
@@ -25,6 +27,11 @@ from balancer.kernel.state import (
 from balancer.kernel.worker_columns import completion_s, pending
 from policies.base import FloatArray
 from policies.hashing import hash_draw, mix_array, unit_array
+
+SAMPLED_OF = 4.0
+"""How many times as many workers as a decision looks at there are at least, where it does not look at all."""
+_OF_SAMPLES = np.uint64(0x9E6C63D0676A9A99)
+_ALL_HASHES = 2.0**64
 
 
 def received(x: FleetState, r: int, now_s: float) -> None:
@@ -164,6 +171,47 @@ def best_s(x: FleetState, e: int, first: int, request: RequestFeatures, now_s: f
         if x.decision.mask[e, w]:
             found_s = min(found_s, completion_s(x, e, w, first + w, request, now_s))
     return found_s
+
+
+def keep_sampled(x: FleetState, e: int, request: RequestFeatures, count: int) -> int:
+    """Leave about `SAMPLED` of the `count` workers in `decision.mask`, where they are far more; returns how many.
+
+    A draw of worker and key, or number, decides who: a key has the same ones each time and at every balancer, and most
+    of them still when workers come or go. Those that have most of the request's prompt stay, unless they are many.
+    """
+    settings, mask, kept = x.decision.settings, x.decision.mask[e], x.decision.candidate[e]
+    sampled = settings[e, SAMPLED]
+    if sampled <= 0 or count <= SAMPLED_OF * sampled or (request.keyed and settings[e, KEY_MEMORY] <= 0):
+        return count
+    # Of another hash than those that place keys and spare newcomers: neither is to be likelier in the sample.
+    salted, below = np.uint64(request.mixed_key) ^ _OF_SAMPLES, np.uint64(sampled / count * _ALL_HASHES)
+    left = 0
+    for w in range(len(mask)):
+        kept[w] = mask[w] and mix_array(x.decision.name_hash[e, w] ^ salted) < below
+        left += kept[w]
+    if request.prompt_tokens > 0:
+        left += keep_holders(x, e, sampled)
+    if not left:
+        return count
+    for w in range(len(mask)):
+        mask[w] = kept[w]
+    return int(left)
+
+
+def keep_holders(x: FleetState, e: int, at_most: float) -> int:
+    """Add to `decision.candidate` those of `decision.mask` that have most of the prompt, unless they are more than
+    `at_most`; returns how many came to it."""
+    mask, kept, matched = x.decision.mask[e], x.decision.candidate[e], x.decision.matched[e]
+    most, holders, added = 0.0, 0, 0
+    for w in range(len(mask)):
+        if mask[w] and matched[w] > most:
+            most, holders = matched[w], 0
+        holders += mask[w] and matched[w] == most
+    if most > 0 and holders <= at_most:
+        for w in range(len(mask)):
+            added += mask[w] and matched[w] == most and not kept[w]
+            kept[w] = kept[w] or (mask[w] and matched[w] == most)
+    return added
 
 
 def uniform_of(seed: int, number: int) -> float:

@@ -100,7 +100,7 @@ def by_program(compiler: Compiler) -> Answer:
     fill = compiler.source(fill_program)
     fill_columns = _one_after_the_other(
         compiler, [_fill_read(compiler, i, compiler.source(OF_WORKER[name])) for i, name in enumerate(OF_PROGRAMS)]
-    )
+    )  # of all workers: programs may look at those who may not be picked
 
     def answer(x: FleetState, options: Options, e: int, first: int, request: RequestFeatures, now_s: float) -> int:
         fill_columns(x, options, e, first, request, now_s)
@@ -119,11 +119,11 @@ def by_program(compiler: Compiler) -> Answer:
 
 
 def _fill_read(compiler: Compiler, i: int, of_worker: Any) -> Any:
-    fill_column = _fill_column(compiler, i, of_worker)
-
     def fill(x: FleetState, options: Options, e: int, first: int, request: RequestFeatures, now_s: float) -> None:
         if int(options.values[COLUMNS]) >> i & 1:
-            fill_column(x, options, e, first, request, now_s)
+            line = x.decision.columns[e, i]
+            for w in range(len(line)):
+                line[w] = of_worker(x, e, w, first + w, request, now_s)
 
     return compiler.step(fill)
 
@@ -136,9 +136,10 @@ def _filling(compiler: Compiler, columns: Sequence[str]) -> Any:
 
 def _fill_column(compiler: Compiler, i: int, of_worker: Any) -> Any:
     def fill(x: FleetState, options: Options, e: int, first: int, request: RequestFeatures, now_s: float) -> None:
-        line = x.decision.columns[e, i]
+        line, mask = x.decision.columns[e, i], x.decision.mask[e]
         for w in range(len(line)):
-            line[w] = of_worker(x, e, w, first + w, request, now_s)
+            if mask[w]:
+                line[w] = of_worker(x, e, w, first + w, request, now_s)
 
     return compiler.step(fill)
 
@@ -171,9 +172,10 @@ def _by_cost(policy: CostPolicy, compiler: Compiler) -> Answering:
     def answer(x: FleetState, options: Options, e: int, first: int, request: RequestFeatures, now_s: float) -> int:
         fill_columns(x, options, e, first, request, now_s)
         decision_facts(x, options, e, first, request, now_s)
-        costs = x.decision.cost[e]
+        costs, mask = x.decision.cost[e], x.decision.mask[e]
         for w in range(len(costs)):
-            costs[w] = cost(*of_cost(x, options, e, w, first + w, request, now_s))
+            if mask[w]:
+                costs[w] = cost(*of_cost(x, options, e, w, first + w, request, now_s))
         return int(choose(x, options, e, first, request, now_s))
 
     name = "-".join((policy.name, *policy.columns().values()))

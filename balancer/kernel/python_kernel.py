@@ -14,6 +14,7 @@ from balancer.kernel.checked_answer import answer as checked
 from balancer.kernel.deciding import INVALID, NOBODY, deciding
 from balancer.kernel.estimators.prefixes import MOST_CHECKPOINTS
 from balancer.kernel.estimators.queue import peer_share_left, pending_now
+from balancer.kernel.limits_and_draw import SAMPLED_OF
 from balancer.kernel.policy_answers import Compiler, is_shipped
 from balancer.kernel.state import (
     AMONG,
@@ -23,6 +24,7 @@ from balancer.kernel.state import (
     NAMED,
     PROPENSITY,
     REFUSED_AT,
+    SAMPLED,
     SHED_LATE,
     SHEDDABLE_PENDING,
     SLOW_START_S,
@@ -74,7 +76,7 @@ class Kernel:
         instead |= {steps.admit: self._admit_quickly, **self._steps()}
         self._decide = deciding(self._answer, Compiler(lambda step: instead.get(step, step)))
         self._found: Any = [0.0] * FOUND_COLUMNS
-        self._settings, self._narrows = b"", True
+        self._settings, self._narrows = (0, b""), True
         """Settings as they were last, and whether by them not everybody who may serve a request may be picked."""
 
     def _steps(self) -> dict[Any, Any]:
@@ -155,11 +157,13 @@ class Kernel:
         return new_tuple(Picked, (w, found[PROPENSITY], tuple(fallbacks[: int(found[NAMED])]), found[AMONG]))
 
     def _look_at_settings(self, x: FleetState) -> None:
-        settings = x.decision.settings[0].tobytes()
+        settings = x.decision.mask.shape[1], x.decision.settings[0].tobytes()
         if settings != self._settings:
             row = x.decision.settings[0]
             limited = min(row[MAX_PENDING], row[SHEDDABLE_PENDING]) < np.inf or row[SHED_LATE] > 0
-            self._settings, self._narrows = settings, bool(limited or row[SLOW_START_S] > 0 or row[ZONE_BOUND_S] >= 0)
+            samples = 0 < SAMPLED_OF * row[SAMPLED] < len(x.decision.mask[0])
+            self._settings = settings
+            self._narrows = bool(limited or samples or row[SLOW_START_S] > 0 or row[ZONE_BOUND_S] >= 0)
 
     def _admit_quickly(
         self, x: FleetState, e: int, first: int, request: RequestFeatures, now_s: float, found: Any

@@ -24,8 +24,8 @@ AnyArray = npt.NDArray[Any]
 (
     STALE_AFTER_S, REPORTS_REQUIRED, MAX_PENDING, SHEDDABLE_PRIORITY, SHEDDABLE_PENDING, SHED_LATE, MAX_FALLBACKS,
     LATENCY_DECAY_S, ERROR_DECAY_S, SERVICE_MEMORY, DEFAULT_SERVICE_S, CAPACITY, REFILL_PER_S, TARGET_PENDING,
-    SLOW_START_S, ZONE_BOUND_S, KEY_MEMORY, SETTING_COLUMNS,
-) = range(18)  # fmt: skip
+    SLOW_START_S, ZONE_BOUND_S, KEY_MEMORY, SAMPLED, SETTING_COLUMNS,
+) = range(19)  # fmt: skip
 
 
 # What a decision finds beside the worker: of FULL, how many pending are too many, of LATE, the seconds that it takes at
@@ -55,6 +55,7 @@ def settings_row(settings: Settings) -> list[float]:
         # 0: a hash places keys, so nobody is to know where they are warm.
         KEY_MEMORY: 0.0 if settings.sticky_keys else estimators.key_memory,
         ZONE_BOUND_S: settings.zones.bound_s if settings.zones.own else -1.0,
+        SAMPLED: settings.sampled_workers,
     }
     return [float(values[column]) for column in range(SETTING_COLUMNS)]
 

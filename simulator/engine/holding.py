@@ -22,7 +22,7 @@ from simulator.engine.compiled import from_source, inlined, outlined
 from simulator.engine.event_heap import push
 from simulator.engine.layout import Sim
 
-_admit = from_source(deciding.admit, outlined)
+_permit = from_source(deciding.permit, outlined)
 _enter, _leave = from_source(wait_queue.enter, outlined), from_source(wait_queue.leave, outlined)
 _position_of, _is_crowded = from_source(wait_queue.position_of), from_source(wait_queue.is_crowded)
 _crowd_out = from_source(wait_queue.crowd_out, outlined)
@@ -37,7 +37,7 @@ def _see(sim: Sim, how: Any, e: int, b: int, k: int, features: RequestFeatures, 
     if sim.known.eligible_count[of_line] == 0:
         return NOBODY
     lay_out(sim, e, k)
-    count = _admit(sim, e, knowledge.row(sim, e, b, 0), features, now_s, sim.pending.found[e])
+    count = _permit(sim, e, knowledge.row(sim, e, b, 0), features, now_s, sim.pending.found[e])
     if count == LATE:
         return SHEDS
     return max(count, 0)

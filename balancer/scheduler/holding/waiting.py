@@ -185,7 +185,7 @@ class Waiting:
         if not np.count_nonzero(mask):
             return NOBODY
         fleet.decision.mask[0] = mask
-        count = deciding.admit(fleet, 0, 0, ask, now_s, np.zeros(FOUND_COLUMNS))
+        count = deciding.permit(fleet, 0, 0, ask, now_s, np.zeros(FOUND_COLUMNS))
         return SHEDS if count == deciding.LATE else max(count, 0)
 
     def choose(self, place: int, ask: RequestFeatures, now_s: float) -> int:
