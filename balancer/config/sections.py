@@ -195,9 +195,10 @@ class RequestsSection(StrictModel):
     objectives: Mapping[str, Annotated[int, Field(ge=0, le=bounds.MAX_PRIORITY)]] = {}
     """Priority by the name of an InferenceObjective (header `x-gateway-inference-objective`), before those of the
     cluster."""
-    sampled_workers: Annotated[int, Field(ge=0, le=65_536)] = _SETTINGS.sampled_workers
-    """A decision looks at about so many of the workers that may be picked, where they are more than four times as many:
-    by hash, so that a key has the same each time; 0: at all. `round_robin` and `consistent_hash` look at all."""
+    sampled_workers: Annotated[float, Field(ge=0, le=65_536)] = _SETTINGS.sampled_workers
+    """A decision looks at about so many of the workers that may be picked, where they are more than sixteen times as
+    many: by hash, so that a key has the same each time, and several balancers do not all see the same best; 0: at all.
+    `round_robin` and `consistent_hash` look at all."""
     outcome_timeout_s: Seconds = _SETTINGS.outcome_timeout_s
     """Seconds without an outcome after which a request no longer counts as in flight."""
 

@@ -28,7 +28,7 @@ from balancer.kernel.worker_columns import completion_s, pending
 from policies.base import FloatArray
 from policies.hashing import hash_draw, mix_array, unit_array
 
-SAMPLED_OF = 4.0
+SAMPLED_OF = 16.0
 """How many times as many workers as a decision looks at there are at least, where it does not look at all."""
 _OF_SAMPLES = np.uint64(0x9E6C63D0676A9A99)
 _ALL_HASHES = 2.0**64

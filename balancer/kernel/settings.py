@@ -170,9 +170,9 @@ class Settings:
     slow_start_s: float = 0.0
     """How long a worker that joins others gets part of its requests only, while its service times are not known; 0: it
     gets all at once."""
-    sampled_workers: int = 128
-    """A decision looks at about so many of the workers that may be picked, where they are more than four times as many;
-    0: at all of them."""
+    sampled_workers: float = 32.0
+    """A decision looks at about so many of the workers that may be picked, where they are more than sixteen times as
+    many; 0: at all of them."""
     outcome_timeout_s: float = 300.0
     """A request whose outcome was not received for so long no longer counts as in flight."""
 

@@ -184,7 +184,7 @@ settings = st.builds(
     sticky_keys=st.booleans(),
     max_fallbacks=st.integers(0, 3),
     slow_start_s=st.sampled_from([0.0, 0.0, 0.5, 4.0]),
-    sampled_workers=st.sampled_from([128, 128, 1]),
+    sampled_workers=st.sampled_from([32.0, 32.0, 0.1, 0.3]),
     zones=st.sampled_from([ZoneSettings(), ZoneSettings("a", 0.01), ZoneSettings("b", 0.0, ("a", "b", "c"))]),
 )
 

@@ -101,7 +101,7 @@ def explain(router: AnyRouter, request: Request, now_s: float, splits: Splits | 
     view, probabilities = answered.view, answered.probabilities
     moved, shadow = _moved(answered), _shadow(router, answered)
     for row, name in enumerate(fleet.names):
-        reasons[name] = reasons[name] or _why_spared(fleet, row, eligible=bool(view.eligible[row]))
+        reasons[name] = reasons[name] or ([] if view.eligible[row] else [_why_spared(fleet, row, now_s)])
     return page | {
         "answered_by": answered.policy.name,
         "answered_as": answered.role,
@@ -160,13 +160,13 @@ def _of_a_version(fleet: Fleet, request: Request, splits: Splits | None) -> tupl
     return replace(request, version=version), {"split": shares | {"gets": gets}}
 
 
-def _why_spared(fleet: Fleet, row: int, *, eligible: bool) -> list[str]:
-    """Why a worker that may serve is left out of this request; empty: it is not."""
-    if eligible:
-        return []
+def _why_spared(fleet: Fleet, row: int, now_s: float) -> str:
+    """Why a worker that may serve is left out of this request."""
     if fleet.decision.tier[row]:
-        return [f"in zone {fleet.workers[row].zone}, and a nearer worker is expected to be done soon enough"]
-    return ["new here: it gets part of the requests until its service times are known (discovery.slow_start_s)"]
+        return f"in zone {fleet.workers[row].zone}, and a nearer worker is expected to be done soon enough"
+    if now_s - fleet.decision.since_s[row] < fleet.settings.slow_start_s:
+        return "new here: it gets part of the requests until its service times are known (discovery.slow_start_s)"
+    return "one of very many: this request looks at others (requests.sampled_workers)"
 
 
 class _Noting:

@@ -105,7 +105,7 @@ SETTINGS = st.builds(
         [ZoneSettings(), ZoneSettings("a", 0.0), ZoneSettings("a", 0.01, ("b", "c")), ZoneSettings("b", 1.0, ("a",))]
     ),
     slow_start_s=st.sampled_from([0.0, 0.0, 1.0, 60.0]),
-    sampled_workers=st.sampled_from([128, 128, 1, 2]),
+    sampled_workers=st.sampled_from([32.0, 32.0, 0.1, 0.3]),
     outcome_timeout_s=st.sampled_from([300.0, 2.0]),
 )
 

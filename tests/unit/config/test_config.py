@@ -137,7 +137,8 @@ def test_byte_order_mark_and_json_are_fine() -> None:
         ("listen: {admin: 'a:1'}\nenvoy: {listen: 'a:2'}", ["envoy.listen", "listen.admin"]),
         (
             "tls: {reports: {cert_file: a, key_file: b, client_ca_file: c}}",
-            [f"tls.reports.{name}" for name in ("cert_file", "client_ca_file", "client_san", "key_file", "peer_san")],
+            [f"tls.reports.{name}" for name in ("cert_file", "client_ca_file", "client_san", "key_file", "peer_san")]
+            + ["tls.reports.relay_san"],
         ),
     ],
 )

@@ -177,6 +177,14 @@ def test_a_worker_that_is_spared_is_explained() -> None:
     }
 
 
+def test_of_very_many_workers_those_that_are_not_looked_at_are_explained() -> None:
+    router = make_router(40, settings=Settings(sampled_workers=2))
+    workers = explain(router, Request("m"), 0.0)["workers"]
+    why = ["one of very many: this request looks at others (requests.sampled_workers)"]
+    assert all(worker["why_not"] == ([] if worker["eligible"] else why) for worker in workers)
+    assert 0 < sum(worker["eligible"] for worker in workers) < 40
+
+
 def test_names_that_are_asked_about_are_not_kept() -> None:
     router = make_router(2, models=[model("m"), model("n")])
     explain(router, Request("m"), 0.1)
