@@ -22,7 +22,7 @@ _INTERRUPTED = 130
 @click.option("--page", "target", type=click.Path(path_type=Path), help="Where the page goes [default: --out].")
 @click.option("--again", is_flag=True, help="Simulate and compare the last run; nothing is started.")
 def main(scenarios: tuple[str, ...], out: Path, target: Path | None, again: bool) -> None:
-    """Routers before the same emulated language models: writes served.md and served.png."""
+    """Routers before the same emulated language models: writes served.md, served.csv and served.png."""
     played = []
     out.mkdir(parents=True, exist_ok=True)
     try:
@@ -42,8 +42,9 @@ def main(scenarios: tuple[str, ...], out: Path, target: Path | None, again: bool
         sys.exit(_INTERRUPTED)
     folder = target or out
     (folder / "served.md").write_text(page.page(played), encoding="utf-8")
+    (folder / "served.csv").write_text(page.fidelity_csv(played), encoding="utf-8")
     plot.draw(played, folder / "served.png")
-    click.echo(f"Written: {folder / 'served.md'}, and beside it served.png.")
+    click.echo(f"Written: {folder / 'served.md'}, and beside it served.csv and served.png.")
     for problem in page.problems(played):
         click.secho(problem, fg="red", bold=True)
 
