@@ -23,6 +23,10 @@ SHARE = 0.25
 """Of this process's time that all relays' reports may take: what they bring beyond waits with them, where newer
 reports take the place of older ones."""
 
+_MESSAGE_S = 0.0001
+"""What gRPC takes of the process for a message, beside what we do."""
+_LEAST_SLEEP_S = 0.001
+
 _Context = grpc.aio.ServicerContext[report_pb2.RelayedReports, report_pb2.RelayAck]
 
 
@@ -84,6 +88,7 @@ class RelayCollector:
         self._prompts, self._knows = prompts, knows
         self._allowed_pause_s = pause_s
         self._turn = asyncio.Lock()
+        self._owed_s = 0.0
         self._relays: set[_Relay] = set()
         self._waking: set[asyncio.Task[None]] = set()
 
@@ -144,10 +149,16 @@ class RelayCollector:
             async with self._turn:
                 began_s = time.perf_counter()
                 self._take(relay, message)
-                if message.reports:
-                    await asyncio.sleep((time.perf_counter() - began_s) * (1.0 / SHARE - 1.0))
+                await self._leave_time(time.perf_counter() - began_s + _MESSAGE_S)
             silence.busy, silence.heard_s = False, clock()
             await self._acknowledge(relay, [report.worker for report in message.reports])
+
+    async def _leave_time(self, took_s: float) -> None:
+        """Leave to everybody else what is theirs, once it is as much as can be slept."""
+        self._owed_s += took_s * (1.0 / SHARE - 1.0)
+        if self._owed_s >= _LEAST_SLEEP_S:
+            await asyncio.sleep(self._owed_s)
+            self._owed_s = 0.0
 
     def _take(self, relay: _Relay, message: report_pb2.RelayedReports) -> None:
         bounds.at_most("reports", len(message.reports), bounds.MAX_RELAYED)
