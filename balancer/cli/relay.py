@@ -15,7 +15,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector as Scraped
 
-from balancer.agent.agent import MAX_REPORT_HZ
 from balancer.balancer_tls import BalancerTls, credentials
 from balancer.cli.metrics_page import serve_metrics
 from balancer.cli.tls_options import FILE, taken_tls, tls_options
@@ -39,6 +38,7 @@ To its agents it is a balancer. Of each worker it sends on the newest report, as
 stream a balancer. An agent may name two relays: one that is left suffices. Balancers behind relays tell each other of
 their picks (peers.addresses), which no relay passes on. Ctrl-C or SIGTERM ends it.
 """
+_MOST_HZ = 100.0
 _GRACE_S = 0.5
 
 
@@ -60,7 +60,7 @@ _GRACE_S = 0.5
 )
 @click.option(
     "--report-hz",
-    type=click.FloatRange(1.0, MAX_REPORT_HZ),
+    type=click.FloatRange(1.0, _MOST_HZ),
     default=20.0,
     show_default=True,
     help="Messages a second to one balancer, at most; one has the reports of many workers.",

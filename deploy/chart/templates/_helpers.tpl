@@ -46,6 +46,10 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- include "balancer.fullname" . }}-balancers
 {{- end }}
 
+{{- define "balancer.relays" -}}
+{{- include "balancer.fullname" . }}-relays
+{{- end }}
+
 {{- define "balancer.pool" -}}
 {{- include "balancer.fullname" .root }}-triton-{{ .pool.name }}
 {{- end }}
@@ -78,7 +82,7 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{/* The Secret that holds a part's certificate: clients, balancer, or agents (of a pool). "": there is none. */}}
+{{/* The Secret that holds a part's certificate: clients, balancer, relays, or agents (of a pool). "": there is none. */}}
 {{- define "balancer.secret" -}}
 {{- $certificates := .root.Values.certificates -}}
 {{- if eq $certificates.source "certManager" -}}
@@ -159,7 +163,7 @@ imagePullSecrets:
 {{- end }}
 {{- if eq $values.certificates.source "secrets" }}
 {{- range $part, $name := $values.certificates.secrets }}
-{{- if not $name }}{{ fail (printf "certificates.secrets.%s: empty; name an existing Secret" $part) }}{{ end }}
+{{- if not (or $name (and (eq $part "relays") (not $values.relays.replicas))) }}{{ fail (printf "certificates.secrets.%s: empty; name an existing Secret" $part) }}{{ end }}
 {{- end }}
 {{- end }}
 {{- if $values.triton.enabled }}

@@ -19,7 +19,9 @@ from support.chart import (
     workloads,
 )
 
+from balancer.cli.relay import relay as relay_command
 from balancer.config.config import parse
+from balancer.config.listen import ReportsListenerTls
 from balancer.config.overrides import Overrides
 from balancer.discovery.cluster.api import PODS
 from balancer.discovery.inference.objectives import OBJECTIVES
@@ -248,6 +250,8 @@ def test_pods_have_time_for_all_that_happens_at_their_end(name: str) -> None:
     for workload in workloads(example(name)):
         spec = workload["spec"]["template"]["spec"]
         grace = spec["terminationGracePeriodSeconds"]
+        if labels(workload)["app.kubernetes.io/component"] == "relays":
+            continue  # agents find another one at once
         hooks = {each["name"]: each["lifecycle"]["preStop"]["exec"]["command"] for each in spec["containers"]}
         if workload["kind"] == "Deployment":
             assert int(hooks["envoy"][-1]) < int(hooks["balancer"][-1]) < grace
@@ -280,7 +284,8 @@ def test_discovery_finds_tritons_by_what_their_pods_say(name: str) -> None:
         service = services["fleet-balancer-balancers"]
         assert service["spec"]["publishNotReadyAddresses"] is True
         reports = [each["port"] for each in service["spec"]["ports"] if each["name"].startswith("reports")]
-        assert told == [f"fleet-balancer-balancers:{port}" for port in reports]
+        balancers = [f"fleet-balancer-balancers:{port}" for port in reports]
+        assert told == (["fleet-balancer-relays:9102"] if "fleet-balancer-relays" in services else balancers)
         assert dict(of_agent)["worker"] == "$(POD_NAME)"
         (env,) = (each for each in agent["env"] if each["name"] == "POD_NAME")
         assert env["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.name"
@@ -343,6 +348,20 @@ def test_certificates_name_who_shows_them() -> None:
     )
     own = container(named(example("fleet"), "StatefulSet", "fleet-balancer-triton-l4"), "agent")
     assert "--tls-ca=/etc/balancer/tls/ca.crt" in own["args"]
+
+
+def test_agents_report_to_relays_and_relays_to_every_balancer_by_certificates_that_fit() -> None:
+    found = rendered(EXAMPLES["fleet"], values={"gateway.processes": 2, "gateway.frontend": "pick"})
+    (relay,) = containers(named(found, "Deployment", "fleet-balancer-relays"))
+    given = [each.lstrip("-").split("=", 1) for each in relay["args"] if "=" in each]
+    told = [address for option, address in given if option == "balancer"]
+    assert told == ["fleet-balancer-balancers:9102", "fleet-balancer-balancers:9103"]
+    assert dict(given)["listen"] == "0.0.0.0:9102"
+    agent = container(named(found, "StatefulSet", "fleet-balancer-triton-l4"), "agent")
+    certificate = named(found, "Certificate", "fleet-balancer-relays")["spec"]
+    assert {f"--tls-name={name}" for name in certificate["dnsNames"]} <= {*agent["args"]}
+    assert certificate["uris"] == [ReportsListenerTls.model_fields["relay_san"].default]
+    assert {name for name, _ in given} <= {option.lstrip("-") for each in relay_command.params for option in each.opts}
 
 
 def test_with_operators_the_rules_are_those_that_the_tests_fire_and_the_job_is_what_they_want() -> None:
