@@ -38,7 +38,10 @@ class _Readable(logging.Formatter):
     """The message, then what `extra` gave as `name=value`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        extras = {name: value for name, value in vars(record).items() if name not in _STANDARD}
+        # What begins with a line is a library's own, as Ray's of every record once it is imported.
+        extras = {
+            name: value for name, value in vars(record).items() if name not in _STANDARD and not name.startswith("_")
+        }
         extras.pop("message", None)
         return " ".join([super().format(record), *(f"{name}={value}" for name, value in extras.items())])
 

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -68,6 +69,25 @@ def test_console_on_a_terminal_shows_extras() -> None:
     stream = configured(LogSection(), terminal=True)
     logging.getLogger("balancer.test").info("config applied", extra={"policy": "wlpr"})
     assert "config applied policy=wlpr" in stream.getvalue()
+
+
+def test_what_a_library_notes_on_every_record_is_not_shown() -> None:
+    made = logging.getLogRecordFactory()
+
+    def noting(*arguments: Any, **named: Any) -> logging.LogRecord:
+        record = made(*arguments, **named)
+        record._of_a_library = 1  # as Ray does
+        return record
+
+    logging.setLogRecordFactory(noting)
+    try:
+        for terminal in (True, False):
+            stream = configured(LogSection(), terminal=terminal)
+            logging.getLogger("balancer.test").info("config applied", extra={"policy": "wlpr"})
+            assert "wlpr" in stream.getvalue()
+            assert "of_a_library" not in stream.getvalue()
+    finally:
+        logging.setLogRecordFactory(made)
 
 
 def test_configured_again_replaces() -> None:
