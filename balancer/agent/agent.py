@@ -21,6 +21,7 @@ from balancer.bounds import OutOfBoundsError
 from balancer.errors import OperatorError
 from balancer.files.schema import UNIX
 from balancer.reports import control
+from balancer.reports.addresses import check_address
 from balancer.reports.replicas import Replicas
 from balancer.scheduler.events import Report
 from balancer.scheduler.peers import ANSWER_WITHIN_S
@@ -86,9 +87,7 @@ class AgentOptions:
             ("openai", (self.openai,) if self.openai else (), "127.0.0.1:8000"),
         ):
             for address in addresses:
-                host, _, port = address.rpartition(":")
-                if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-                    raise OperatorError(f"{option}: {address!r} is not host:port; write it like {example}")
+                check_address(option, address, example)
         if not MIN_REPORT_HZ <= self.report_hz <= MAX_REPORT_HZ:
             valid = f"{MIN_REPORT_HZ:.0f} to {MAX_REPORT_HZ:.0f}"
             raise OperatorError(f"report_hz: {self.report_hz} is out of range; choose {valid} reports a second")

@@ -20,6 +20,8 @@ from balancer.cli.metrics_page import serve_metrics
 from balancer.cli.tls_options import FILE, taken_tls, tls_options
 from balancer.config.listen import WORKER, ReportsListenerTls
 from balancer.config.log import LogSection
+from balancer.files.schema import is_unix
+from balancer.reports.addresses import check_address
 from balancer.reports.collector import OWN_SERVER_OPTIONS, SERVER_OPTIONS
 from balancer.reports.relaying import Relay
 from balancer.server import malloc_trim as heap
@@ -83,6 +85,9 @@ _GRACE_S = 0.5
 def relay(listen: str, balancers: tuple[str, ...], report_hz: float, metrics: str, log_level: str, **tls: Any) -> None:
     """Take the reports of a rack's agents to all balancers: of each worker the newest, on one stream a balancer."""
     configure(LogSection.model_validate({"level": log_level}))
+    for address in balancers:
+        if not is_unix(address):
+            check_address("--balancer", address, "10.0.0.5:9102")
     towards, of_agents = taken_tls(tls), _listener_tls(**tls)
     if towards is not None:
         credentials(towards)
@@ -126,16 +131,14 @@ async def _serve(
     await server.start()
     heap.settle()
     pages = await serve_metrics(lambda: _latest(passing), metrics_at) if metrics_at else None
-    work = [passing.run()]
-    if certificates is not None:
-        work.append(certificates.follow(stop))
-    tasks = [asyncio.ensure_future(each) for each in work]
     try:
-        await stop.wait()
+        async with asyncio.TaskGroup() as group:
+            work = [passing.run(), *([] if certificates is None else [certificates.follow(stop)])]
+            tasks = [group.create_task(each) for each in work]
+            await stop.wait()
+            for task in tasks:
+                task.cancel()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         if pages is not None:
             await pages.stop()
         await server.stop(_GRACE_S)

@@ -6,11 +6,19 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Generic, NoReturn, Protocol, TypeVar
 
+from balancer.errors import OperatorError
 from balancer.files.schema import UNIX
 
 logger = logging.getLogger(__name__)
 
 _RESOLVE_PERIOD_S = 5.0
+
+
+def check_address(option: str, address: str, example: str) -> None:
+    """Raises OperatorError, which names the option, where it is not `host:port`."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise OperatorError(f"{option}: {address!r} is not host:port; write it like {example}")
 
 
 class Stream(Protocol):
