@@ -11,7 +11,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from balancer import bounds
-from balancer.bounds import OutOfBoundsError
+from balancer.bounds import OutOfBoundsError, shown
 from balancer.reports import report_pb2
 from balancer.reports.codec import ReportDecoder, in_flight_of
 from balancer.reports.intake import EndedError, Intake
@@ -219,7 +219,7 @@ class Collector:
             self.counts.streams -= 1
             self._streams.discard(stream)
             self._intake.end(stream.decoder.worker, stream)
-        self._intake.count_end(stream.decoder.worker, ended, context.peer())
+        self._intake.count_end(f"worker {shown(stream.decoder.worker)}", ended, context.peer())
         await stream.written()
         await context.abort(ended.code, ended.why)
 

@@ -123,7 +123,8 @@ class Intake:
             with contextlib.suppress(EndedError):  # which the log has, and nobody is left to be told
                 self._guarded(ReportsLost(worker), f"the end of worker {shown(worker)}'s reports was not taken in")
 
-    def count_end(self, worker: str, ended: EndedError, peer: str) -> None:
+    def count_end(self, whose: str, ended: EndedError, peer: str) -> None:
+        """Of a stream, or of what a relay's says of a worker; `whose` it was, in words."""
         counts = self.counts
         if isinstance(ended.__cause__, OutOfBoundsError):
             counts.invalid += 1
@@ -132,8 +133,7 @@ class Intake:
         counts.refused += ended.code is grpc.StatusCode.PERMISSION_DENIED
         counts.taken_over += ended.code is grpc.StatusCode.ABORTED
         if ended.code is not grpc.StatusCode.INTERNAL:
-            who = f"worker {shown(worker)}" if worker else "no worker yet"
-            self.warn(ended.code.name, "report stream of %s from %s ended: %s", who, peer, ended.why)
+            self.warn(ended.code.name, "report stream of %s from %s ended: %s", whose, peer, ended.why)
 
     def too_many(self, peer: str, most: int) -> str:
         """Count a stream that is one too many; returns the words that refuse it."""

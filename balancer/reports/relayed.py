@@ -10,7 +10,7 @@ from typing import ClassVar
 import grpc
 
 from balancer import bounds
-from balancer.bounds import OutOfBoundsError
+from balancer.bounds import OutOfBoundsError, shown
 from balancer.reports import report_pb2
 from balancer.reports.codec import ReportDecoder
 from balancer.reports.intake import EndedError, Intake
@@ -139,7 +139,7 @@ class RelayCollector:
             self.counts.relays = len(self._relays)
             for worker in relay.workers:
                 self._intake.end(worker, relay)
-        self._intake.count_end("", ended, context.peer())
+        self._intake.count_end("a relay", ended, context.peer())
         await context.abort(ended.code, ended.why)
 
     async def _receive(self, relay: _Relay, silence: Silence) -> None:
@@ -151,6 +151,7 @@ class RelayCollector:
                 self._take(relay, message)
                 await self._leave_time(time.perf_counter() - began_s + _MESSAGE_S)
             silence.busy, silence.heard_s = False, clock()
+            relay.received += 1
             await self._acknowledge(relay, [report.worker for report in message.reports])
 
     async def _leave_time(self, took_s: float) -> None:
@@ -163,7 +164,6 @@ class RelayCollector:
     def _take(self, relay: _Relay, message: report_pb2.RelayedReports) -> None:
         bounds.at_most("reports", len(message.reports), bounds.MAX_RELAYED)
         self.counts.bytes += message.ByteSize()
-        relay.received += 1
         for worker in message.lost:
             if relay.workers.pop(worker, None) is not None:
                 self._intake.end(worker, relay)
@@ -173,14 +173,15 @@ class RelayCollector:
             except EndedError as ended:
                 relay.over(report.worker, ended)
                 self._intake.end(report.worker, relay)
-                self._intake.count_end(report.worker, ended, relay.peer)
+                self._intake.count_end(f"worker {shown(report.worker)}", ended, relay.peer)
 
     def _take_report(self, relay: _Relay, message: report_pb2.WorkerReport) -> None:
         of = relay.workers.get(message.worker)
         if of is None:
             if not message.all_models:
                 return  # sent before the relay heard that nothing more is taken of it
-            bounds.at_most("workers", len(relay.workers) + 1, bounds.MAX_REPORT_STREAMS)
+            known = sum(len(each.workers) for each in self._relays)
+            bounds.at_most("workers", known + 1, bounds.MAX_RELAYED_WORKERS)
             of = relay.workers[message.worker] = _OfWorker(ReportDecoder())
         try:
             report = of.decoder.decode(message, of.number)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -16,14 +17,19 @@ from support.waiting import PATIENCE_S
 
 
 @contextlib.asynccontextmanager
-async def agent(address: str, tls: BalancerTls | None = None) -> AsyncIterator[Replicas]:
-    """An agent that reports of worker `w` 100 times a second while the block runs."""
-    replicas = Replicas([address], tls)
+async def agent(
+    *addresses: str,
+    worker: str = "w",
+    tls: BalancerTls | None = None,
+    made: Callable[[str, int], Report] | None = None,
+) -> AsyncIterator[Replicas]:
+    """An agent that reports of a worker 100 times a second while the block runs, what `made` makes of name and number;
+    None: `report_of`."""
+    replicas = Replicas(addresses, tls)
 
     async def offer() -> None:
-        number = 0
-        while True:
-            replicas.offer(report_of("w", number := number + 1))
+        for number in itertools.count():
+            replicas.offer((made or report_of)(worker, number))
             await asyncio.sleep(0.01)
 
     tasks = [asyncio.create_task(replicas.run()), asyncio.create_task(offer())]

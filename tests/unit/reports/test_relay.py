@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from support.relays import balancing, relaying
-from support.reports import ReceivedEvents, report_of
+from support.reports import ReceivedEvents, agent, report_of
 from support.waiting import eventually
 
 from balancer import bounds
@@ -18,32 +18,10 @@ from balancer.reports import relaying as module
 from balancer.reports import report_pb2
 from balancer.reports.codec import ReportEncoder
 from balancer.reports.relaying import METHOD
-from balancer.reports.replicas import Replicas
 from balancer.scheduler.events import Report, ReportsLost, SentPrompt
 from balancer.scheduler.peers import UntoldPrompts
 
 Call = grpc.aio.StreamStreamCall[report_pb2.RelayedReports, report_pb2.RelayAck]
-
-
-@contextlib.asynccontextmanager
-async def agent(
-    worker: str, *addresses: str, made: Callable[[str, int], Report] = report_of
-) -> AsyncIterator[Replicas]:
-    """Reports 100 times a second while the block runs."""
-    replicas = Replicas(addresses)
-
-    async def offer() -> None:
-        for number in itertools.count():
-            replicas.offer(made(worker, number))
-            await asyncio.sleep(0.01)
-
-    tasks = [asyncio.create_task(replicas.run()), asyncio.create_task(offer())]
-    try:
-        yield replicas
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def of(worker: str, least: int = 0) -> Callable[[Report], bool]:
@@ -60,9 +38,9 @@ async def test_reports_of_all_workers_come_to_all_balancers_and_so_does_their_en
         balancing(received[0]) as (intake, first),
         balancing(received[1]) as (_, second),
         relaying([first, second]) as (relay, address),
-        agent("a", address),
+        agent(address, worker="a"),
     ):
-        async with agent("b", address):
+        async with agent(address, worker="b"):
             for each in received:
                 for worker in ("a", "b"):
                     report = await each.report(
@@ -81,7 +59,7 @@ async def test_a_balancer_that_comes_back_hears_all_again() -> None:
     async with contextlib.AsyncExitStack() as stack:
         async with balancing(first) as (_, balancer):
             _, address = await stack.enter_async_context(relaying([balancer]))
-            await stack.enter_async_context(agent("a", address))
+            await stack.enter_async_context(agent(address, worker="a"))
             await first.report(of("a", 5))
         async with balancing(second, port=int(balancer.rpartition(":")[2])):
             await second.report(of("a", 5))
@@ -92,7 +70,7 @@ async def test_a_worker_of_two_relays_is_lost_with_the_second() -> None:
     async with balancing(received) as (intake, balancer), contextlib.AsyncExitStack() as stack:
         _, first = await stack.enter_async_context(relaying([balancer]))
         async with relaying([balancer]) as (_, second):
-            replicas = await stack.enter_async_context(agent("a", first, second))
+            replicas = await stack.enter_async_context(agent(first, second, worker="a"))
             await eventually(lambda: replicas.connected == 2 and intake.counts.relays == 2)
             before = await received.report(of("a"), after=len(received.events))
         seen = len(received.events)
@@ -112,12 +90,12 @@ async def test_an_agent_that_comes_by_itself_takes_its_worker_over_and_gives_it_
     async with (
         balancing(received) as (intake, balancer),
         relaying([balancer]) as (relay, address),
-        agent("a", address),
-        agent("b", address),
+        agent(address, worker="a"),
+        agent(address, worker="b"),
     ):
         by_relay = await received.report(of("a"))
         other = await received.report(of("b"))
-        async with agent("a", balancer, made=lambda worker, number: report_of(worker, number, incarnation=2)):
+        async with agent(balancer, worker="a", made=lambda worker, number: report_of(worker, number, incarnation=2)):
             itself = await received.report(lambda report: report.worker == "a" and report.incarnation == 2)
             assert itself.stream > by_relay.stream
             await eventually(lambda: relay.counts.refused > 0)
@@ -166,7 +144,7 @@ async def test_an_agent_hears_that_its_worker_drains_once_every_balancer_knows()
             relaying([balancer, f"127.0.0.1:{port}"]) as (relay, address),
         ):
             await eventually(lambda: relay.connected == 2)
-            async with agent("a", address, made=draining) as replicas:
+            async with agent(address, worker="a", made=draining) as replicas:
                 await received.report(lambda report: report.draining)
                 await eventually(lambda: replicas.connected == 1)
                 assert replicas.unaware_of_draining
@@ -183,7 +161,7 @@ async def test_prompts_of_one_balancer_come_to_the_others() -> None:
         balancing(received[0], prompts=untold.take) as (_, first),
         balancing(received[1]) as (_, second),
         relaying([first, second]) as (_, address),
-        agent("a", address),
+        agent(address, worker="a"),
     ):
         for each in received:
             await each.report(of("a", 10))
@@ -199,7 +177,7 @@ async def test_agents_hear_what_pauses_balancers_allow() -> None:
     async with (
         balancing(ReceivedEvents(), pause_s=lambda: pause_s) as (_, balancer),
         relaying([balancer]) as (_, address),
-        agent("a", address) as replicas,
+        agent(address, worker="a") as replicas,
     ):
         await eventually(lambda: replicas.connected == 1 and replicas.pause_s > 0.0)
         pause_s = 0.0

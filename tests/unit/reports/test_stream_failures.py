@@ -97,7 +97,7 @@ async def test_an_agent_logs_once_why_it_cannot_reach_a_balancer_and_what_to_do(
         else:
             address = await stack.enter_async_context(balancer(ReceivedEvents(), server))
         with caplog.at_level(logging.WARNING, "balancer.reports.stream_failures"):
-            async with agent(address, tls):
+            async with agent(address, tls=tls):
                 await eventually(lambda: caplog.messages, "the agent says what is wrong")
                 await asyncio.sleep(0.5)  # Some more attempts, which say nothing.
     first, *more = caplog.messages
