@@ -126,7 +126,7 @@ async def test_renewed_certificates_are_used_by_the_next_connection(tmp_path: Pa
     first, second = ReceivedEvents(), ReceivedEvents()
     async with contextlib.AsyncExitStack() as stack:
         async with balancer(first, credentials(authority, clients=authority)) as address:
-            await stack.enter_async_context(agent(address, tls))
+            await stack.enter_async_context(agent(address, tls=tls))
             await first.report(lambda report: True)
             renewed = Authority(tmp_path / "tls")
             renewed.issue("client", dns="agent")
