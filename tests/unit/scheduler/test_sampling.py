@@ -13,7 +13,7 @@ from policies.base import Policy, Request
 from policies.least_requests import LeastRequests
 from policies.random_choice import RandomChoice
 
-SAMPLED, MANY = 8, 160
+SAMPLED, MANY = 6, 100
 
 
 def fleet(workers: int = MANY, policy: Policy | None = None, **settings: object) -> Router:
@@ -38,15 +38,15 @@ def test_up_to_sixteen_times_as_many_are_all_looked_at() -> None:
 
 def test_each_request_looks_at_others_and_all_get_as_many() -> None:
     router, sizes, picked = fleet(), [], Counter[str]()
-    for number in range(3000):
+    for number in range(2000):
         sizes.append(len(looked_at(router, Request("m", number=number))))
         decision = router.route(Request("m"), 0.0)
         picked[decision.worker] += 1
         router.observe(Withdrawn(decision.number), 0.0)
-    assert sum(sizes) / len(sizes) == pytest.approx(SAMPLED, rel=0.05)
+    assert sum(sizes) / len(sizes) == pytest.approx(SAMPLED, rel=0.1)
     assert min(sizes) > 0
     assert len(picked) == MANY
-    assert max(picked.values()) < 3 * 3000 / MANY
+    assert max(picked.values()) < 3 * 2000 / MANY
 
 
 def test_the_least_loaded_of_those_looked_at_is_picked() -> None:
