@@ -108,7 +108,8 @@ async def test_the_deadline_reaches_the_worker_and_ends_the_call() -> None:
 
         await eventually(reaches_the_worker, "it comes there in time")
         await eventually(lambda: rig.worker.cancelled == len(rig.worker.left_s))
-        assert all(left_s is not None and left_s < 0.3 for left_s in rig.worker.left_s)
+        # gRPC rounds up what it says of a deadline.
+        assert all(left_s is not None and left_s < 0.4 for left_s in rig.worker.left_s)
 
 
 async def test_a_client_that_leaves_ends_the_workers_work_and_is_no_fault_of_its() -> None:
