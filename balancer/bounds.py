@@ -76,7 +76,7 @@ MAX_RELAYS = 256
 MAX_RELAYED = 64
 """Workers in one message of a relay: as many reports as are taken in before anything else has its turn."""
 MAX_RELAYED_WORKERS = 32_768
-"""Of which all relays together speak, each of theirs counted."""
+"""That all relays of one balancer process may report on; a worker of two relays counts twice."""
 MAX_STREAMS_PER_CONNECTION = 64
 """Of reports; an agent's connection carries one."""
 MAX_COUNT = 2**53

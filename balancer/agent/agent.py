@@ -19,9 +19,8 @@ from balancer.agent.triton_source import TritonSource
 from balancer.balancer_tls import BalancerTls, credentials
 from balancer.bounds import OutOfBoundsError
 from balancer.errors import OperatorError
-from balancer.files.schema import UNIX
 from balancer.reports import control
-from balancer.reports.addresses import check_address
+from balancer.reports.addresses import check_address, check_targets
 from balancer.reports.replicas import Replicas
 from balancer.scheduler.events import Report
 from balancer.scheduler.peers import ANSWER_WITHIN_S
@@ -78,9 +77,8 @@ class AgentOptions:
             bounds.text("device", self.device)
         except OutOfBoundsError as error:
             raise OperatorError(str(error)) from error
-        tcp = tuple(each for each in self.balancers if not each.startswith(f"{UNIX}/"))
+        check_targets("balancers", self.balancers, "127.0.0.1:9102")
         for option, addresses, example in (
-            ("balancers", tcp, "127.0.0.1:9102"),
             ("triton_grpc", (self.triton_grpc,), "127.0.0.1:8001"),
             ("triton_metrics", (self.triton_metrics,), "127.0.0.1:8002"),
             ("triton_http", (self.triton_http,) if self.triton_http else (), "127.0.0.1:8000"),

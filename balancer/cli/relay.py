@@ -20,8 +20,7 @@ from balancer.cli.metrics_page import serve_metrics
 from balancer.cli.tls_options import FILE, taken_tls, tls_options
 from balancer.config.listen import WORKER, ReportsListenerTls
 from balancer.config.log import LogSection
-from balancer.files.schema import is_unix
-from balancer.reports.addresses import check_address
+from balancer.reports.addresses import check_targets
 from balancer.reports.collector import OWN_SERVER_OPTIONS, SERVER_OPTIONS
 from balancer.reports.relaying import Relay
 from balancer.server import malloc_trim as heap
@@ -85,9 +84,7 @@ _GRACE_S = 0.5
 def relay(listen: str, balancers: tuple[str, ...], report_hz: float, metrics: str, log_level: str, **tls: Any) -> None:
     """Take the reports of a rack's agents to all balancers: of each worker the newest, on one stream a balancer."""
     configure(LogSection.model_validate({"level": log_level}))
-    for address in balancers:
-        if not is_unix(address):
-            check_address("--balancer", address, "10.0.0.5:9102")
+    check_targets("--balancer", balancers, "10.0.0.5:9102")
     towards, of_agents = taken_tls(tls), _listener_tls(**tls)
     if towards is not None:
         credentials(towards)
@@ -162,7 +159,7 @@ class _Counted(Scraped):
         )
         yield counter("balancer_relay_reports", "Reports that agents sent", agents.reports)
         yield counter("balancer_relay_reports_sent", "Reports sent on, to each balancer", counts.sent)
-        says = "Reports that a newer one took the place of before they were sent on, of each balancer"
+        says = "Reports that a newer one of their worker replaced before they were sent to a balancer"
         yield counter("balancer_relay_reports_replaced", says, counts.replaced)
         yield counter("balancer_relay_refused", "Times that a balancer took no more of a worker", counts.refused)
         ended = {cause: getattr(agents, cause) for cause in ("silent", "invalid", "refused", "taken_over", "too_many")}

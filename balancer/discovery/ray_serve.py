@@ -26,7 +26,7 @@ PATH = "/api/serve/applications/"
 PERIOD_S = 0.5
 _TIMEOUT_S = 5.0
 _MOST_BYTES = 8 * 2**20
-"""Of an answer; a replica takes some 700."""
+"""Most bytes of an answer that are read; each replica takes some 700."""
 MAX_REPLICAS = 1000
 _OF_REPLICA = "SERVE_REPLICA::"
 """What the name of a replica's actor begins with."""

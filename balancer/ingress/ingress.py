@@ -43,7 +43,7 @@ class Options:
     in_order: bool = False
     """Whether messages of one key wait for each other."""
     drain_s: float = 25.0
-    """Seconds that messages in hand have to end, once the ingress is told to stop."""
+    """Seconds within which the messages that it holds must end, once the ingress is told to stop."""
 
 
 class Ingress:

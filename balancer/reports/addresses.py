@@ -14,6 +14,13 @@ logger = logging.getLogger(__name__)
 _RESOLVE_PERIOD_S = 5.0
 
 
+def check_targets(option: str, targets: Sequence[str], example: str) -> None:
+    """As `check_address` of each that is no `unix:/path`."""
+    for target in targets:
+        if not target.startswith(f"{UNIX}/"):
+            check_address(option, target, example)
+
+
 def check_address(option: str, address: str, example: str) -> None:
     """Raises OperatorError, which names the option, where it is not `host:port`."""
     host, _, port = address.rpartition(":")

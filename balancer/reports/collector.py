@@ -15,7 +15,7 @@ from balancer.bounds import OutOfBoundsError, shown
 from balancer.reports import report_pb2
 from balancer.reports.codec import ReportDecoder, in_flight_of
 from balancer.reports.intake import EndedError, Intake
-from balancer.reports.prompts import encode_prompts
+from balancer.reports.prompts import encode_prompts, no_prompts
 from balancer.reports.silence import SILENCE_S, Silence
 from balancer.scheduler.events import SentPrompt
 from balancer.scheduler.peers import AtWorker
@@ -51,10 +51,6 @@ def _nothing(_worker: str) -> AtWorker:
     return AtWorker()
 
 
-def _none(_worker: str) -> tuple[SentPrompt, ...]:
-    return ()
-
-
 @dataclass(eq=False, slots=True)
 class _Stream:
     context: _Context
@@ -72,7 +68,7 @@ class _Stream:
     received: int = 0
     answered: int = 0
     before_draining: int | None = None
-    """Of the reports received, those before the first that says draining, as all since do; None: the last does not."""
+    """How many reports came before the first one that says draining; None: the last one does not say so."""
     ended: EndedError | None = None
     """Why its task was cancelled, where that was our doing."""
     acknowledged_s: float = -math.inf
@@ -151,7 +147,7 @@ class Collector:
         may_speak: MaySpeak = anybody,
         at_worker: Callable[[str], AtWorker] = _nothing,
         told_all: Callable[[str], bool] = lambda worker: False,
-        prompts: Callable[[str], Iterable[SentPrompt]] = _none,
+        prompts: Callable[[str], Iterable[SentPrompt]] = no_prompts,
         knows: Callable[[str], bool] = lambda worker: False,
         pause_s: Callable[[], float] = lambda: 0.0,
         knows_draining: Callable[[str], bool] = lambda worker: True,

@@ -1,4 +1,4 @@
-"""What reports become, by whichever way they come: events, of whoever speaks for each worker."""
+"""Takes in reports, from agents and relays alike: passes them on as events, and keeps who speaks for each worker."""
 
 import contextlib
 import logging
@@ -21,9 +21,9 @@ class ReportCounts:
     """What came since the process began; all cumulative but `streams` and `relays`."""
 
     streams: int = 0
-    """Of agents, open."""
+    """Agents' streams that are open."""
     relays: int = 0
-    """Of relays, open."""
+    """Relays' streams that are open."""
     reports: int = 0
     bytes: int = 0
     """Of serialised reports and questions, without gRPC's and HTTP/2's framing."""

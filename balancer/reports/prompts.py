@@ -18,6 +18,11 @@ _MOST_TOKENS = 2**32 - 1
 """The largest `uint32`, which is the type of `prefix_tokens`."""
 
 
+def no_prompts(_worker: str) -> tuple[SentPrompt, ...]:
+    """Of a balancer that sends none."""
+    return ()
+
+
 def encode_prompts(prompts: Iterable[SentPrompt]) -> Iterator[report_pb2.SentPrompt]:
     for model, tokens, prefix in prompts:
         known = prefix[:MOST_CHECKPOINTS]

@@ -14,7 +14,7 @@ from balancer.bounds import OutOfBoundsError, shown
 from balancer.reports import report_pb2
 from balancer.reports.codec import ReportDecoder
 from balancer.reports.intake import EndedError, Intake
-from balancer.reports.prompts import encode_prompts
+from balancer.reports.prompts import encode_prompts, no_prompts
 from balancer.reports.silence import SILENCE_S, Silence
 from balancer.scheduler.events import SentPrompt
 
@@ -28,10 +28,6 @@ _MESSAGE_S = 0.0001
 _LEAST_SLEEP_S = 0.001
 
 _Context = grpc.aio.ServicerContext[report_pb2.RelayedReports, report_pb2.RelayAck]
-
-
-def _none(_worker: str) -> tuple[SentPrompt, ...]:
-    return ()
 
 
 @dataclass(slots=True)
@@ -78,7 +74,7 @@ class RelayCollector:
         intake: Intake,
         silence_s: float = SILENCE_S,
         *,
-        prompts: Callable[[str], Iterable[SentPrompt]] = _none,
+        prompts: Callable[[str], Iterable[SentPrompt]] = no_prompts,
         knows: Callable[[str], bool] = lambda worker: True,
         pause_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
@@ -152,7 +148,7 @@ class RelayCollector:
                 await self._leave_time(time.perf_counter() - began_s + _MESSAGE_S)
             silence.busy, silence.heard_s = False, clock()
             relay.received += 1
-            await self._acknowledge(relay, [report.worker for report in message.reports])
+            await self._acknowledge(relay, [each.worker for each in message.reports if each.worker in relay.workers])
 
     async def _leave_time(self, took_s: float) -> None:
         """Leave to everybody else what is theirs, once it is as much as can be slept."""
@@ -193,7 +189,8 @@ class RelayCollector:
         self._intake.take(report)
 
     async def _acknowledge(self, relay: _Relay, workers: Iterable[str]) -> None:
-        """Acknowledge all that was received; `workers`: whom the last message was of."""
+        """Acknowledge all that was received; `workers`: those of the last message that the relay speaks for. Whoever
+        merely names a worker gets nothing of what was kept for its agent."""
         async with relay.lock:
             relay.granted_pause_s = min(self._allowed_pause_s(), self._silence_s / 3)
             told: list[report_pb2.WorkerPrompts] = []

@@ -21,7 +21,7 @@ from balancer.reports.collector import Collector, MaySpeak, anybody
 from balancer.reports.intake import Intake
 from balancer.reports.outgoing import Outgoing
 from balancer.reports.prompts import PromptLog, decode_prompts
-from balancer.reports.sending import channel_to
+from balancer.reports.sending import STEADY_S, channel_to
 from balancer.reports.stream_failures import StreamFailure, StreamStatus, explain, shown_to
 from balancer.scheduler.events import Event, Report, ReportsLost
 
@@ -37,6 +37,8 @@ _PAUSE_S = 1.0
 _REFUSED_S = 5.0
 """Until a balancer is told again of a worker of which it took no more."""
 _LONGEST_PAUSE_S = 1.0
+_MOST_SHOWN = 300
+"""Characters of a balancer's reason that the log gets."""
 
 _Method = grpc.aio.StreamStreamMultiCallable[report_pb2.RelayedReports, report_pb2.RelayAck]
 _Call = grpc.aio.StreamStreamCall[report_pb2.RelayedReports, report_pb2.RelayAck]
@@ -94,12 +96,14 @@ class _ToBalancer:
         self._moved.set()
 
     async def run(self) -> None:
+        loop = asyncio.get_running_loop()
         while self.wanted:
+            began_s = loop.time()
             failure = await self._connection()
-            if self._acknowledged_s > -math.inf:
+            if self._acknowledged_s > -math.inf and loop.time() - began_s > STEADY_S:
                 self._status.well()
             self._begin()
-            self._status.failed(failure, asyncio.get_running_loop().time())
+            self._status.failed(failure, loop.time())
             await asyncio.sleep(_PAUSE_S * random.uniform(0.5, 1.0))
 
     async def _connection(self) -> StreamFailure:
@@ -156,7 +160,7 @@ class _ToBalancer:
             if self._outgoing.forget(refused.worker):
                 self._muted[refused.worker] = now_s + _REFUSED_S
                 self._relay.counts.refused += 1
-                self._warn("takes no more of worker %s: %s", shown(refused.worker), refused.why)
+                self._warn("takes no more of worker %s: %s", shown(refused.worker), refused.why[:_MOST_SHOWN])
         for told in ack.prompts:
             try:
                 decode_prompts(told.prompts)

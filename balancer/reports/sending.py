@@ -32,7 +32,7 @@ _FIRST_PAUSE_S = 0.1
 _LAST_PAUSE_S = 1.0
 """Without a connection, or where another agent took the worker over: a restarted balancer is found in a second."""
 _LAST_REFUSED_PAUSE_S = 5.0
-_STEADY_S = 10.0
+STEADY_S = 10.0
 """A stream that lasted so long was well: the next pause is short again, and a failure is news."""
 _DIAGNOSIS_TIMEOUT_S = 2.0
 _REFUSALS = frozenset(
@@ -139,11 +139,11 @@ class Replica:
             was_connected = self._acknowledged_s > -math.inf
             self._acknowledged_s, self._draining_sent = -math.inf, 0
             self._forget_answers()
-            if was_connected and loop.time() - began_s > _STEADY_S:
+            if was_connected and loop.time() - began_s > STEADY_S:
                 self._status.well()
             self._status.failed(failure, loop.time())
             # Two agents of one name take turns: they must not do so as fast as they can.
-            if was_connected and (failure.code is not grpc.StatusCode.ABORTED or loop.time() - began_s > _STEADY_S):
+            if was_connected and (failure.code is not grpc.StatusCode.ABORTED or loop.time() - began_s > STEADY_S):
                 pause_s = _FIRST_PAUSE_S
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _LAST_REFUSED_PAUSE_S if failure.code in _REFUSALS else _LAST_PAUSE_S)

@@ -9,7 +9,7 @@ import grpc
 import pytest
 import pytest_asyncio
 from support.balancer_alone import WORKER, BalancerAlone
-from support.reports import report_of
+from support.reports import calling, report_of
 from support.running import running
 from support.waiting import eventually
 
@@ -31,15 +31,9 @@ class Balancer(BalancerAlone):
     @contextlib.asynccontextmanager
     async def stream(self) -> AsyncIterator[Call]:
         """A report stream on a connection of its own."""
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        async with grpc.aio.insecure_channel(self.reports, options=options) as channel:
-            method: grpc.aio.StreamStreamMultiCallable[report_pb2.WorkerReport, report_pb2.ReportAck]
-            method = channel.stream_stream(
-                METHOD,
-                request_serializer=report_pb2.WorkerReport.SerializeToString,
-                response_deserializer=report_pb2.ReportAck.FromString,
-            )
-            yield method()
+        asked = {"method": METHOD, "message": report_pb2.WorkerReport, "answer": report_pb2.ReportAck}
+        async with calling(self.reports, **asked) as call:
+            yield call
 
     async def refuses(self, message: report_pb2.WorkerReport) -> str:
         """Why it ends the stream that carries this message first; fails where it does not."""

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from balancer.balancer_tls import BalancerTls
 from balancer.reports.collector import OWN_SERVER_OPTIONS, SERVER_OPTIONS, Collector
@@ -39,6 +40,17 @@ async def agent(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def calling(
+    address: str, *metadata: tuple[str, str], method: str, message: type[Message], answer: type[Message]
+) -> AsyncIterator[Any]:
+    """A stream of our own, on its own connection, so that it carries what nobody else would send."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        serializers = {"request_serializer": message.SerializeToString, "response_deserializer": answer.FromString}
+        yield channel.stream_stream(method, **serializers)(metadata=metadata)
 
 
 class ReceivedEvents:

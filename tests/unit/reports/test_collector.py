@@ -1,13 +1,14 @@
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import pytest
 from support.reports import ReceivedEvents, collecting, report_of
+from support.reports import calling as any_calling
 
 from balancer.reports import report_pb2
 from balancer.reports.codec import ReportEncoder
@@ -22,17 +23,8 @@ from policies.round_robin import RoundRobin
 Call = grpc.aio.StreamStreamCall[report_pb2.WorkerReport, report_pb2.ReportAck]
 
 
-@contextlib.asynccontextmanager
-async def calling(address: str, *metadata: tuple[str, str]) -> AsyncIterator[Call]:
-    """A stream of our own, so that it carries what no agent would send."""
-    async with grpc.aio.insecure_channel(address) as channel:
-        method: grpc.aio.StreamStreamMultiCallable[report_pb2.WorkerReport, report_pb2.ReportAck]
-        method = channel.stream_stream(
-            METHOD,
-            request_serializer=report_pb2.WorkerReport.SerializeToString,
-            response_deserializer=report_pb2.ReportAck.FromString,
-        )
-        yield method(metadata=metadata)
+calling = functools.partial(any_calling, method=METHOD, message=report_pb2.WorkerReport, answer=report_pb2.ReportAck)
+"""A stream of our own."""
 
 
 def received(report: Report, stream: int = 1) -> Report:

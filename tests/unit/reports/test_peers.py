@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import grpc
 import pytest
 from support.fleets import make_router
 from support.reports import ReceivedEvents
+from support.reports import calling as any_calling
 
 from balancer import bounds
 from balancer.bounds import OutOfBoundsError
@@ -38,17 +40,8 @@ async def hearing(
         await server.stop(0)
 
 
-@contextlib.asynccontextmanager
-async def calling(address: str) -> AsyncIterator[Call]:
-    """A stream of our own, so that it carries what no balancer would send."""
-    async with grpc.aio.insecure_channel(address) as channel:
-        method: grpc.aio.StreamStreamMultiCallable[report_pb2.PicksTold, report_pb2.PeerAck]
-        method = channel.stream_stream(
-            METHOD,
-            request_serializer=report_pb2.PicksTold.SerializeToString,
-            response_deserializer=report_pb2.PeerAck.FromString,
-        )
-        yield method()
+calling = functools.partial(any_calling, method=METHOD, message=report_pb2.PicksTold, answer=report_pb2.PeerAck)
+"""A stream of our own."""
 
 
 @contextlib.asynccontextmanager

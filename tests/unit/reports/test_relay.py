@@ -3,14 +3,16 @@
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import pytest
 from support.relays import balancing, relaying
 from support.reports import ReceivedEvents, agent, report_of
+from support.reports import calling as any_calling
 from support.waiting import eventually
 
 from balancer import bounds
@@ -184,17 +186,8 @@ async def test_agents_hear_what_pauses_balancers_allow() -> None:
         await eventually(lambda: replicas.pause_s == 0.0)
 
 
-@contextlib.asynccontextmanager
-async def calling(address: str) -> AsyncIterator[Call]:
-    """A relay's stream, by hand."""
-    async with grpc.aio.insecure_channel(address) as channel:
-        method: grpc.aio.StreamStreamMultiCallable[report_pb2.RelayedReports, report_pb2.RelayAck]
-        method = channel.stream_stream(
-            METHOD,
-            request_serializer=report_pb2.RelayedReports.SerializeToString,
-            response_deserializer=report_pb2.RelayAck.FromString,
-        )
-        yield method()
+calling = functools.partial(any_calling, method=METHOD, message=report_pb2.RelayedReports, answer=report_pb2.RelayAck)
+"""A relay's stream, by hand."""
 
 
 def encoded(*workers: str) -> list[report_pb2.WorkerReport]:
@@ -225,6 +218,22 @@ async def test_a_report_out_of_bounds_harms_its_worker_alone() -> None:
         numbers = [event.number for event in received.events if isinstance(event, Report) and event.worker == "bad"]
         assert numbers == [1, 3]
         assert intake.counts.invalid == 1
+
+
+async def test_who_merely_names_a_worker_gets_none_of_its_prompts() -> None:
+    untold, prompt = UntoldPrompts(), SentPrompt("m", 100.0, ((7, 64.0),))
+    untold.add("w", prompt)
+    async with balancing(ReceivedEvents(), prompts=untold.take) as (_, balancer), calling(balancer) as call:
+        for fields in ({"all_models": False}, {"all_models": True, "device": "d" * 1000}):
+            named = report_pb2.WorkerReport(worker="w", incarnation=1, number=1, **fields)
+            await call.write(report_pb2.RelayedReports(reports=[named]))
+            ack = await call.read()
+            assert isinstance(ack, report_pb2.RelayAck)
+            assert not ack.prompts
+        await call.write(report_pb2.RelayedReports(reports=encoded("w")))
+        ack = await call.read()
+        assert isinstance(ack, report_pb2.RelayAck)
+        assert [(each.worker, len(each.prompts)) for each in ack.prompts] == [("w", 1)]
 
 
 async def test_a_message_of_too_many_workers_ends_the_stream_and_all_that_it_carried() -> None:
