@@ -14,7 +14,8 @@ from urllib.parse import quote
 import aiohttp
 
 from balancer.files.answers import TooLongError, whole_body
-from balancer.ingress.message import ID_HEADER, MAX_ID_BYTES, NO_ID, Message
+from balancer.ingress.events import Execution
+from balancer.ingress.message import EXECUTION_HEADER, ID_HEADER, MAX_ID_BYTES, NO_ID, Message
 
 DEADLINE_HEADER = "x-deadline-ms"
 MODEL_HEADER, VERSION_HEADER, PATH_HEADER = "x-model", "x-model-version", "x-path"
@@ -157,8 +158,10 @@ class Caller:
         if self._session is not None:
             await self._session.close()
 
-    async def call(self, call: Call, message: Message, until_s: float) -> Answer | Failure:
-        """Send it, once; `until_s`: Unix time of its deadline."""
+    async def call(
+        self, call: Call, message: Message, until_s: float, execution: Execution | None = None
+    ) -> Answer | Failure:
+        """Send it, once; `until_s`: Unix time of its deadline. `execution` gets what comes of a streamed answer."""
         session = self._session
         assert session is not None  # opened before
         left_s = min(until_s - self._unix_s(), MAX_CALL_S)
@@ -171,7 +174,8 @@ class Caller:
             async with session.post(
                 url, data=message.body, headers=headers, timeout=limit, allow_redirects=False
             ) as response:
-                body = await whole_body(response, MAX_ANSWER_BYTES)
+                told = execution if response.content_type == "text/event-stream" else None
+                body = await whole_body(response, MAX_ANSWER_BYTES, *(() if told is None else (told.feed,)))
         except aiohttp.ClientConnectorError as error:
             return Failure(f"nobody answers at {self._listener}: {error.strerror or error}", final=False, begun=0)
         except TimeoutError:
@@ -180,12 +184,14 @@ class Caller:
             return Failure(str(error), final=True)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return Failure(f"the connection to the listener broke: {error}"[:MAX_REASON_BYTES], final=False)
-        return _read(response.status, response.headers, body)
+        return _read(response.status, response.headers, body, told)
 
 
-def _read(status: int, headers: Mapping[str, str], body: bytes) -> Answer | Failure:
+def _read(status: int, headers: Mapping[str, str], body: bytes, told: Execution | None) -> Answer | Failure:
     if 200 <= status < 300:
         kept = {name: headers[name] for name in RETURNED if name in headers}
+        if told is not None:
+            kept[EXECUTION_HEADER] = told.name
         return Answer(body, kept | {"x-status": str(status)})
     said = " ".join(body[:MAX_REASON_BYTES].decode("utf-8", "replace").split())
     reason = f"the listener answers {status}: {said}"

@@ -60,6 +60,7 @@ headers, and what each broker guarantees. After Ctrl-C or SIGTERM it takes no ne
 @click.option("--requests", default="requests", show_default=True, help="Topic of the requests.")
 @click.option("--answers", default="answers", show_default=True, help="Topic of the answers.")
 @click.option("--dead-letters", default="", help="Topic of what cannot be answered  [default: that of requests, -dead]")
+@click.option("--events", default="", help="Topic of the events of streamed answers, as they come  [default: none]")
 @click.option("--group", default="balancer", show_default=True, help="Ingresses of one group share the requests.")
 @click.option(
     "--name",
@@ -86,6 +87,7 @@ def ingress(
     requests: str,
     answers: str,
     dead_letters: str,
+    events: str,
     group: str,
     name: str,
     in_order: bool,
@@ -102,10 +104,11 @@ def ingress(
     if urlsplit(listener).scheme not in ("http", "https"):
         raise click.UsageError(f"--listener {listener!r}: give http://HOST:PORT or https://HOST:PORT")
     dead = dead_letters or f"{requests}-dead"
-    if len({requests, answers, dead}) < 3:
-        raise click.UsageError("--requests, --answers and --dead-letters must name three topics")
+    named = [each for each in (requests, answers, dead, events) if each]
+    if len(named) > len(set(named)):
+        raise click.UsageError("--requests, --answers, --dead-letters and --events must each name another topic")
     own_name = name or f"{socket.gethostname()}-{os.getpid()}"
-    broker = _broker(broker_url, Topics(requests, answers, dead, group, in_order, lease_s, own_name))
+    broker = _broker(broker_url, Topics(requests, answers, dead, group, in_order, lease_s, own_name, events))
     tls = None if listener_ca is None else ssl.create_default_context(cafile=listener_ca)
     balancers = balancers_of(**where)
     uvloop.run(
@@ -113,7 +116,7 @@ def ingress(
             broker,
             Caller(listener, tls),
             Room(lambda: balancers.get("/room")),
-            Options(model, in_order, drain_s),
+            Options(model, in_order, bool(events), drain_s),
             metrics,
         )
     )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from balancer.ingress.calls import MODEL_HEADER, Answer, Call, Failure, UnservableError, call_of, deadline_s
+from balancer.ingress.events import Events, Execution
 from balancer.ingress.message import Broker, BrokerError, Message, Settled
 from balancer.ingress.metrics import IngressMetrics
 from balancer.ingress.room import Room
@@ -33,7 +34,7 @@ MOST_HEADERS, MOST_NAME_CHARACTERS, MOST_VALUE_CHARACTERS = 32, 128, 1024
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 _LAG_PERIOD_S = 2.0
 Done = TypeVar("Done")
-Send = Callable[[Call, Message, float], Awaitable[Answer | Failure]]
+Send = Callable[[Call, Message, float, Execution | None], Awaitable[Answer | Failure]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class Options:
     """The model of a message that names none."""
     in_order: bool = False
     """Whether messages of one key wait for each other."""
+    events: bool = False
+    """Whether events of streamed answers are published as they come."""
     drain_s: float = 25.0
     """Seconds within which the messages that it holds must end, once the ingress is told to stop."""
 
@@ -49,6 +52,7 @@ class Options:
 class Ingress:
     def __init__(self, broker: Broker, call: Send, room: Room, options: Options, metrics: IngressMetrics) -> None:
         self._broker, self._call, self._room, self._options, self._metrics = broker, call, room, options, metrics
+        self._events = Events(broker, metrics)
         self._held: dict[int, Message] = {}
         """By identity: a broker may hand the same id out twice."""
         self._held_bytes = 0
@@ -84,7 +88,7 @@ class Ingress:
 
     async def _work(self) -> None:
         await self._insist(self._broker.open)
-        loops = (self._settle(), self._keep(), self._watch_lag())
+        loops = (self._settle(), self._keep(), self._watch_lag(), self._events.run())
         self._taking = asyncio.ensure_future(self._take())
         tasks = [self._taking, *map(asyncio.ensure_future, loops)]
         try:
@@ -158,7 +162,8 @@ class Ingress:
                     break
                 if begun:
                     self._metrics.repeated.inc()
-                answer = await self._call(call, message, until_s)
+                execution = self._events.of(message) if self._options.events else None
+                answer = await self._call(call, message, until_s, execution)
             finally:
                 self._room.leave(call.model)
             if isinstance(answer, Answer):

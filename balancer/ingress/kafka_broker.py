@@ -19,6 +19,7 @@ from balancer.ingress.message import (
     MAX_ID_BYTES,
     BrokerError,
     BrokerRefusesError,
+    Event,
     Message,
     Settled,
     Topics,
@@ -69,6 +70,7 @@ class KafkaBroker:
         self._topics, self.lease_s = topics, topics.lease_s
         self._consumer: Consumer | None = None
         self._producer: Producer | None = None
+        self._teller: Producer | None = None
         self._member: Any = None
         self._partitions: dict[int, _Partition] = {}
         self._lost: list[Settled] = []
@@ -78,7 +80,8 @@ class KafkaBroker:
         self._revoked: list[int] = []
         self._early: list[Message] = []
         """Taken, and not asked for yet."""
-        self._reader, self._writer = (ThreadPoolExecutor(1, f"kafka-{what}") for what in ("reader", "writer"))
+        names = ("reader", "writer", "teller")
+        self._reader, self._writer, self._tellers = (ThreadPoolExecutor(1, f"kafka-{what}") for what in names)
 
     async def open(self) -> None:
         if self._consumer is None:
@@ -199,6 +202,27 @@ class KafkaBroker:
         # Another one has its name, or the broker knows it no more: it begins as a new one.
         self._producer = None
 
+    async def tell(self, events: Sequence[Event]) -> None:
+        """By a producer of their own: they are in no transaction."""
+
+        def tell() -> None:
+            failed: list[KafkaError] = []
+
+            def taken(error: KafkaError | None, _: KafkaMessage) -> None:
+                failed.extend(() if error is None else (error,))
+
+            if self._teller is None:
+                patience = {"linger.ms": 0, "message.timeout.ms": int(1e3 * _ANSWER_S)}
+                self._teller = Producer({**self._properties, **patience})
+            for event in events:
+                key, headers = event.message.id.encode(), _encoded(event.headers)
+                self._teller.produce(self._topics.events, event.data, key, headers=headers, on_delivery=taken)
+            self._teller.flush()
+            if failed:
+                raise KafkaException(failed[0])
+
+        await self._in(self._tellers, tell)
+
     async def keep(self, held: Sequence[Message]) -> None:
         """Heartbeats are librdkafka's, but who takes part in a rebalance has to ask for messages."""
         consumer = self._consumer
@@ -230,7 +254,7 @@ class KafkaBroker:
         if self._consumer is not None:
             with contextlib.suppress(BrokerError):
                 await self._in(self._reader, self._consumer.close)
-        for threads in (self._reader, self._writer):
+        for threads in (self._reader, self._writer, self._tellers):
             threads.shutdown(wait=False)
 
     async def _in(self, threads: ThreadPoolExecutor, ask: Callable[[], Said]) -> Said:

@@ -15,6 +15,7 @@ NO_ID = "invalid-"
 """What the id of a message begins with whose own is none, before a hash of that."""
 _ID = re.compile(rf"[!-~]{{1,{MAX_ID_BYTES}}}")
 ID_HEADER, KEY_HEADER = "x-request-id", "x-routing-key"
+EXECUTION_HEADER, SEQUENCE_HEADER = "x-execution", "x-sequence"
 
 Fate = Literal["answered", "dead", "known"]
 """What a message ends as: its answer is published; it and the reason are among the dead letters; its id was answered
@@ -75,6 +76,8 @@ class Topics:
     lease_s: float = 30.0
     name: str = ""
     """The ingress's own; no other of its group has it."""
+    events: str = ""
+    """Where events of streamed answers go; empty: nowhere."""
 
     def of(self, fate: Fate) -> str:
         return self.dead_letters if fate == "dead" else self.answers
@@ -86,6 +89,22 @@ class Settled:
     fate: Fate
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Event:
+    """Of a streamed answer."""
+
+    message: Message
+    execution: str
+    """Which call of the message it is of: another one's events begin the answer anew."""
+    sequence: int
+    """From 0 on."""
+    data: bytes
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {ID_HEADER: self.message.id, EXECUTION_HEADER: self.execution, SEQUENCE_HEADER: str(self.sequence)}
 
 
 class Broker(Protocol):
@@ -111,6 +130,9 @@ class Broker(Protocol):
         Returns those that this is done for, earlier ones that had to wait among them; and of each whether it was
         published now: False where another had done it.
         """
+
+    async def tell(self, events: Sequence[Event]) -> None:
+        """Publish them in this order, beside all else; where it fails, some may be published."""
 
     async def keep(self, held: Sequence[Message]) -> None:
         """They are still worked on."""

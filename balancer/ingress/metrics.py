@@ -30,6 +30,12 @@ class IngressMetrics:
         self.broker_errors = Counter(
             "balancer_ingress_broker_errors", "What the broker did not do when it was asked.", registry=registry
         )
+        self.events = Counter(
+            "balancer_ingress_events",
+            "Events of streamed answers; lost: the broker did not take them in time.",
+            ["fate"],
+            registry=registry,
+        )
         self.held = Gauge("balancer_ingress_held_messages", "Taken, and not settled.", registry=registry)
         self.lag = Gauge(
             "balancer_ingress_lag_messages",

@@ -22,6 +22,7 @@ from balancer.ingress.message import (
     KEY_HEADER,
     BrokerError,
     BrokerRefusesError,
+    Event,
     Message,
     Settled,
     Topics,
@@ -49,7 +50,8 @@ class NatsBroker:
     """
 
     def __init__(self, url: str, topics: Topics) -> None:
-        for name in (topics.requests, topics.answers, topics.dead_letters, topics.group):
+        events = (topics.events,) if topics.events else ()
+        for name in (topics.requests, topics.answers, topics.dead_letters, topics.group, *events):
             if not _NAME.fullmatch(name):
                 raise BrokerRefusesError(f"{name!r} cannot name a stream of NATS: give letters, digits, - and _")
         self._url, self._topics, self.lease_s = url, topics, topics.lease_s
@@ -199,6 +201,15 @@ class NatsBroker:
         await _asked(settled.message.position.ack())
         self._done[id(settled)] = now
         self._held.discard(settled.message.position.metadata.sequence.stream)
+
+    async def tell(self, events: Sequence[Event]) -> None:
+        """To whoever listens; a stream on their subjects keeps them."""
+        assert self._client is not None
+        if not self._client.is_connected:
+            raise BrokerError("there is no connection to NATS")
+        for event in events:
+            subject = _subject(self._topics.events, event.message.id)
+            await _asked(self._client.publish(subject, event.data, headers=event.headers))
 
     async def keep(self, held: Sequence[Message]) -> None:
         await asyncio.gather(*(_asked(message.position.in_progress()) for message in held))

@@ -14,6 +14,7 @@ from balancer.ingress.message import (
     KEY_HEADER,
     BrokerError,
     BrokerRefusesError,
+    Event,
     Message,
     Settled,
     Topics,
@@ -36,6 +37,7 @@ _TAKE_S = 5.0
 _ANSWER_S = 10.0
 REMEMBER_S = 24 * 3600
 """For so long an id counts as answered; who sends it later begins anew."""
+KEPT_EVENTS = 100_000
 
 
 class RedisBroker:
@@ -146,6 +148,14 @@ class RedisBroker:
                 raise
         self._held -= {settled.message.position for settled in ended}
         return [(settled, bool(now)) for settled, now in zip(ended, said, strict=True)]
+
+    async def tell(self, events: Sequence[Event]) -> None:
+        """The newest `KEPT_EVENTS` or some more stay."""
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            for event in events:
+                fields: dict[Any, Any] = {**event.headers, _BODY: event.data}
+                pipeline.xadd(self._topics.events, fields, maxlen=KEPT_EVENTS)
+            await _asked(pipeline.execute())
 
     async def keep(self, held: Sequence[Message]) -> None:
         if positions := [message.position for message in held]:

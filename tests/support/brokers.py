@@ -25,7 +25,8 @@ from balancer.stack.nats_server import NatsServer
 from balancer.stack.process import LocalProcess, free_ports
 from support.waiting import eventually
 
-TOPICS = ("requests", "answers", "requests-dead")
+TOPICS = ("requests", "answers", "requests-dead", "events")
+ENDED = TOPICS[1:3]
 
 
 class Asked(NamedTuple):
@@ -86,8 +87,8 @@ class RealBroker(ABC):
         """How many there are of these."""
 
     @abstractmethod
-    async def said(self) -> list[Said]:
-        """All answers and dead letters so far, each topic in its order."""
+    async def said(self, topics: Sequence[str] = ENDED) -> list[Said]:
+        """All answers and dead letters so far, or what else is in these topics; each topic in its order."""
 
 
 class RealNats(RealBroker):
@@ -100,6 +101,7 @@ class RealNats(RealBroker):
         await super().start()
         client = await nats.connect(self.url)
         await client.jetstream().add_stream(name="requests", subjects=["requests.>"], retention="workqueue")
+        await client.jetstream().add_stream(name="events", subjects=["events.>"])
         await client.close()
 
     async def publish(self, asked: Sequence[Asked]) -> None:
@@ -119,16 +121,16 @@ class RealNats(RealBroker):
     async def ended(self) -> int:
         client = await nats.connect(self.url, max_reconnect_attempts=1)
         found = 0
-        for topic in TOPICS[1:]:
+        for topic in ENDED:
             with contextlib.suppress(NotFoundError):
                 found += (await client.jetstream().stream_info(topic)).state.messages
         await client.close()
         return found
 
-    async def said(self) -> list[Said]:
+    async def said(self, topics: Sequence[str] = ENDED) -> list[Said]:
         client = await nats.connect(self.url)
         jetstream, found = client.jetstream(), []
-        for topic in TOPICS[1:]:
+        for topic in topics:
             try:
                 left = (await jetstream.stream_info(topic)).state.messages
                 follower = await jetstream.subscribe(f"{topic}.>", stream=topic, ordered_consumer=True)
@@ -170,12 +172,12 @@ class RealRedis(RealBroker):
 
     async def ended(self) -> int:
         async with redis.asyncio.Redis.from_url(self.url) as client:
-            return sum([int(await client.xlen(topic)) for topic in TOPICS[1:]])
+            return sum([int(await client.xlen(topic)) for topic in ENDED])
 
-    async def said(self) -> list[Said]:
+    async def said(self, topics: Sequence[str] = ENDED) -> list[Said]:
         found = []
         async with redis.asyncio.Redis.from_url(self.url) as client:
-            for topic in TOPICS[1:]:
+            for topic in topics:
                 after = "-"
                 while page := await client.xrange(topic, min=after, count=5_000):
                     for _, fields in page:
@@ -217,13 +219,13 @@ class RealTansu(RealBroker):
     async def ended(self) -> int:
         return len(await self.said())
 
-    async def said(self) -> list[Said]:
-        return await asyncio.to_thread(self._said)
+    async def said(self, topics: Sequence[str] = ENDED) -> list[Said]:
+        return await asyncio.to_thread(self._said, topics)
 
-    def _said(self) -> list[Said]:
+    def _said(self, topics: Sequence[str]) -> list[Said]:
         consumer = Consumer({**self._server, "group.id": "reader", "isolation.level": "read_committed"})
         found = []
-        for topic in TOPICS[1:]:
+        for topic in topics:
             for partition in range(2):
                 place = TopicPartition(topic, partition, 0)
                 _, end = consumer.get_watermark_offsets(place, 10)

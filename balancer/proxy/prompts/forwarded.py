@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from balancer.extproc.kserve import Call
 from balancer.extproc.names import NOT_EXECUTED_TEXTS
 from balancer.extproc.prompts import AnswerReader, Usage
 from balancer.extproc.responses import INTERNAL_CODES, OF_ABORTED, By, Verdict, of_version, openai_error, verdict
+from balancer.files.answers import EVENT_BREAK, EventSplitter, TooLongError
 from balancer.proxy.attempts import Attempts, Clocks
 from balancer.proxy.messages import (
     INTERNAL,
@@ -37,7 +38,6 @@ _UNREACHABLE = aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, Unk
 _STREAM_TYPE = "text/event-stream"
 _OF_CONNECTION = frozenset(("connection", "keep-alive", "transfer-encoding", "upgrade", "expect", "server", "date"))
 """Beside those that `passed_on` leaves out."""
-_BREAK = b"\n\n"
 _MOST_EVENT_BYTES = 2**22
 _ERRORS = 400
 
@@ -194,15 +194,15 @@ class Forwarded:
                             first_s = clocks.now()
                             self._means.listener.first_token(self._arrived.call, decision)
                         read.feed(chunk)
-                        await self._pass(upstream, read.events(chunk), worker)
+                        await self._pass(upstream, read.splitter.split(chunk), worker)
                         if self._generated is not None and self._generated.ended:
                             break
                     end = replace(end, by="")
-                    await self._pass_end(upstream, read.left)
+                    await self._pass_end(upstream, read.splitter.left)
         except WorkerError as error:
             end = replace(end, by="", http_status=INTERNAL_CODES[0])
             await self._given_up(ProxyAnswer(INTERNAL, str(error)))
-        except (aiohttp.ClientError, UnknownWorkerError, TimeoutError) as error:
+        except (aiohttp.ClientError, UnknownWorkerError, TimeoutError, TooLongError) as error:
             unreached = isinstance(error, _UNREACHABLE)
             end = replace(end, by="worker")
             answer = ProxyAnswer(
@@ -251,7 +251,7 @@ class Forwarded:
             self._means.attempts.counts["resumed", "refused"] += 1
             await self._break_off(_DIED)
 
-    async def _pass(self, upstream: aiohttp.ClientResponse, events: Iterator[bytes], worker: str) -> None:
+    async def _pass(self, upstream: aiohttp.ClientResponse, events: Iterable[bytes], worker: str) -> None:
         said = self._said
         if isinstance(said, Generated):
             # One by one: an error takes nothing away that stands before it.
@@ -259,7 +259,7 @@ class Forwarded:
                 if (out := said.take(event)) and said.streamed:
                     await self._say(upstream, out, worker)
         else:
-            out = b"".join((event if said is None else said.take(event)) + _BREAK for event in events)
+            out = b"".join((event if said is None else said.take(event)) + EVENT_BREAK for event in events)
             await self._say(upstream, out, worker)
 
     async def _say(self, upstream: aiohttp.ClientResponse, out: bytes, worker: str) -> None:
@@ -318,18 +318,11 @@ class _Read:
         """`size_bytes`: that came before of the same answer."""
         self._reader = AnswerReader()
         self.size_bytes = size_bytes
-        self.left = b""
-        """That no empty line ended so far."""
+        self.splitter = EventSplitter(_MOST_EVENT_BYTES)
 
     def feed(self, data: bytes) -> None:
         self.size_bytes += len(data)
         self._reader.feed(data)
-
-    def events(self, data: bytes) -> Iterator[bytes]:
-        *whole, self.left = (self.left + data).split(_BREAK)
-        if len(self.left) > _MOST_EVENT_BYTES:
-            raise aiohttp.ClientPayloadError(f"an event has more than {_MOST_EVENT_BYTES} bytes")
-        return iter(whole)
 
     def usage(self) -> Usage:
         return self._reader.usage()
@@ -354,7 +347,7 @@ def _passed_down(upstream: aiohttp.ClientResponse) -> list[tuple[str, str]]:
 
 
 def _failure(words: str) -> bytes:
-    return b"data: " + json.dumps({"error": openai_error(500, words)}).encode() + _BREAK
+    return b"data: " + json.dumps({"error": openai_error(500, words)}).encode() + EVENT_BREAK
 
 
 def refusal_response(answer: ProxyAnswer) -> web.Response:

@@ -10,6 +10,7 @@ from aiohttp.test_utils import TestServer
 
 from balancer.ingress import calls
 from balancer.ingress.calls import Answer, Caller, Failure, UnservableError, call_of, deadline_s
+from balancer.ingress.events import Execution
 from balancer.ingress.message import NO_ID, Message, safe_id
 
 INFINITY = float("inf")
@@ -101,7 +102,9 @@ def test_a_deadline_counts_from_the_publication() -> None:
 Answering = Callable[[web.Request], Awaitable[web.Response]]
 
 
-async def called(answering: Answering, until_s: float = INFINITY) -> Answer | Failure:
+async def called(
+    answering: Answering, until_s: float = INFINITY, execution: Execution | None = None
+) -> Answer | Failure:
     app = web.Application()
     app.router.add_post("/v2/models/digits/infer", answering)
     async with TestServer(app) as server:
@@ -109,7 +112,7 @@ async def called(answering: Answering, until_s: float = INFINITY) -> Answer | Fa
         await caller.open()
         try:
             one = message(b"asked", {"x-model": "digits"})
-            return await caller.call(call_of(one), one, until_s)
+            return await caller.call(call_of(one), one, until_s, execution)
         finally:
             await caller.close()
 

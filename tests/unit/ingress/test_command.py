@@ -16,7 +16,7 @@ NATS = ("--broker", "nats://127.0.0.1:4222")
         (("--broker", "127.0.0.1:4222"), "must be one of nats"),
         (("--broker", "amqp://me:secret@127.0.0.1"), "--broker amqp://127.0.0.1: its scheme"),
         ((*NATS, "--listener", "127.0.0.1:8080"), "give http://HOST:PORT"),
-        ((*NATS, "--answers", "requests"), "must name three topics"),
+        ((*NATS, "--answers", "requests"), "must each name another topic"),
         ((*NATS, "--requests", "a.b"), "cannot name a stream of NATS: give letters"),
         ((*NATS, "--group", "a b"), "'a b' cannot name a stream"),
         (("--broker", "redis://127.0.0.1:none"), "is no address of a Redis"),

@@ -13,8 +13,9 @@ import pytest
 
 from balancer.ingress import ingress as ingress_module
 from balancer.ingress.calls import Answer, Call, Failure
+from balancer.ingress.events import Execution
 from balancer.ingress.ingress import MOST_BEGUN, MOST_DELIVERIES, Ingress, Options
-from balancer.ingress.message import BrokerError, BrokerRefusesError, Message, Settled, safe_id
+from balancer.ingress.message import BrokerError, BrokerRefusesError, Event, Message, Settled, safe_id
 from balancer.ingress.metrics import IngressMetrics
 from balancer.ingress.room import Room
 
@@ -33,6 +34,7 @@ class FakeBroker:
     def __init__(self, *messages: Message, failures: float = 0.0) -> None:
         self.messages = [*messages]
         self.settled: list[tuple[str, Settled]] = []
+        self.told: list[Event] = []
         self.most_asked = 0
         self.all_settled = asyncio.Event()
         self.closed = False
@@ -62,6 +64,10 @@ class FakeBroker:
             self.all_settled.set()
         return [(each, True) for each in ended]
 
+    async def tell(self, events: Sequence[Event]) -> None:
+        self._may_fail()
+        self.told += events
+
     async def keep(self, held: Sequence[Message]) -> None: ...
 
     async def lag(self) -> int:
@@ -80,7 +86,9 @@ class Listener:
         self.at_once = self.most_at_once = 0
         self.hold: asyncio.Event | None = None
 
-    async def __call__(self, call: Call, message: Message, until_s: float) -> Answer | Failure:
+    async def __call__(
+        self, call: Call, message: Message, until_s: float, execution: Execution | None = None
+    ) -> Answer | Failure:
         self.calls.append(message.id)
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
@@ -249,7 +257,9 @@ async def test_what_does_not_end_in_time_is_left_to_others() -> None:
 
 async def test_a_mistake_of_ours_costs_one_message() -> None:
     class Mistaken(Listener):
-        async def __call__(self, call: Call, message: Message, until_s: float) -> Answer | Failure:
+        async def __call__(
+            self, call: Call, message: Message, until_s: float, execution: Execution | None = None
+        ) -> Answer | Failure:
             if message.id == "b":
                 raise ZeroDivisionError
             return await super().__call__(call, message, until_s)
