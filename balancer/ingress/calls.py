@@ -13,15 +13,25 @@ from urllib.parse import quote
 
 import aiohttp
 
+from balancer.bounds import OutOfBoundsError
 from balancer.files.answers import TooLongError, whole_body
 from balancer.ingress.events import Execution
+from balancer.ingress.grpc_caller import INFER_PATH, PROTOBUF, GrpcCaller, model_of
 from balancer.ingress.message import EXECUTION_HEADER, ID_HEADER, MAX_ID_BYTES, NO_ID, Message
+from balancer.ingress.outcomes import (
+    LATE,
+    MAX_ANSWER_BYTES,
+    MAX_CALL_S,
+    MAX_REASON_BYTES,
+    Answer,
+    Failure,
+    broken,
+    refusal,
+    unreached,
+)
 
 DEADLINE_HEADER = "x-deadline-ms"
 MODEL_HEADER, VERSION_HEADER, PATH_HEADER = "x-model", "x-model-version", "x-path"
-MAX_ANSWER_BYTES = 80 * 2**20
-MAX_REASON_BYTES = 500
-MAX_CALL_S = 600.0
 FORWARDED = frozenset(
     (
         "accept",
@@ -43,14 +53,6 @@ RETURNED = ("content-type", "inference-header-content-length", "traceparent")
 _OPENAI = {"messages": "/v1/chat/completions", "prompt": "/v1/completions", "input": "/v1/embeddings"}
 """The path by the member that only its bodies have."""
 _VALUE = re.compile(r"[ -~]{0,1024}")
-_PASSING = frozenset((429, 503))
-"""Whoever gets one of these may come again: the request was not begun with."""
-_PERHAPS = frozenset((404, 408, 409, 425, 500, 502, 504))
-"""Whoever gets one of these may come again, some times: it was perhaps begun with, or the fleet is just starting."""
-_OF_MODEL = 3
-"""So much does a model's own failure count beside a lost worker."""
-_BEGUN = (b"before headers", b"connection termination")
-"""What Envoy's answer says where the connection to a worker broke after the request was sent there."""
 
 
 class UnservableError(ValueError):
@@ -62,23 +64,6 @@ class Call:
     path: str
     model: str
     headers: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    body: bytes
-    headers: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    reason: str
-    final: bool
-    """Whether it would fail again in the same way."""
-    begun: int = 1
-    """By how much it is more probable that no worker can answer it; 0: none has begun with it."""
-    after_s: float = 0.0
-    """What the listener asks to wait for."""
 
 
 def call_of(message: Message, model: str = "") -> Call:
@@ -95,6 +80,8 @@ def call_of(message: Message, model: str = "") -> Call:
             raise UnservableError(f"header {name}: give at most 1024 printable ASCII characters")
     headers = {name: value for name, value in given.items() if name in FORWARDED} | {ID_HEADER: message.id}
     headers.setdefault("content-type", "application/json")
+    if headers["content-type"] == PROTOBUF:
+        return Call(INFER_PATH, _protobuf_model(message.body), headers)
     path, named = given.get(PATH_HEADER, ""), given.get(MODEL_HEADER, "")
     if path in _OPENAI.values() or (not path and not named):
         openai_path, asked = _openai(message.body)
@@ -112,6 +99,16 @@ def call_of(message: Message, model: str = "") -> Call:
     version = given.get(VERSION_HEADER, "")
     versions = f"/versions/{quote(version, safe='')}" if version else ""
     return Call(f"/v2/models/{quote(named, safe='')}{versions}/{ending}", named, headers)
+
+
+def _protobuf_model(body: bytes) -> str:
+    try:
+        model = model_of(body)
+    except OutOfBoundsError as error:
+        raise UnservableError(f"its body is no ModelInferRequest: {error}") from error
+    if not model:
+        raise UnservableError("its ModelInferRequest names no model: give model_name")
+    return model
 
 
 def _openai(body: bytes) -> tuple[str, str]:
@@ -142,32 +139,40 @@ def deadline_s(message: Message) -> float:
 class Caller:
     """Calls the listener."""
 
-    def __init__(self, listener: str, tls: ssl.SSLContext | None = None, unix_s: Callable[[], float] = time.time):
-        """`listener`: its URL."""
-        self._listener, self._tls, self._unix_s = listener.rstrip("/"), tls, unix_s
+    def __init__(self, listener: str, ca: bytes | None = None, unix_s: Callable[[], float] = time.time):
+        """`listener`: its URL; `ca`: what signed its certificate, PEM, where the system knows it not."""
+        self._listener, self._ca, self._unix_s = listener.rstrip("/"), ca, unix_s
         self._session: aiohttp.ClientSession | None = None
+        self._by_grpc: GrpcCaller | None = None
 
     async def open(self) -> None:
         # As many connections as there are calls: how many, the room says.
-        connector = aiohttp.TCPConnector(limit=0, ssl=self._tls or True)
+        trusted = True if self._ca is None else ssl.create_default_context(cadata=self._ca.decode("ascii"))
+        connector = aiohttp.TCPConnector(limit=0, ssl=trusted)
         # Answers are published as they come, so they come as anybody can read them.
         plain = {"Accept-Encoding": "identity"}
         self._session = aiohttp.ClientSession(connector=connector, headers=plain, auto_decompress=False)
+        self._by_grpc = GrpcCaller(self._listener, self._ca)
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
+        if self._by_grpc is not None:
+            await self._by_grpc.close()
 
     async def call(
         self, call: Call, message: Message, until_s: float, execution: Execution | None = None
     ) -> Answer | Failure:
         """Send it, once; `until_s`: Unix time of its deadline. `execution` gets what comes of a streamed answer."""
-        session = self._session
+        session, by_grpc = self._session, self._by_grpc
         assert session is not None  # opened before
+        assert by_grpc is not None
         left_s = min(until_s - self._unix_s(), MAX_CALL_S)
         headers = dict(call.headers)
         if until_s < float("inf"):
             headers[DEADLINE_HEADER] = str(max(int(left_s * 1e3), 1))
+        if call.path == INFER_PATH:
+            return await by_grpc.call(message.body, headers, left_s)
         limit = aiohttp.ClientTimeout(total=max(left_s, 1e-3), sock_connect=5.0)
         url = self._listener + call.path
         try:
@@ -177,13 +182,13 @@ class Caller:
                 told = execution if response.content_type == "text/event-stream" else None
                 body = await whole_body(response, MAX_ANSWER_BYTES, *(() if told is None else (told.feed,)))
         except aiohttp.ClientConnectorError as error:
-            return Failure(f"nobody answers at {self._listener}: {error.strerror or error}", final=False, begun=0)
+            return unreached(self._listener, error.strerror or error)
         except TimeoutError:
-            return Failure("no answer in time", final=False)
+            return LATE
         except TooLongError as error:
             return Failure(str(error), final=True)
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            return Failure(f"the connection to the listener broke: {error}"[:MAX_REASON_BYTES], final=False)
+            return broken(error)
         return _read(response.status, response.headers, body, told)
 
 
@@ -193,12 +198,9 @@ def _read(status: int, headers: Mapping[str, str], body: bytes, told: Execution 
         if told is not None:
             kept[EXECUTION_HEADER] = told.name
         return Answer(body, kept | {"x-status": str(status)})
-    said = " ".join(body[:MAX_REASON_BYTES].decode("utf-8", "replace").split())
-    reason = f"the listener answers {status}: {said}"
-    begun = _OF_MODEL if status == 500 else int(status in _PERHAPS or any(words in body for words in _BEGUN))
-    return Failure(reason, status not in _PASSING | _PERHAPS, begun, _retry_after_s(headers))
+    return refusal(status, body[:MAX_REASON_BYTES].decode("utf-8", "replace"), _retry_after_s(headers))
 
 
 def _retry_after_s(headers: Mapping[str, Any]) -> float:
     text = str(headers.get("Retry-After", ""))
-    return min(float(text), 60.0) if re.fullmatch(r"[0-9]{1,5}", text) else 0.0
+    return float(text) if re.fullmatch(r"[0-9]{1,5}", text) else 0.0

@@ -109,17 +109,25 @@ def ingress(
         raise click.UsageError("--requests, --answers, --dead-letters and --events must each name another topic")
     own_name = name or f"{socket.gethostname()}-{os.getpid()}"
     broker = _broker(broker_url, Topics(requests, answers, dead, group, in_order, lease_s, own_name, events))
-    tls = None if listener_ca is None else ssl.create_default_context(cafile=listener_ca)
+    ca = None if listener_ca is None else _trusted(listener_ca)
     balancers = balancers_of(**where)
     uvloop.run(
         _serve(
             broker,
-            Caller(listener, tls),
+            Caller(listener, ca),
             Room(lambda: balancers.get("/room")),
             Options(model, in_order, bool(events), drain_s),
             metrics,
         )
     )
+
+
+def _trusted(path: Path) -> bytes:
+    try:
+        ssl.create_default_context(cafile=path)
+    except (ssl.SSLError, OSError) as error:
+        raise click.UsageError(f"--listener-ca {path}: give a file of PEM certificates: {error}") from error
+    return path.read_bytes()
 
 
 def _broker(url: str, topics: Topics) -> Broker:

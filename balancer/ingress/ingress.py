@@ -13,10 +13,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from balancer.ingress.calls import MODEL_HEADER, Answer, Call, Failure, UnservableError, call_of, deadline_s
+from balancer.ingress.calls import MODEL_HEADER, Call, UnservableError, call_of, deadline_s
 from balancer.ingress.events import Events, Execution
 from balancer.ingress.message import Broker, BrokerError, Message, Settled
 from balancer.ingress.metrics import IngressMetrics
+from balancer.ingress.outcomes import Answer, Failure
 from balancer.ingress.room import Room
 
 logger = logging.getLogger(__name__)

@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import json
+import struct
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import nats
@@ -16,13 +18,15 @@ from support.brokers import BROKERS, Asked, RealBroker, RealNats, Said
 from support.running import running
 from support.stack import Stack
 from support.waiting import eventually
+from tritonclient.grpc import service_pb2
 
 from balancer.ingress.message import NO_ID
 from balancer.stack.process import Child, free_ports
 
-TENSOR = {"name": "INPUT", "shape": [1, 4], "datatype": "FP32", "data": [1.0, 2.0, 3.0, 4.0]}
+TENSOR: dict[str, Any] = {"name": "INPUT", "shape": [1, 4], "datatype": "FP32", "data": [1.0, 2.0, 3.0, 4.0]}
 BODY = json.dumps({"inputs": [TENSOR]}).encode()
 MODEL = {"x-model": "emulated_tft"}
+PROTOBUF = {"content-type": "application/x-protobuf"}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -60,6 +64,13 @@ def asked(count: int, **headers: str) -> list[Asked]:
     return [Asked(f"id-{number}", BODY, {**MODEL, **headers}) for number in range(count)]
 
 
+def protobuf(count: int) -> list[Asked]:
+    tensor = service_pb2.ModelInferRequest.InferInputTensor(name="INPUT", shape=[1, 4], datatype="FP32")
+    raw = struct.pack("<4f", *TENSOR["data"])
+    body = service_pb2.ModelInferRequest(model_name="emulated_tft", inputs=[tensor], raw_input_contents=[raw])
+    return [Asked(f"pb-{number}", body.SerializeToString(), PROTOBUF) for number in range(count)]
+
+
 @pytest.mark.asyncio(loop_scope="module")
 async def test_answers_have_the_ids_of_their_requests_and_what_cannot_be_answered_says_why(
     stack: Stack, broker: RealBroker
@@ -73,25 +84,28 @@ async def test_answers_have_the_ids_of_their_requests_and_what_cannot_be_answere
     ]
     port = free_ports(1)[0]
     async with running(broker, new_ingress(stack, broker, "--metrics", f"127.0.0.1:{port}")):
-        await broker.publish([*asked(40, **{"x-priority": "1"}), *odd])
-        said = await all_said(broker, 45)
+        await broker.publish([*asked(40, **{"x-priority": "1"}), *odd, *protobuf(5), Asked("none", b"{", PROTOBUF)])
+        said = await all_said(broker, 51)
         answers = {each.id: each for each in said if each.topic == "answers"}
         dead = {each.id: each for each in said if each.topic != "answers"}
-        assert len(said) == len(answers) + len(dead) == 45, "each id once"
-        assert answers.keys() == {f"id-{number}" for number in range(40)}
+        assert len(said) == len(answers) + len(dead) == 51, "each id once"
+        assert answers.keys() == {f"id-{number}" for number in range(40)} | {f"pb-{number}" for number in range(5)}
         outputs = {each["name"] for each in json.loads(answers["id-3"].body)["outputs"]}
         assert outputs == {"CHECKSUM", "WORKER"}
         assert answers["id-3"].headers["x-status"] == "200"
+        by_grpc = service_pb2.ModelInferResponse.FromString(answers["pb-3"].body)
+        assert {each.name for each in by_grpc.outputs} == {"CHECKSUM", "WORKER"}
         reasons = {id_: each.headers["x-dead-reason"] for id_, each in dead.items()}
         assert "x-model" in reasons["no-model"]
         assert "Shape does not match" in reasons["wrong-shape"]
         assert "deadline" in reasons["too-late"]
+        assert "ModelInferRequest" in reasons["none"]
         (nameless,) = (reason for id_, reason in reasons.items() if id_.startswith(NO_ID))
         assert "printable" in nameless
         assert len(dead["many-headers"].headers) < 40
         assert dead["wrong-shape"].body == odd[1].body
         metrics = await page(f"http://127.0.0.1:{port}/metrics")
-        assert 'balancer_ingress_settled_total{fate="dead"} 5.0' in metrics
+        assert 'balancer_ingress_settled_total{fate="dead"} 6.0' in metrics
 
 
 async def page(url: str) -> str:

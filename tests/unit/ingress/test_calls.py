@@ -9,9 +9,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from balancer.ingress import calls
-from balancer.ingress.calls import Answer, Caller, Failure, UnservableError, call_of, deadline_s
+from balancer.ingress.calls import Caller, UnservableError, call_of, deadline_s
 from balancer.ingress.events import Execution
 from balancer.ingress.message import NO_ID, Message, safe_id
+from balancer.ingress.outcomes import Answer, Failure
 
 INFINITY = float("inf")
 

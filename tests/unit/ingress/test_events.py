@@ -12,10 +12,10 @@ from unit.ingress.test_calls import called, message
 from unit.ingress.test_ingress import FakeBroker
 
 from balancer.ingress import events as events_module
-from balancer.ingress.calls import Answer
 from balancer.ingress.events import Events
 from balancer.ingress.message import BrokerError, Event
 from balancer.ingress.metrics import IngressMetrics
+from balancer.ingress.outcomes import Answer
 
 STREAM = b': hello\n\ndata: {"a": 1}\n\nevent: more\r\ndata:b\r\ndata: c\r\n\r\nid: 3\n\ndata: [DONE]\n\n'
 SAID = [b'{"a": 1}', b"b\nc", b"[DONE]"]

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from balancer.ingress import ingress as ingress_module
-from balancer.ingress.calls import Answer, Call, Failure
+from balancer.ingress.calls import Call
 from balancer.ingress.events import Execution
 from balancer.ingress.ingress import MOST_BEGUN, MOST_DELIVERIES, Ingress, Options
 from balancer.ingress.message import BrokerError, BrokerRefusesError, Event, Message, Settled, safe_id
 from balancer.ingress.metrics import IngressMetrics
+from balancer.ingress.outcomes import Answer, Failure
 from balancer.ingress.room import Room
 
 LATER = Failure("the fleet is full", final=False, begun=0)
