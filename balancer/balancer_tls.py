@@ -38,6 +38,18 @@ def credentials(tls: BalancerTls) -> grpc.ChannelCredentials:
         raise OperatorError(f"{error.filename} cannot be read: {error.strerror}; name a PEM file") from error
 
 
+def contents(tls: BalancerTls) -> tuple[bytes, ...]:
+    """Of its files, by which a change is seen.
+
+    Raises:
+        OperatorError: a file cannot be read.
+    """
+    try:
+        return tuple(path.read_bytes() for path in (tls.ca, tls.certificate, tls.private_key) if path is not None)
+    except OSError as error:
+        raise OperatorError(f"{error.filename} cannot be read: {error.strerror}; name a PEM file") from error
+
+
 def http_context(tls: BalancerTls) -> ssl.SSLContext:
     """For clients of HTTP, from the files as they are now.
 

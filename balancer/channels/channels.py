@@ -14,7 +14,7 @@ import aiohttp
 import grpc
 from yarl import URL
 
-from balancer.balancer_tls import BalancerTls, credentials, http_context
+from balancer.balancer_tls import BalancerTls, contents, credentials, http_context
 from balancer.discovery.workers import WorkerSpec
 from balancer.errors import OperatorError
 from balancer.files.answers import TooLongError, whole_body
@@ -59,7 +59,7 @@ class Channels:
         """
         self._tls = tls
         self._credentials = None if tls is None else credentials(tls)
-        self._contents = () if tls is None else _contents(tls)
+        self._contents = () if tls is None else contents(tls)
         self._endpoints: dict[str, str] = {}
         self._open: dict[str, grpc.aio.Channel] = {}
         self._closing: dict[asyncio.Task[None], grpc.aio.Channel] = {}
@@ -96,11 +96,11 @@ class Channels:
         """
         if self._tls is None:
             return
-        contents = await asyncio.to_thread(_contents, self._tls)
-        if contents == self._contents:
+        now = await asyncio.to_thread(contents, self._tls)
+        if now == self._contents:
             return
         self._credentials = await asyncio.to_thread(credentials, self._tls)
-        self._contents = contents
+        self._contents = now
         before, self._open = self._open, {}
         for channel in before.values():
             self._let_go(channel)
@@ -125,13 +125,6 @@ class Channels:
         task = asyncio.get_running_loop().create_task(channel.close(grace=_LEAVING_S))
         self._closing[task] = channel
         task.add_done_callback(lambda ended: self._closing.pop(ended, None))
-
-
-def _contents(tls: BalancerTls) -> tuple[bytes, ...]:
-    try:
-        return tuple(path.read_bytes() for path in (tls.ca, tls.certificate, tls.private_key) if path is not None)
-    except OSError as error:
-        raise OperatorError(f"{error.filename} cannot be read: {error.strerror}; name a PEM file") from error
 
 
 _CONNECTED_WITHIN_S = 1.0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import os
 import signal
 import socket
-import ssl
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,16 +17,20 @@ import uvloop
 
 from balancer.cli.admin_client import admin_options, balancers_of
 from balancer.cli.metrics_page import serve_metrics
-from balancer.cli.tls_options import FILE
+from balancer.cli.tls_options import FILE, taken_tls, tls_options
 from balancer.config.log import LogSection
+from balancer.errors import OperatorError
 from balancer.files.schema import Address
-from balancer.ingress.calls import Caller
+from balancer.ingress.caller import Access, Caller
 from balancer.ingress.ingress import Ingress, Options
 from balancer.ingress.message import Broker, Topics, without_password
 from balancer.ingress.metrics import IngressMetrics
 from balancer.ingress.room import Room
 from balancer.server.logs import configure
 
+logger = logging.getLogger(__name__)
+RENEWED_EACH_S = 60.0
+"""As balancers do with theirs."""
 _BROKERS = {
     "nats": ("balancer.ingress.nats_broker", "NatsBroker"),
     "redis": ("balancer.ingress.redis_broker", "RedisBroker"),
@@ -71,7 +75,8 @@ headers, and what each broker guarantees. After Ctrl-C or SIGTERM it takes no ne
 @click.option("--in-order", is_flag=True, help="Messages of one key one after another; see docs/ingress.md.")
 @click.option("--model", default="", help="Of messages that name none.")
 @click.option("--listener", metavar="URL", default="http://127.0.0.1:8080", show_default=True, help="Envoy's.")
-@click.option("--listener-ca", type=FILE, help="What signed the listener's certificate, where the system knows it not.")
+@tls_options("messages go", "--listener-tls", "the listener's certificate", "the listener asks")
+@click.option("--listener-key-file", type=FILE, help="Holds the API key or the token that the listener asks for.")
 @click.option("--metrics", metavar="HOST:PORT", default="", help="Serves /metrics there.")
 @click.option(
     "--lease-s",
@@ -93,7 +98,7 @@ def ingress(
     in_order: bool,
     model: str,
     listener: str,
-    listener_ca: Path | None,
+    listener_key_file: Path | None,
     metrics: str,
     lease_s: float,
     drain_s: float,
@@ -109,25 +114,19 @@ def ingress(
         raise click.UsageError("--requests, --answers, --dead-letters and --events must each name another topic")
     own_name = name or f"{socket.gethostname()}-{os.getpid()}"
     broker = _broker(broker_url, Topics(requests, answers, dead, group, in_order, lease_s, own_name, events))
-    ca = None if listener_ca is None else _trusted(listener_ca)
+    access = Access(taken_tls(where, "--listener-tls"), listener_key_file)
+    if access.tls is not None and not listener.startswith("https:"):
+        raise click.UsageError(f"--listener {listener!r}: with --listener-tls-ca give https://HOST:PORT")
     balancers = balancers_of(**where)
     uvloop.run(
         _serve(
             broker,
-            Caller(listener, ca),
+            Caller(listener, access),
             Room(lambda: balancers.get("/room")),
             Options(model, in_order, bool(events), drain_s),
             metrics,
         )
     )
-
-
-def _trusted(path: Path) -> bytes:
-    try:
-        ssl.create_default_context(cafile=path)
-    except (ssl.SSLError, OSError) as error:
-        raise click.UsageError(f"--listener-ca {path}: give a file of PEM certificates: {error}") from error
-    return path.read_bytes()
 
 
 def _broker(url: str, topics: Topics) -> Broker:
@@ -139,18 +138,28 @@ def _broker(url: str, topics: Topics) -> Broker:
     return broker
 
 
+async def _renewing(caller: Caller) -> None:
+    while True:
+        await asyncio.sleep(RENEWED_EACH_S)
+        try:
+            await caller.renew()
+        except OperatorError as error:
+            logger.warning("the listener's certificates and key stay as they were: %s", error)
+
+
 async def _serve(broker: Broker, caller: Caller, room: Room, options: Options, metrics_at: Address) -> None:
     metrics, stop = IngressMetrics(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await caller.open()
-    watching = asyncio.ensure_future(room.run())
+    watching = [asyncio.ensure_future(each) for each in (room.run(), _renewing(caller))]
     pages = await serve_metrics(metrics.latest, metrics_at) if metrics_at else None
     try:
         await Ingress(broker, caller.call, room, options, metrics).run(stop)
     finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+        for each in watching:
+            each.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
         await caller.close()
         if pages is not None:
             await pages.stop()

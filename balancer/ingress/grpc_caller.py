@@ -8,13 +8,13 @@ from urllib.parse import urlsplit
 
 import grpc
 
+from balancer.balancer_tls import BalancerTls, credentials
 from balancer.extproc import inference_bytes
 from balancer.extproc.kserve import SERVICE
 from balancer.extproc.responses import HTTP_STATUSES, INTERNAL_CODES, PUSHBACK
 from balancer.ingress.outcomes import (
     LATE,
     MAX_ANSWER_BYTES,
-    MAX_CALL_S,
     MAX_REASON_BYTES,
     Answer,
     Failure,
@@ -48,26 +48,26 @@ def model_of(body: bytes) -> str:
 
 
 class GrpcCaller:
-    def __init__(self, listener: str, ca: bytes | None) -> None:
-        """`listener`: its URL; `ca`: what signed its certificate, PEM."""
+    def __init__(self, listener: str, tls: BalancerTls | None) -> None:
+        """`listener`: its URL."""
         parts = urlsplit(listener)
         self._listener = listener
         target = parts.netloc if parts.port else f"{parts.netloc}:{443 if parts.scheme == 'https' else 80}"
-        trusted = grpc.ssl_channel_credentials(ca) if parts.scheme == "https" else None
-        self._channel = (
-            grpc.aio.insecure_channel(target, options=_OPTIONS)
-            if trusted is None
-            else grpc.aio.secure_channel(target, trusted, options=_OPTIONS)
-        )
+        if parts.scheme == "http":
+            self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
+        else:
+            known = grpc.ssl_channel_credentials() if tls is None else credentials(tls)
+            name = () if tls is None else (("grpc.ssl_target_name_override", tls.server_name),)
+            self._channel = grpc.aio.secure_channel(target, known, options=(*_OPTIONS, *name))
         self._infer: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(INFER_PATH)
 
-    async def close(self) -> None:
-        await self._channel.close()
+    async def close(self, grace_s: float | None = None) -> None:
+        await self._channel.close(grace_s)
 
     async def call(self, body: bytes, headers: Mapping[str, str], left_s: float) -> Answer | Failure:
-        metadata = [(name, value) for name, value in headers.items() if name not in _OF_HTTP]
+        metadata = [(name.lower(), value) for name, value in headers.items() if name not in _OF_HTTP]
         try:
-            said: bytes = await self._infer(body, timeout=max(min(left_s, MAX_CALL_S), 1e-3), metadata=metadata)
+            said: bytes = await self._infer(body, timeout=left_s, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             return self._failure(error)
         return Answer(said, {"content-type": PROTOBUF, "x-status": "0"})

@@ -8,8 +8,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from balancer.ingress import calls
-from balancer.ingress.calls import Caller, UnservableError, call_of, deadline_s
+from balancer.ingress import caller as caller_module
+from balancer.ingress.caller import Caller
+from balancer.ingress.calls import UnservableError, call_of, deadline_s
 from balancer.ingress.events import Execution
 from balancer.ingress.message import NO_ID, Message, safe_id
 from balancer.ingress.outcomes import Answer, Failure
@@ -182,7 +183,7 @@ async def test_who_does_not_answer_may_have_begun_and_who_is_not_there_has_not()
 
 
 async def test_an_answer_without_end_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "MAX_ANSWER_BYTES", 100)
+    monkeypatch.setattr(caller_module, "MAX_ANSWER_BYTES", 100)
 
     async def answer(_: web.Request) -> web.Response:
         return web.Response(body=b"x" * 101)
