@@ -242,8 +242,9 @@ class KafkaBroker:
         assert consumer is not None
 
         def lag() -> int:
-            total = 0
-            for partition in consumer.committed(consumer.assignment(), _ANSWER_S):
+            total, topic = 0, self._topics.requests
+            found = consumer.list_topics(topic, _ANSWER_S).topics[topic].partitions
+            for partition in consumer.committed([TopicPartition(topic, number) for number in found], _ANSWER_S):
                 low, high = consumer.get_watermark_offsets(partition, _ANSWER_S)
                 total += high - max(partition.offset, low)
             return total

@@ -138,6 +138,6 @@ class Broker(Protocol):
         """They are still worked on."""
 
     async def lag(self) -> int:
-        """Messages that nothing has become of yet."""
+        """Messages that nothing has become of yet, whichever ingress of the group has them."""
 
     async def close(self) -> None: ...

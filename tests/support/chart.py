@@ -99,6 +99,11 @@ def workloads(found: Iterable[Object]) -> list[Object]:
     return [each for each in found if each["kind"] in {"Deployment", "StatefulSet"}]
 
 
+def tritons(found: Iterable[Object]) -> list[Object]:
+    """Pools of workers."""
+    return [each for each in of_kind(found, "StatefulSet") if "triton" in (one["name"] for one in containers(each))]
+
+
 def containers(workload: Object) -> list[Object]:
     """All of a pod, in the order in which they start."""
     spec = workload["spec"]["template"]["spec"]

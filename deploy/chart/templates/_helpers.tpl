@@ -50,6 +50,10 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- include "balancer.fullname" . }}-relays
 {{- end }}
 
+{{- define "balancer.topicIngress" -}}
+{{- include "balancer.fullname" . }}-topic-ingress
+{{- end }}
+
 {{- define "balancer.pool" -}}
 {{- include "balancer.fullname" .root }}-triton-{{ .pool.name }}
 {{- end }}
@@ -82,11 +86,11 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{/* The Secret that holds a part's certificate: clients, balancer, relays, or agents (of a pool). "": there is none. */}}
+{{/* The Secret that holds a part's certificate: clients, balancer, relays, topicIngress, or agents (of a pool). "": there is none. */}}
 {{- define "balancer.secret" -}}
 {{- $certificates := .root.Values.certificates -}}
 {{- if eq $certificates.source "certManager" -}}
-{{- if .pool -}}{{ include "balancer.pool" . }}-agents{{- else -}}{{ include "balancer.fullname" .root }}-{{ .part }}{{- end -}}-tls
+{{- if .pool -}}{{ include "balancer.pool" . }}-agents{{- else -}}{{ include "balancer.fullname" .root }}-{{ kebabcase .part }}{{- end -}}-tls
 {{- else if eq $certificates.source "secrets" -}}
 {{- index $certificates.secrets .part -}}
 {{- end -}}
@@ -163,7 +167,8 @@ imagePullSecrets:
 {{- end }}
 {{- if eq $values.certificates.source "secrets" }}
 {{- range $part, $name := $values.certificates.secrets }}
-{{- if not (or $name (and (eq $part "relays") (not $values.relays.replicas))) }}{{ fail (printf "certificates.secrets.%s: empty; name an existing Secret" $part) }}{{ end }}
+{{- $unused := or (and (eq $part "relays") (not $values.relays.replicas)) (and (eq $part "topicIngress") (not (and $values.topicIngress.replicas $values.certificates.clientsShowCertificates))) }}
+{{- if not (or $name $unused) }}{{ fail (printf "certificates.secrets.%s: empty; name an existing Secret" $part) }}{{ end }}
 {{- end }}
 {{- end }}
 {{- if $values.triton.enabled }}
@@ -193,6 +198,17 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
+{{/* How long what waits at the broker takes at the pace of now. Of it the workers know what the ingress holds alone. */}}
+{{- define "balancer.scaledByLag" -}}
+{{- if .root.Values.topicIngress.replicas }}
+{{- $pods := printf `namespace="%s",pod=~"%s-[0-9]+"` .root.Release.Namespace (include "balancer.topicIngress" .root) }}
+  - name: {{ .name | replace "-" "_" }}_lag_seconds
+    series: balancer_ingress_lag_messages
+    query: {{ printf "max(balancer_ingress_lag_messages{%s}) / clamp_min(sum(rate(balancer_ingress_settled_total{%s}[2m])), 1)" $pods $pods | squote }}
+    target: {{ .root.Values.autoscaling.lagSeconds }}
+{{- end }}
+{{- end }}
+
 {{/* What is scaled, a YAML list: each workload, and the PromQL that it is scaled by, of workers that are its pods. */}}
 {{- define "balancer.scaled" -}}
 {{- $root := . }}
@@ -215,6 +231,7 @@ imagePullSecrets:
     series: balancer_request_duration_seconds_bucket
     query: {{ printf "histogram_quantile(0.99, sum by (le) (rate(balancer_request_duration_seconds_bucket{%s}[2m])))" $workers | squote }}
     target: {{ $of.p99Seconds }}
+{{- include "balancer.scaledByLag" (dict "root" $root "name" $name) }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -233,5 +250,6 @@ imagePullSecrets:
     series: balancer_worker_memory_share
     query: {{ printf "avg(max by (worker) (balancer_worker_memory_share{%s}))" $workers | squote }}
     target: {{ .memoryShare }}
+{{- include "balancer.scaledByLag" (dict "root" $root "name" .name) }}
 {{- end }}
 {{- end }}

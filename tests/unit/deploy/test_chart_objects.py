@@ -16,12 +16,11 @@ from support.chart import (
     named,
     of_kind,
     rendered,
+    tritons,
     workloads,
 )
 
-from balancer.cli.relay import relay as relay_command
 from balancer.config.config import parse
-from balancer.config.listen import ReportsListenerTls
 from balancer.config.overrides import Overrides
 from balancer.discovery.cluster.api import PODS
 from balancer.discovery.inference.objectives import OBJECTIVES
@@ -37,6 +36,7 @@ MADE_ELSEWHERE = {
     "balancer-clients",
     "balancer-reports",
     "balancer-agents",
+    "broker",
 }
 """What the examples say is there already, and what every namespace has."""
 ZONE_FIELDS = {
@@ -109,16 +109,19 @@ def test_policies_let_through_what_the_parts_say_to_each_other_and_nothing_more(
     open_to = [sorted(each["port"] for each in rule["ports"]) for rule in gateway["ingress"]]
     picks = [open_to.pop(2)] if "gateways" in port else []
     assert picks == [[port["gateways"], port["health"]] for _ in picks]
+    if topics := [each for each in workloads(found) if each["metadata"]["name"] == f"{fullname}-topic-ingress"]:
+        assert open_to.pop(1) == sorted([port["admin"], *open_to[0]])
+        own = named(found, "NetworkPolicy", topics[0]["metadata"]["name"])["spec"]
+        assert sorted(each["port"] for each in own["egress"][0]["ports"]) == sorted([port["admin"], *open_to[0]])
+        assert [each["port"] for each in own["egress"][-1]["ports"]] == [9092]
     clients, agents, monitoring = open_to
     assert clients == [int(config["envoy"]["listen"].rpartition(":")[2])]
     assert agents == [port["reports"] + process for process in processes]
     assert monitoring == [port["admin"] + process for process in processes]
-    if not of_kind(found, "StatefulSet"):
+    if not tritons(found):
         return
     triton = named(found, "NetworkPolicy", f"{fullname}-triton")["spec"]
-    served = {
-        each["name"]: each["containerPort"] for each in container(of_kind(found, "StatefulSet")[0], "triton")["ports"]
-    }
+    served = {each["name"]: each["containerPort"] for each in container(tritons(found)[0], "triton")["ports"]}
     to_triton = sorted(each["port"] for each in gateway["egress"][0]["ports"])
     from_gateway = sorted(each["port"] for each in triton["ingress"][0]["ports"])
     assert to_triton == from_gateway == sorted([served["grpc"], served["http"]])
@@ -252,6 +255,10 @@ def test_pods_have_time_for_all_that_happens_at_their_end(name: str) -> None:
         grace = spec["terminationGracePeriodSeconds"]
         if labels(workload)["app.kubernetes.io/component"] == "relays":
             continue  # agents find another one at once
+        if labels(workload)["app.kubernetes.io/component"] == "topic-ingress":
+            (drain_s,) = (int(each.partition("=")[2]) for each in containers(workload)[0]["args"] if "drain-s" in each)
+            assert drain_s < grace
+            continue
         hooks = {each["name"]: each["lifecycle"]["preStop"]["exec"]["command"] for each in spec["containers"]}
         if workload["kind"] == "Deployment":
             assert int(hooks["envoy"][-1]) < int(hooks["balancer"][-1]) < grace
@@ -267,7 +274,7 @@ def test_discovery_finds_tritons_by_what_their_pods_say(name: str) -> None:
     found = example(name)
     config = yaml.safe_load(named(found, "ConfigMap", "fleet-balancer-config")["data"]["balancer.yaml"])
     selector = dict(pair.split("=") for pair in config["discovery"]["kubernetes"]["label_selector"].split(","))
-    pools = of_kind(found, "StatefulSet")
+    pools = tritons(found)
     assert selected(found, selector) == pools
     services = {each["metadata"]["name"]: each for each in of_kind(found, "Service")}
     for pool in pools:
@@ -334,36 +341,6 @@ def test_a_kind_of_device_gets_its_nodes_its_gpus_and_its_annotations() -> None:
     assert {"balancer/device": "A100", "balancer/memory-bytes": "80GiB", "balancer/weight": "1"}.items() <= said.items()
 
 
-def test_certificates_name_who_shows_them() -> None:
-    values = {"certificates.source": "certManager", "certificates.issuer.name": "authority"}
-    found = rendered(EXAMPLES["try"], values=values)
-    agents = named(found, "Certificate", "fleet-balancer-triton-cpu-agents")["spec"]
-    pool = named(found, "StatefulSet", "fleet-balancer-triton-cpu")
-    pods = [f"{pool['metadata']['name']}-{ordinal}" for ordinal in range(pool["spec"]["replicas"])]
-    assert agents["uris"] == [f"spiffe://balancer/agent/{pod}" for pod in pods]
-    given = dict(each.lstrip("-").split("=", 1) for each in container(pool, "agent")["args"] if "=" in each)
-    assert named(found, "Certificate", "fleet-balancer-balancer")["spec"]["dnsNames"] == [given["tls-name"]]
-    assert (
-        f"fleet-balancer.{NAMESPACE}.svc" in named(found, "Certificate", "fleet-balancer-clients")["spec"]["dnsNames"]
-    )
-    own = container(named(example("fleet"), "StatefulSet", "fleet-balancer-triton-l4"), "agent")
-    assert "--tls-ca=/etc/balancer/tls/ca.crt" in own["args"]
-
-
-def test_agents_report_to_relays_and_relays_to_every_balancer_by_certificates_that_fit() -> None:
-    found = rendered(EXAMPLES["fleet"], values={"gateway.processes": 2, "gateway.frontend": "pick"})
-    (relay,) = containers(named(found, "Deployment", "fleet-balancer-relays"))
-    given = [each.lstrip("-").split("=", 1) for each in relay["args"] if "=" in each]
-    told = [address for option, address in given if option == "balancer"]
-    assert told == ["fleet-balancer-balancers:9102", "fleet-balancer-balancers:9103"]
-    assert dict(given)["listen"] == "0.0.0.0:9102"
-    agent = container(named(found, "StatefulSet", "fleet-balancer-triton-l4"), "agent")
-    certificate = named(found, "Certificate", "fleet-balancer-relays")["spec"]
-    assert {f"--tls-name={name}" for name in certificate["dnsNames"]} <= {*agent["args"]}
-    assert certificate["uris"] == [ReportsListenerTls.model_fields["relay_san"].default]
-    assert {name for name, _ in given} <= {option.lstrip("-") for each in relay_command.params for option in each.opts}
-
-
 def test_with_operators_the_rules_are_those_that_the_tests_fire_and_the_job_is_what_they_want() -> None:
     found = example("fleet")
     observability = EXAMPLES["fleet"].parents[2] / "observability"
@@ -380,16 +357,3 @@ def test_with_operators_the_rules_are_those_that_the_tests_fire_and_the_job_is_w
     assert [each for each in of_kind(found, "Service") if chosen <= each["metadata"]["labels"].items()] == [service]
     board = named(found, "ConfigMap", "fleet-balancer-dashboard")["data"]["balancer.json"]
     assert board == (observability / "dashboard.json").read_text()
-
-
-@pytest.mark.parametrize("tls", ["none", "selfSigned", "certificates"])
-def test_other_gateways_find_picks_at_a_service_of_their_own(tls: str) -> None:
-    asked = {"gateway": {"picks": {"enabled": True, "tls": tls}}}
-    found = rendered(EXAMPLES["fleet" if tls == "certificates" else "others"], values=asked)
-    config = yaml.safe_load(named(found, "ConfigMap", "fleet-balancer-config")["data"]["balancer.yaml"])
-    assert (config["listen"]["gateways"], config["listen"]["health"]) == ("0.0.0.0:9002", "0.0.0.0:9003")
-    certificate = {"cert_file": "/etc/balancer/tls/tls.crt", "key_file": "/etc/balancer/tls/tls.key"}
-    expected = {"none": None, "selfSigned": {"self_signed": True}, "certificates": certificate}[tls]
-    assert config.get("tls", {}).get("gateways") == expected
-    ports = named(found, "Service", "fleet-balancer-picks")["spec"]["ports"]
-    assert [each["port"] for each in ports] == [9002, 9003]

@@ -4,10 +4,11 @@ import re
 
 import pytest
 import yaml
-from support.chart import EXAMPLES, NAMESPACE, ROOT, Object, example, of_kind, rendered
-from support.exported import declared
+from support.chart import EXAMPLES, NAMESPACE, ROOT, Object, example, named, of_kind, rendered, tritons
+from support.exported import declared, selectors
 
 from balancer.cli.agent import agent
+from balancer.ingress.metrics import IngressMetrics
 
 
 def queries(found: tuple[Object, ...]) -> list[str]:
@@ -32,10 +33,10 @@ def test_pools_scale_by_metrics_that_the_adapter_makes_of_what_is_exported() -> 
     made = {rule["name"]["as"] for rule in rules}
     scalers = of_kind(found, "HorizontalPodAutoscaler")
     assert {metric["external"]["metric"]["name"] for each in scalers for metric in each["spec"]["metrics"]} == made
-    pools = {each["metadata"]["name"]: each for each in of_kind(found, "StatefulSet")}
+    pools = {each["metadata"]["name"]: each for each in tritons(found)}
     for each in scalers:
         assert "replicas" not in pools[each["spec"]["scaleTargetRef"]["name"]]["spec"], "two would set them"
-    assert len(queries(found)) == 2 * len(pools)
+    assert len(queries(found)) == 3 * len(pools)
 
 
 def test_hpa_and_keda_scale_at_the_pace_of_the_values() -> None:
@@ -76,8 +77,10 @@ def test_your_servers_of_language_models_scale_by_waiting_tokens_and_memory(kind
 def test_queries_name_what_is_exported_and_workers_of_the_pool(name: str) -> None:
     found = example(name)
     exported = declared()
-    pools = [each["metadata"]["name"] for each in of_kind(found, "StatefulSet")]
+    pools = [each["metadata"]["name"] for each in tritons(found)]
     for query in queries(found):
+        if "ingress" in query:
+            continue
         ((metric, selector),) = re.findall(r"(balancer_\w+)\{([^}]*)\}", query)
         conditions = dict(re.findall(r'(\w+)=~?"([^"]*)"', selector))
         assert conditions.keys() - {"namespace"} <= exported[metric]
@@ -85,6 +88,20 @@ def test_queries_name_what_is_exported_and_workers_of_the_pool(name: str) -> Non
         assert [pool for pool in pools if re.fullmatch(conditions["worker"], f"{pool}-3")] == [
             conditions["worker"].removesuffix("-[0-9]+")
         ]
+
+
+def test_what_waits_at_the_broker_scales_by_metrics_of_the_ingress() -> None:
+    found = example("fleet")
+    lags = [each for each in queries(found) if "balancer_ingress_lag_messages" in each]
+    assert len(lags) == len(tritons(found))
+    exported = {sample.name for family in IngressMetrics().registry.collect() for sample in family.samples}
+    exported |= {f"{family.name}_total" for family in IngressMetrics().registry.collect()}
+    named(found, "StatefulSet", "fleet-balancer-topic-ingress")
+    for query in lags:
+        for metric, matchers in selectors(query):
+            assert metric in exported
+            assert re.fullmatch(matchers["pod"][1], "fleet-balancer-topic-ingress-1")
+            assert matchers["namespace"][1] == NAMESPACE
 
 
 def test_the_agent_that_the_page_puts_beside_your_server_reports_to_the_chart_s_balancers() -> None:

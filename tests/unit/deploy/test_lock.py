@@ -32,12 +32,12 @@ def test_all_is_by_hash_and_of_no_index(name: str) -> None:
     assert "://" not in (LOCK / name).read_text()
 
 
-@pytest.mark.parametrize("name", ["serving.txt", "agent.txt", "build.txt"])
+@pytest.mark.parametrize("name", ["serving.txt", "agent.txt", "ingress.txt", "build.txt"])
 def test_images_have_what_is_tested(name: str) -> None:
     assert locked(name).items() <= locked("development.txt").items()
 
 
-@pytest.mark.parametrize("name", ["serving.txt", "agent.txt"])
+@pytest.mark.parametrize("name", ["serving.txt", "agent.txt", "ingress.txt"])
 def test_images_have_nothing_of_training(name: str) -> None:
     assert not locked(name).keys() & {"torch", "numba", "llvmlite", "scipy", "gymnasium", "ray", "matplotlib"}
 
@@ -52,7 +52,9 @@ def wanted(extra: str) -> list[Requirement]:
     ]
 
 
-@pytest.mark.parametrize(("name", "extra"), [("development", "dev"), ("serving", "kubernetes"), ("agent", "agent")])
+@pytest.mark.parametrize(
+    ("name", "extra"), [("development", "dev"), ("serving", "kubernetes"), ("agent", "agent"), ("ingress", "ingress")]
+)
 def test_the_lock_is_what_pyproject_asks_for(name: str, extra: str) -> None:
     held = locked(f"{name}.txt")
     for requirement in wanted(extra):
