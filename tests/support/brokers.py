@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from nats.js.errors import NotFoundError
 
 from balancer.stack.nats_server import NatsServer
 from balancer.stack.process import LocalProcess, free_ports
+from support.aborted import Aborted
 from support.waiting import eventually
 
 TOPICS = ("requests", "answers", "requests-dead", "events")
@@ -188,11 +190,13 @@ class RealRedis(RealBroker):
         return found
 
 
+@dataclass
 class RealTansu(RealBroker):
     """A broker of Kafka's protocol, all in memory: what it holds ends with it."""
 
     scheme = "kafka"
     lasting = False
+    _read: dict[tuple[str, int], _Partition] = field(default_factory=dict, init=False)
 
     def _new_process(self) -> LocalProcess:
         at = f"tcp://127.0.0.1:{self.port}"
@@ -223,22 +227,41 @@ class RealTansu(RealBroker):
         return await asyncio.to_thread(self._said, topics)
 
     def _said(self, topics: Sequence[str]) -> list[Said]:
-        consumer = Consumer({**self._server, "group.id": "reader", "isolation.level": "read_committed"})
         found = []
-        for topic in topics:
-            for partition in range(2):
-                place = TopicPartition(topic, partition, 0)
-                _, end = consumer.get_watermark_offsets(place, 10)
-                consumer.assign([place])
-                while place.offset < end:
-                    for message in consumer.consume(100, 0.2):
-                        headers = {name: value.decode() for name, value in message.headers()}
-                        found.append(Said(topic, headers.pop("x-request-id"), message.value() or b"", headers))
-                    place.offset = max(consumer.position([place])[0].offset, place.offset)
-                    if place.offset < 0:
-                        break
-        consumer.close()
+        for topic, number in itertools.product(topics, range(2)):
+            if (topic, number) not in self._read:
+                self._read[topic, number] = _Partition(self._server, self.port, topic, number)
+            found += self._read[topic, number].committed()
         return found
+
+    async def stop(self) -> None:
+        for partition in self._read.values():
+            partition.consumer.close()
+        await super().stop()
+
+
+class _Partition:
+    def __init__(self, server: Mapping[str, Any], port: int, topic: str, number: int) -> None:
+        self.consumer = Consumer({**server, "group.id": "reader", "isolation.level": "read_committed"})
+        self._place = TopicPartition(topic, number, 0)
+        self._found: dict[int, Said] = {}
+        self._aborted = Aborted(port, topic, number)
+        self.consumer.assign([self._place])
+
+    def committed(self) -> list[Said]:
+        place = self._place
+        _, end = self.consumer.get_watermark_offsets(place, 10)
+        while place.offset < end:
+            for message in self.consumer.consume(1000, 0.2):
+                headers = {name: value.decode() for name, value in message.headers()}
+                id_ = headers.pop("x-request-id")
+                self._found[message.offset()] = Said(place.topic, id_, message.value() or b"", headers)
+            position = self.consumer.position([place])[0].offset
+            if position <= place.offset:
+                break  # what is not committed yet
+            place.offset = position
+        aborted = self._aborted.before(end)
+        return [said for offset, said in self._found.items() if offset not in aborted]
 
 
 BROKERS: Mapping[str, Callable[[Path], RealBroker]] = {"nats": RealNats, "redis": RealRedis, "kafka": RealTansu}
