@@ -49,7 +49,8 @@ class Events:
         self._broker, self._counts = broker, metrics.events
         self._waiting: deque[Event] = deque()
         self._waiting_bytes = 0
-        self._come = asyncio.Event()
+        self._come, self._all_told = asyncio.Event(), asyncio.Event()
+        self._all_told.set()
 
     def of(self, message: Message) -> Execution:
         return Execution(message, self)
@@ -62,6 +63,11 @@ class Events:
         self._waiting.append(event)
         self._waiting_bytes += len(event.data)
         self._come.set()
+        self._all_told.clear()
+
+    async def until_told(self) -> None:
+        """Or lost."""
+        await self._all_told.wait()
 
     def lose(self, count: int) -> None:
         self._counts.labels("lost").inc(count)
@@ -84,6 +90,8 @@ class Events:
             else:
                 failing = False
                 self._counts.labels("told").inc(len(batch))
+            if not self._waiting:
+                self._all_told.set()
 
 
 def _data_of(event: bytes) -> bytes:

@@ -47,7 +47,7 @@ class Options:
     events: bool = False
     """Whether events of streamed answers are published as they come."""
     drain_s: float = 25.0
-    """Seconds within which the messages that it holds must end, once the ingress is told to stop."""
+    """Seconds within which the messages that it holds must end, and their events be told, once it is told to stop."""
 
 
 class Ingress:
@@ -103,6 +103,7 @@ class Ingress:
         while self._held:
             self._freed.clear()
             await self._freed.wait()
+        await self._events.until_told()
 
     async def _take(self) -> None:
         while True:

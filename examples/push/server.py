@@ -21,7 +21,6 @@ from typing import Any
 import nats
 from aiohttp import WSMsgType, web
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.js.errors import NotFoundError
 
 FOLDER = Path(__file__).parent
@@ -41,11 +40,12 @@ class Push:
         self._sockets: set[web.WebSocketResponse] = set()
 
     async def run(self, app: web.Application) -> AsyncIterator[None]:
-        self._client = await nats.connect(self._url, max_reconnect_attempts=-1)
+        # What was said while NATS was away is not said again: pages come again, and ask.
+        self._client = await nats.connect(self._url, max_reconnect_attempts=-1, reconnected_cb=self.leave)
         yield
         await self._client.close()
 
-    async def leave(self, _: web.Application) -> None:
+    async def leave(self, _: web.Application | None = None) -> None:
         await asyncio.gather(*(socket.close() for socket in self._sockets))
 
     async def page(self, request: web.Request) -> web.StreamResponse:
@@ -92,9 +92,10 @@ class Push:
                 return
             await self._client.jetstream().publish(f"{REQUESTS}.new", asked, headers={"Nats-Msg-Id": id_})
             async for message in said.messages:
-                told = _told(message, id_)
-                await socket.send_json(told)
-                if "answer" in told or "dead" in told:
+                topic = message.subject.partition(".")[0]
+                if topic in (EVENTS, ANSWERS, DEAD):
+                    await socket.send_json(_as_said(topic, id_, message.data, message.headers or {}))
+                if topic in (ANSWERS, DEAD):
                     return
         except nats.errors.Error as error:
             await socket.send_json({"id": id_, "error": f"NATS: {error}"})
@@ -121,10 +122,6 @@ def _read(text: str) -> tuple[str, bytes] | None:
     except (ValueError, TypeError, LookupError, RecursionError):
         pass
     return None
-
-
-def _told(message: Msg, id_: str) -> dict[str, Any]:
-    return _as_said(message.subject.partition(".")[0], id_, message.data, message.headers or {})
 
 
 def _as_said(topic: str, id_: str, body: bytes, headers: dict[str, str]) -> dict[str, Any]:

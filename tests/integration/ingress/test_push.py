@@ -110,6 +110,23 @@ async def test_events_and_the_answer_come_and_after_a_broken_connection_too(
 
 
 @pytest.mark.parametrize("push", ["native"], indirect=True)
+async def test_who_follows_while_the_broker_was_away_is_asked_to_come_again(
+    push: Push, http: aiohttp.ClientSession
+) -> None:
+    said = {"id": secrets.token_hex(16), "ask": ASK}
+    async with push.connected(http) as socket:
+        await socket.send_json(said)
+        await heard(socket, "event")
+        await push.broker.kill()
+        await push.broker.start()
+        while (await socket.receive(timeout=60)).type is aiohttp.WSMsgType.TEXT:
+            pass
+    async with push.connected(http) as socket:
+        await socket.send_json(said)
+        assert (await heard(socket, "answer"))[-1]["answer"].count("data: ") > TOKENS
+
+
+@pytest.mark.parametrize("push", ["native"], indirect=True)
 async def test_what_cannot_be_is_refused_in_words(push: Push, http: aiohttp.ClientSession) -> None:
     with pytest.raises(aiohttp.WSServerHandshakeError, match="403"):
         async with push.connected(http, Origin="http://elsewhere.example"):

@@ -120,3 +120,28 @@ async def test_an_event_that_is_too_long_ends_the_telling_of_its_execution(monke
     execution.feed(b"\n\ndata: y\n\n")
     assert counted(metrics)["lost"] == 2
     assert not events._waiting
+
+
+async def test_who_waits_for_all_to_be_told_waits_for_the_broker_and_for_what_comes_meanwhile() -> None:
+    may_go_on, begun = asyncio.Event(), asyncio.Event()
+
+    class Slow(FakeBroker):
+        async def tell(self, events: Sequence[Event]) -> None:
+            begun.set()
+            await may_go_on.wait()
+            await super().tell(events)
+
+    broker = Slow()
+    events = Events(broker, IngressMetrics())
+    await events.until_told()
+    execution = events.of(message())
+    execution.feed(b"data: a\n\n")
+    running = asyncio.create_task(events.run())
+    await begun.wait()
+    waiting = asyncio.create_task(events.until_told())
+    execution.feed(b"data: b\n\n")
+    may_go_on.set()
+    await asyncio.wait_for(waiting, 30)
+    assert [event.data for event in broker.told] == [b"a", b"b"]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
