@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import aiomqtt
 import nats
 import pytest
 import pytest_asyncio
 import redis.asyncio
-from support.brokers import BROKERS, Asked, RealBroker, RealNats, Said
+from support.brokers import BROKERS, Asked, Program, RealBroker, RealNats, Said
 from support.running import running
 from support.stack import Stack
 from support.waiting import eventually
 from tritonclient.grpc import service_pb2
 
 from balancer.ingress.message import NO_ID
-from balancer.stack.process import Child, free_ports
+from balancer.stack.nats_server import find_nats
+from balancer.stack.process import Child, LocalProcess, free_ports
 
 TENSOR: dict[str, Any] = {"name": "INPUT", "shape": [1, 4], "datatype": "FP32", "data": [1.0, 2.0, 3.0, 4.0]}
 BODY = json.dumps({"inputs": [TENSOR]}).encode()
@@ -203,3 +205,35 @@ async def test_what_the_fleet_has_no_room_for_stays_at_the_broker(stack: Stack, 
                         most = max(most, group["pending"])
                     await asyncio.sleep(0)
     assert 0 < most <= 2 * (room + 16), "16: for other models, that may come"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_device_of_mqtt_finds_the_answer_by_the_id_in_its_topic(stack: Stack, tmp_path: Path) -> None:
+    broker = NatsWithMqtt(tmp_path)
+    async with (
+        running(broker, new_ingress(stack, broker, "--model", "emulated_tft")),
+        aiomqtt.Client("127.0.0.1", broker.mqtt_port, identifier="device") as device,
+    ):
+        await device.subscribe("answers/#", qos=1)
+        for id_ in ("cam-7-1", "cam-7-2", "cam-7-1"):
+            await device.publish(f"requests/id/{id_}", BODY, qos=1)
+        async with asyncio.timeout(60):
+            answers = [await anext(device.messages) for _ in range(2)]
+        assert {str(each.topic) for each in answers} == {"answers/cam-7-1", "answers/cam-7-2"}
+        assert all("outputs" in json.loads(each.payload) for each in answers)
+        await eventually(broker.left, "nothing waits", until=lambda left: left == 0)
+        assert sorted(each.id for each in await broker.said()) == ["cam-7-1", "cam-7-2"]
+
+
+class NatsWithMqtt(RealNats):
+    """By its own port for clients of MQTT."""
+
+    def _new_process(self) -> LocalProcess:
+        (self.mqtt_port,) = free_ports(1)
+        file = self.directory / "nats.conf"
+        file.write_text(
+            f"server_name: one, host: 127.0.0.1, port: {self.port}\n"
+            f"jetstream {{store_dir: {json.dumps(str(self.directory / 'nats'))}}}\n"
+            f"mqtt {{host: 127.0.0.1, port: {self.mqtt_port}}}\n"
+        )
+        return Program(command=[find_nats(), "--config", str(file)], log_path=self.directory / "nats.log")
