@@ -217,10 +217,14 @@ async def test_a_device_of_mqtt_finds_the_answer_by_the_id_in_its_topic(stack: S
         await device.subscribe("answers/#", qos=1)
         for id_ in ("cam-7-1", "cam-7-2", "cam-7-1"):
             await device.publish(f"requests/id/{id_}", BODY, qos=1)
+        answers: dict[str, Any] = {}
         async with asyncio.timeout(60):
-            answers = [await anext(device.messages) for _ in range(2)]
-        assert {str(each.topic) for each in answers} == {"answers/cam-7-1", "answers/cam-7-2"}
-        assert all("outputs" in json.loads(each.payload) for each in answers)
+            while len(answers) < 2:
+                # Who only subscribes may also see what the stream refuses: a second answer.
+                message = await anext(device.messages)
+                answers[str(message.topic)] = json.loads(message.payload)
+        assert answers.keys() == {"answers/cam-7-1", "answers/cam-7-2"}
+        assert all("outputs" in each for each in answers.values())
         await eventually(broker.left, "nothing waits", until=lambda left: left == 0)
         assert sorted(each.id for each in await broker.said()) == ["cam-7-1", "cam-7-2"]
 
