@@ -61,6 +61,14 @@ def test_the_topic_ingress_finds_listener_balancer_and_broker_by_certificates_th
     assert whole == {"balancer-admin", *(["fleet-balancer-topic-ingress-tls"] if shows else [])}, "no key of others"
 
 
+@pytest.mark.parametrize("name", ["fleet", "try", "others"])
+def test_a_topic_ingress_needs_no_more_than_a_broker(name: str) -> None:
+    found = rendered(EXAMPLES[name], values={"topicIngress": {"replicas": 1, "brokerSecret": "b", "arguments": []}})
+    (ingress,) = containers(named(found, "StatefulSet", "fleet-balancer-topic-ingress"))
+    with_tls = "listener-tls-ca" in " ".join(ingress["args"])
+    assert f"--listener={'https' if with_tls else 'http'}://fleet-balancer:8080" in ingress["args"]
+
+
 @pytest.mark.parametrize("tls", ["none", "selfSigned", "certificates"])
 def test_other_gateways_find_picks_at_a_service_of_their_own(tls: str) -> None:
     asked = {"gateway": {"picks": {"enabled": True, "tls": tls}}}
