@@ -66,7 +66,7 @@ class Events:
         self._all_told.clear()
 
     async def until_told(self) -> None:
-        """Or lost."""
+        """Wait until no event is left that is neither published nor counted as lost."""
         await self._all_told.wait()
 
     def lose(self, count: int) -> None:

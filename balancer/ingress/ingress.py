@@ -47,7 +47,7 @@ class Options:
     events: bool = False
     """Whether events of streamed answers are published as they come."""
     drain_s: float = 25.0
-    """Seconds within which the messages that it holds must end, and their events be told, once it is told to stop."""
+    """Seconds after a stop for the messages held to be settled, and for their events to be published."""
 
 
 class Ingress:

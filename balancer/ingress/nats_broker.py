@@ -154,8 +154,9 @@ class NatsBroker:
         # What the server obeys is not handed on.
         headers = {name: value for name, value in given.items() if not name.startswith("nats-")}
         sequence, again = metadata.sequence.stream, metadata.num_delivered or 1
-        in_subject = taken.subject.removeprefix(f"{self._topics.requests}.").partition(f"{_IN_SUBJECT}.")
-        own_id = given.get(_ID.lower()) or headers.pop(ID_HEADER, "") or ("" if in_subject[0] else in_subject[2])
+        before = f"{self._topics.requests}.{_IN_SUBJECT}."
+        in_subject = taken.subject[len(before) :] if taken.subject.startswith(before) else ""
+        own_id = given.get(_ID.lower()) or headers.pop(ID_HEADER, "") or in_subject
         id_ = safe_id(own_id or f"{self._topics.requests}-{sequence}")
         return Message(
             id=id_,

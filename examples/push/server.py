@@ -97,6 +97,8 @@ class Push:
                     await socket.send_json(_as_said(topic, id_, message.data, message.headers or {}))
                 if topic in (ANSWERS, DEAD):
                     return
+        except ConnectionResetError:
+            pass  # the page is gone
         except nats.errors.Error as error:
             await socket.send_json({"id": id_, "error": f"NATS: {error}"})
         finally:

@@ -11,7 +11,8 @@ _FETCH, _VERSION, _MOST_BYTES, _WAIT_MS = 1, 4, 2**24, 500
 _READ_COMMITTED = 1
 _TRANSACTIONAL, _CONTROL = 1 << 4, 1 << 5
 _HEADER = struct.Struct(">qiibIhiqqqhii")
-"""Of a batch: first offset, length from there on, ..., attributes, last offset less the first, ..., producer, ..."""
+"""Of a record batch: base offset, length, leader epoch, magic, checksum, attributes, last offset delta, first and last
+timestamp, producer id, producer epoch, base sequence, record count."""
 _LENGTH_ENDS, _KEY_BEGINS = 12, 5
 
 

@@ -83,31 +83,34 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def heard(socket: aiohttp.ClientWebSocketResponse, until: str, count: int = 1) -> list[dict[str, Any]]:
-    told: list[dict[str, Any]] = []
-    while sum(until in each for each in told) < count:
-        told.append(await socket.receive_json(timeout=30))
-        assert until == "error" or "error" not in told[-1], told[-1]
-    return told
+    messages: list[dict[str, Any]] = []
+    while sum(until in each for each in messages) < count:
+        messages.append(await socket.receive_json(timeout=30))
+        assert until == "error" or "error" not in messages[-1], messages[-1]
+    return messages
+
+
+async def told(
+    push: Push, http: aiohttp.ClientSession, said: dict[str, Any], until: str = "answer", count: int = 1
+) -> list[dict[str, Any]]:
+    """What is heard over a connection of its own, which is closed then."""
+    async with push.connected(http) as socket:
+        await socket.send_json(said)
+        return await heard(socket, until, count)
 
 
 async def test_events_and_the_answer_come_and_after_a_broken_connection_too(
     push: Push, http: aiohttp.ClientSession
 ) -> None:
     said = {"id": secrets.token_hex(16), "ask": ASK}
-    async with push.connected(http) as socket:
-        await socket.send_json(said)
-        told = await heard(socket, "answer")
-    assert [each["sequence"] for each in told[:-1]] == [*range(len(told) - 1)]
-    assert told[-1]["answer"].startswith("".join(f"data: {each['event']}\n\n" for each in told[:-1]))
-    assert len(told) > TOKENS / 2, "they come as they are said, and the last perhaps behind the answer"
+    *events, last = await told(push, http, said)
+    assert [each["sequence"] for each in events] == [*range(len(events))]
+    assert last["answer"].startswith("".join(f"data: {each['event']}\n\n" for each in events))
+    assert len(events) + 1 > TOKENS / 2, "they come as they are said, and the last perhaps behind the answer"
     broken = {**said, "id": secrets.token_hex(16)}
-    async with push.connected(http) as socket:
-        await socket.send_json(broken)
-        await heard(socket, "event", count=2)
+    await told(push, http, broken, until="event", count=2)
     for again in (broken, said):
-        async with push.connected(http) as socket:
-            await socket.send_json(again)
-            assert (await heard(socket, "answer"))[-1]["answer"].count("data: ") > TOKENS
+        assert (await told(push, http, again))[-1]["answer"].count("data: ") > TOKENS
     ids = Counter(each.id for each in await push.broker.said())
     assert ids[said["id"]] == ids[broken["id"]] == 1, "what is asked again is answered once"
 
@@ -124,9 +127,7 @@ async def test_who_follows_while_the_broker_was_away_is_asked_to_come_again(
         await push.broker.start()
         while (await socket.receive(timeout=60)).type is aiohttp.WSMsgType.TEXT:
             pass
-    async with push.connected(http) as socket:
-        await socket.send_json(said)
-        assert (await heard(socket, "answer"))[-1]["answer"].count("data: ") > TOKENS
+    assert (await told(push, http, said))[-1]["answer"].count("data: ") > TOKENS
 
 
 @pytest.mark.parametrize("push", ["native"], indirect=True)
